@@ -110,7 +110,7 @@ def plan(
 def _candidates(
     direction: Direction, shape: Shape, heads: int, edges: bool
 ) -> tuple[tuple[Candidate, ...], str | None]:
-    """The schedules that there are, with their costs; and why tiles are not among them, or None."""
+    """The available schedules with their costs; and the reason why tiles are not among them, or None."""
     device, stats = direction.device, direction.stats
     packable = cost.sub_warps(heads or shape.heads, shape.dim, shape.dtype)
     candidates = cost.on_rows(stats, packable, device)
@@ -130,7 +130,7 @@ def _cheapest(direction: Direction, candidates: tuple[Candidate, ...]) -> str:
 
 
 def _unavailable(name: str, kind: str, shape: Shape) -> ValueError:
-    """The error of a schedule on rows that this device or feature shape does not have."""
+    """The error for a schedule on rows that this device or feature shape does not have."""
     if kind != "cuda":
         reason = "the CPU has 'natural' only"
     else:
@@ -160,8 +160,8 @@ def _plan_on_rows(
     why: str,
     candidates: tuple[Candidate, ...],
 ) -> Plan:
-    """schedule: its name, the maximum of edges if it was given, heads at a time and source partitions. A
-    maximum that was not given is doubled until partial rows take as little memory as they may."""
+    """schedule: its name, the maximum of edges if it was given, heads at a time, and source partitions. A
+    maximum that was not given is doubled until partial rows need no more memory than they may take."""
     (name, given, heads, parts), device, stats = schedule, direction.device, direction.stats
     bound = given or cost.max_edges(stats, name, device)
     longest_first = cost.longest_first(name, stats)
@@ -192,7 +192,7 @@ def _plan_on_cpu(direction: Direction, shape: Shape, name: str, bound: int | Non
 
 
 def _plan_once(direction: Direction, shape: Shape) -> Plan:
-    """The plan of a graph that is used for one step: made without degree statistics."""
+    """The plan of a graph that is used for one step. It takes no degree statistics."""
     packed = cost.sub_warps(shape.heads, shape.dim, shape.dtype) > 1
     work = direction.items_once
     name, why = "packed" if packed else "natural", "a graph for one step"

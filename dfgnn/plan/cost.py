@@ -19,22 +19,23 @@ from .direction import Direction
 from .plans import Candidate, Shape
 
 _WARP = 32
-# No work item is limited to fewer edges than a warp has lanes: partial results then stay below 1/32 of an
-# edge tensor's size.
+# The least maximum of edges per work item is a warp's lanes: partial results then stay below 1/32 of the size
+# of an edge tensor.
 LEAST_BOUND = _WARP
-# What starting and finishing a work item costs, in edges; with more than two sub-warps per row it grows.
+# The cost of starting and finishing a work item, in edges. With more than two sub-warps per row it grows.
 _ITEM_COST = 10.0
-# Slow-down of natural order where degrees vary, beside the tail: the warps of a block finish at other times.
+# Natural order is slower by this factor if degrees vary, besides its tail: a block's warps finish at other
+# times.
 _UNEVEN_LOSS = 1.15
-# Slow-down of longest_first where rows are alike, as in batches of small graphs: cached neighbours are lost.
+# longest_first is slower by this factor if rows are alike, as in batches of small graphs: it loses locality.
 _LOCALITY_LOSS = 1.4
-# Slow-down of two sub-warps with a row each, whose iterations diverge; with more sub-warps it disappears.
+# Two sub-warps with a row each are slower by this factor, because they diverge. More sub-warps are not.
 _PACKING_LOSS = 1.03
 # Least number of work items per resident warp; and an exponent: a packed work item may have (edges per
 # resident warp) ** 0.9 edges, because sub-warps take longer but more of them run at a time.
 _ITEMS_PER_WARP, _PACKED_POWER = 1.55, 0.9
-# The tail in edges where the longest work items run first; and that of sub-warps, as a share of the longest
-# work item per further sub-warp.
+# The tail, in edges, if the longest work items run first. That of sub-warps is a share of the longest work
+# item for each sub-warp beyond the first.
 _SHORT_TAIL, _PACKED_TAIL = 64.0, 1 / 4
 # What a chunk of block-sparse tiles costs, in edges of the kernels on rows: with heads of 8 elements, for
 # which those take few instructions, and with larger ones.
@@ -49,15 +50,15 @@ _MOST_PARTS = 8
 # The share of the L2 cache that the rows of a source partition may take; streamed data needs the rest. Heads
 # at a time are halved until their rows take at most 1.25 of the cache.
 _PART_OF_CACHE, _HEADS_OF_CACHE = 2 / 3, 1.25
-# A neighbour's row should need at least so many lanes, or loading it wastes instructions; and rows should
-# have so many edges in the mean, or visiting them once per group of heads costs more than it saves.
+# A neighbour's row should need at least so many lanes, or loading it wastes instructions. Rows should have so
+# many edges in the mean, or visiting them once per group of heads costs more than it saves.
 _LEAST_LANES = 8
 _LEAST_MEAN = 64.0
-# Degrees count as alike below this coefficient of variation.
+# Degrees count as alike if their coefficient of variation is below this.
 ALIKE = 0.5
 
 
-# ---- lanes, as in csrc/cuda/launch.cuh -------------------------------------------------------------
+# ---- lanes per head, as in csrc/cuda/launch.cuh ----------------------------------------------------
 
 
 def lanes_per_head(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -69,7 +70,7 @@ def lanes_per_head(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
 
 
 def tile_heads(num_heads: int, lanes: int) -> int:
-    """Heads that a sub-warp covers at most."""
+    """How many heads a sub-warp covers at most."""
     heads = 1
     while heads < num_heads and heads * lanes < _WARP:
         heads *= 2
@@ -78,7 +79,7 @@ def tile_heads(num_heads: int, lanes: int) -> int:
 
 @cache
 def sub_warps(num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Sub-warps of a CUDA warp for this feature shape."""
+    """How many sub-warps a CUDA warp has for this feature shape."""
     lanes = lanes_per_head(num_heads, head_dim, dtype)
     return _WARP // (tile_heads(num_heads, lanes) * lanes)
 
@@ -111,12 +112,12 @@ def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
 
 # ---- partial rows ----------------------------------------------------------------------------------
 
-# How many arrays forward and the pass over sources sum up; a row chunk writes a partial row of each.
+# How many arrays forward and the pass over sources sum up. A row chunk writes a partial row of each.
 _SUMS: dict[str | None, tuple[int, int]] = {"gat": (2, 1), "gatv2": (1, 1), "dot": (1, 2), None: (1, 1)}
 # Partial rows may take this share of a feature array for each of these sums, or so many bytes if that is
 # more. A training step then takes less than three arrays beyond its inputs, results and gradients.
 _PARTIAL_SHARE, _PARTIAL_BYTES = 0.85, 2**24
-# Most source partitions, and the bytes of a head that a warp's registers hold, as in csrc/core/params.h.
+# The most source partitions, and the bytes of a head that a warp's registers hold, as in csrc/core/params.h.
 MOST_PARTS = 16
 _WIDE_BYTES = 2048
 
@@ -144,8 +145,8 @@ def most_partial_bytes(shape: Shape, direction: Direction) -> int:
 
 # ---- per-edge alpha and ds -------------------------------------------------------------------------
 
-# Scratch of backward, per-edge alpha and ds included, may take so many times the bytes of one feature array.
-# Partial rows are not counted here: csrc/torch/cuda.cpp counts them and decides.
+# Scratch of backward, including per-edge alpha and ds, may take so many times the bytes of one feature array.
+# csrc/torch/cuda.cpp also counts partial rows and decides.
 _MOST_SCRATCH = 3
 
 
@@ -174,7 +175,7 @@ def grouped_below(heads: int, backward: bool) -> int:
 def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple[Candidate, ...]:
     note = _ON_CPU
     if shape.layer is not None:
-        # Forward never runs over the reverse direction; GAT's backward runs over that one alone.
+        # Forward never uses the reverse direction; GAT's backward uses only that one.
         walks = [False] * (not reverse) + [True] * (reverse or shape.layer != "gat")
         names = [
             "backward" if backward else "forward"
@@ -230,15 +231,15 @@ def on_tiles(direction: Direction, shape: Shape) -> Candidate:
     return Candidate("tiles", cost, f"{shared:.1f} rows of a window share a neighbour")
 
 
-# ---- fewer heads or sources at a time, so that their rows fit into the cache -----------------------
+# ---- fewer heads or sources at a time, so that their rows fit the cache ----------------------------
 
 
 def cache_split(direction: Direction, shape: Shape) -> tuple[int, int]:
-    """(heads at a time, source partitions) such that the rows that a pass gathers fit into the L2 cache.
+    """(heads at a time, source partitions) with which the rows that a pass gathers fit the L2 cache.
 
-    Source partitions come first; fewer heads where indices descend, `joins` is false or too many partitions
-    are needed. (0, 1), all at a time, where the rows fit as they are, no division makes them fit, rows are
-    short, or instructions are the limit rather than memory (GATv2 in 16 bits).
+    Source partitions are preferred; heads are divided if indices descend, `joins` is false or too many
+    partitions would be needed. The result is (0, 1), all at a time, if the rows fit undivided, no division
+    makes them fit, rows are short, or instructions rather than memory are the limit (GATv2 in 16 bits).
     """
     stats, device, itemsize = direction.stats, direction.device, shape.dtype.itemsize
     if device.kind != "cuda" or stats.mean < _LEAST_MEAN or (shape.layer == "gatv2" and itemsize == 2):

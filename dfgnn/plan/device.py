@@ -9,7 +9,7 @@ import torch
 
 __all__ = ["Device", "of"]
 
-# So many warps of the kernels on rows, and blocks of those on tiles, fit into a multiprocessor's registers.
+# How many warps of the kernels on rows, and blocks of those on tiles, fit a multiprocessor's registers.
 _WARPS, _BLOCKS = 20, 4
 # Shared memory of a block of tiles with heads of 64 elements, rounded up (TileLayout in
 # csrc/cuda/attention/tiles.cuh).
@@ -29,12 +29,12 @@ class Device:
 
     @cached_property
     def resident_warps(self) -> int:
-        """Warps of the kernels on rows that run at a time."""
+        """How many warps of the kernels on rows run at a time."""
         return self.num_sms * min(_WARPS, self.warps_per_sm)
 
     @cached_property
     def resident_blocks(self) -> int:
-        """Blocks of the kernels on tiles that run at a time."""
+        """How many blocks of the kernels on tiles run at a time."""
         return self.num_sms * max(min(_BLOCKS, self.shared_per_sm // _BLOCK_BYTES), 1)
 
 

@@ -14,7 +14,8 @@ from .tiles import Tiles
 
 
 class Direction:
-    """Rows are destinations, or with ``reverse`` sources. What is derived is made at first use and cached."""
+    """One direction: rows are destinations, or with ``reverse`` sources. What it derives is made once and
+    cached."""
 
     def __init__(self, structure: Structure, reverse: bool, device: Device) -> None:
         self.reverse, self.device = reverse, device
@@ -51,7 +52,7 @@ class Direction:
         return (self._structure.src if self.reverse else self._structure.dst).stats
 
     def cut(self, max_edges: int) -> tuple[int, int] | None:
-        """(work items beyond one per row, split rows) with this bound; None where that is not known yet."""
+        """(work items beyond one per row, split rows) with this maximum; None if that is not known yet."""
         return self._structure.cut(self.reverse, max_edges)
 
     @property
@@ -60,7 +61,7 @@ class Direction:
 
     @cached_property
     def rises(self) -> bool:
-        """Whether the neighbours of every row are in rising order. Waits for the device."""
+        """Whether the neighbours of every row are in ascending order. Waits for the device."""
         csr = self.csr
         return not items.falls(csr.indptr, csr.indices).item()
 
@@ -71,7 +72,7 @@ class Direction:
 
     @cached_property
     def tiles(self) -> Tiles | None:
-        """None where an edge occurs twice. Waits for the device."""
+        """The tiles, or None if an edge occurs twice. Waits for the device."""
         return tiles.build(self.csr, self.num_cols)
 
     def items(self, max_edges: int, longest_first: bool, parts: int) -> Items:

@@ -1,4 +1,4 @@
-"""The planner of a graph of fixed capacity, whose edges change between the replays of a CUDA graph."""
+"""The planner of a graph of fixed capacity, whose edges may change between the replays of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .plans import Plan, Shape
 
 
 class FixedPlanner(Planner):
-    """Plans anew after the edges have changed; on a GPU without waiting, as for a graph used for one step."""
+    """Plans anew after the edges have changed. On a GPU it does not wait, like the planner of a one-shot
+    graph."""
 
     structure: FixedStructure
 

@@ -10,7 +10,7 @@ from ..sparse.csr import CSR
 from .plans import Items
 
 _plan_rows, _cut_rows = _ops.plan_rows, _ops.cut_rows
-# Stands for a slot: the work item adds to what an earlier partition wrote to the row (csrc/core/params.h).
+# In place of a slot: the work item adds to what an earlier partition wrote to the row (csrc/core/params.h).
 JOINS = -2
 # Maximum edges per work item where degrees are not known.
 ONCE_BOUND = 256
@@ -39,7 +39,7 @@ def of_rows(
 
 
 def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
-    """On a GPU, in row order and without waiting: the tensors are as long as any graph of this size needs."""
+    """On a GPU: in row order, without waiting. The tensors are as long as any graph of this size needs."""
     items, splits, _ = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
     return Items(items, splits, 2 * len(splits))
 
@@ -54,7 +54,7 @@ def cut(begin: Tensor, end: Tensor, max_edges: int, longest_first: bool) -> Item
     degree = end - begin
     chunks = (degree + max_edges - 1) // max_edges
     chunks_per_row = chunks.sum(0)
-    chunks[0] += chunks_per_row == 0  # a row without edges needs a work item too, which writes zeros
+    chunks[0] += chunks_per_row == 0  # a row without edges also needs a work item, which writes zeros
     chunks_per_row.clamp_(min=1)
     split = chunks_per_row > 1
     slots = torch.where(split, chunks_per_row, 0).cumsum(0)
@@ -88,8 +88,8 @@ def cut_on_cpu(csr: CSR, max_edges: int) -> Items:
 
 
 def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
-    """Begin and end [parts, rows] of each row's edges in each source partition, found by bisection, because
-    the neighbours of a row are in rising order."""
+    """Begin and end [parts, rows] of each row's edges in each source partition. They are found by bisection,
+    because the neighbours of a row are in ascending order."""
     low, high = csr.indptr[:-1], csr.indptr[1:]
     bounds = [low]
     for part in range(1, parts):
@@ -106,8 +106,8 @@ def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
-    """`cut` by the GPU's kernels. Longest first is by buckets of lengths, four to a factor of two. Natural
-    order has the chunks of split rows in front; with source partitions, blocks of rows are in order."""
+    """`cut` by the GPU's kernels. They sort by buckets of lengths, four to a factor of two. In natural order,
+    chunks of split rows come first; with source partitions, blocks of rows are in order."""
     items, splits, counts = _plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1
@@ -126,7 +126,8 @@ def join(cut_rows: Items, csr: CSR, num_cols: int, parts: int) -> tuple[Items, t
     row, first, last, _ = cut_rows.splits.long().unbind(1)
     of_slot = part.new_zeros(cut_rows.num_slots)
     of_slot[slot[slot >= 0]] = part[slot >= 0]
-    # A row with two chunks in one partition keeps its slots, which are consecutive, in order of partitions.
+    # A row with two chunks in one partition keeps its slots, which are consecutive and in the order of
+    # partitions.
     repeats = torch.cat([part.new_zeros(1), (of_slot[1:] == of_slot[:-1]).cumsum(0)])
     keeps_slots = repeats[last - 1] > repeats[first] if len(row) else row.bool()
     count = (last - first) * keeps_slots

@@ -14,8 +14,8 @@ _NONE = None, None, None
 
 
 def handle(structure: Structure, backward: bool) -> GraphHandle:
-    """The handle for "auto", which on a CPU is the same for all feature shapes; it has edge ids whether a
-    call needs them or not. One call, because a graph that is used once is planned anew at every step."""
+    """The handle of "auto", which on a CPU serves all feature shapes. It has edge ids whether a call needs
+    them or not. It is made by one call, because a graph that is used once is planned anew at every step."""
     dst, src = structure.dst, structure.src
     if dst.built is not None and not dst.built[1]:
         structure.csr()

@@ -1,7 +1,8 @@
 """Makes the handle of a new GPU graph for eager calls: plans both directions in one call, without waiting.
 
-It gives the same as `choose.plan` where that depends on known degrees alone, on rows and with all heads and
-sources at a time. That serves small graphs which are new at every step, whose planning time matters.
+The plans are those of `choose.plan`, where these depend only on known degrees, are on rows, and take all
+heads and sources at a time. Small graphs that are new at every step, whose planning time matters, have such
+plans.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _NONE = None, None, None
 
 
 def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, bool, tuple[int, int]] | None:
-    """(schedule, maximum edges per work item, whether the longest run first, counts as in `items.of_rows`);
-    None where the choice needs more than the degrees, or they are not known."""
+    """(schedule, maximum edges per work item, whether the longest run first, counts as in `items.of_rows`),
+    or None if the choice needs more than the degrees, or they are not known."""
     device, stats = direction.device, direction.known_stats
     if stats is None or cost.cache_split(direction, shape) != (0, 1):
         return None
@@ -42,7 +43,7 @@ def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, b
 def handle(
     forward: Direction, reverse: Direction, shape: Shape, edges: bool, backward: bool
 ) -> GraphHandle | None:
-    """None where `chosen` has no answer, or work items of a direction are cached already."""
+    """The handle, or None if `chosen` has no answer or work items of a direction are cached already."""
     choices: list[tuple[str, int, bool, tuple[int, int]]] = []
     for direction in (forward, reverse) if backward else (forward,):
         choice = chosen(direction, shape, edges)

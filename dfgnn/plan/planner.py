@@ -36,7 +36,7 @@ class Planner:
         self._edge_terms: dict[Shape, tuple] = {}
         # The key is (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
-        # On a CPU one handle (per value of backward) serves all shapes; None where each shape has its own.
+        # On a CPU one handle for each value of backward serves all shapes. None: each shape has its own.
         on_cpu = device is None and structure.place[0].type == "cpu"
         self._of_all_shapes: dict[bool, GraphHandle] | None = structure.planned() if on_cpu else None
 
@@ -52,7 +52,7 @@ class Planner:
         return found
 
     def estimate(self, shape: Shape, reverse: bool, schedule: str = "auto", edges: bool = False) -> Plan:
-        """The plan by estimate, whatever `adopt` has put in place of "auto"."""
+        """The plan by estimate, even if `adopt` has replaced "auto"."""
         with untraced(self.structure.indices):
             return choose.plan(self._direction(reverse), shape, schedule, edges, self.once)
 
@@ -76,7 +76,7 @@ class Planner:
         backward: bool,
     ) -> GraphArgs:
         """edges: edge tensors, dropout or returned attention, which need edge ids. backward: gradients."""
-        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # index: sizes may be symbolic
+        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # index, because sizes may be symbolic
         found = self._arguments.get((shape, schedule, edges, backward))
         return self._make_arguments(shape, schedule, edges, backward) if found is None else found
 
@@ -130,7 +130,7 @@ class Planner:
         return handle
 
     def _planned_without_waiting(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
-        """A new GPU graph's handle, made without waiting for the GPU; None where that is not possible."""
+        """The handle of a new GPU graph, made without waiting for the GPU; None if that is not possible."""
         structure = self.structure
         if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
             return None
@@ -182,7 +182,7 @@ class Planner:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """A context at whose end all plans that were made or adopted within are dropped."""
+        """A context at whose end all plans that were made or adopted in it are dropped."""
         plans, directions = self._plans, self._directions
         self._plans = dict(plans)
         self._directions = {reverse: found.copy() for reverse, found in directions.items()}

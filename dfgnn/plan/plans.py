@@ -11,7 +11,7 @@ from torch import Tensor
 from ..sparse.csr import DegreeStats, degree_stats
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# The schedules on rows; the plain products have no others.
+# The schedules on rows. The plain products have only these.
 ROW_SCHEDULES = ("natural", "longest_first", "packed")
 SCHEDULES = (*ROW_SCHEDULES, "tiles")
 # Columns per chunk of block-sparse tiles, as in csrc/core/params.h.
@@ -21,7 +21,7 @@ CHUNK_COLUMNS = 32
 class Shape(NamedTuple):
     """The shape and dtype of features, and the layer: "gat", "gatv2", "dot", or None for the plain products.
 
-    A tuple rather than a dataclass, because every call makes and hashes one: a third of the time.
+    Every call makes and hashes one. With a tuple this takes a third of the time that a dataclass takes.
     """
 
     heads: int
@@ -67,11 +67,11 @@ class Plan:
     """Work items of one direction of a graph; ``repr`` tells how it was chosen."""
 
     schedule: str
-    max_edges: int  # per work item; with tiles, its maximum of columns
+    max_edges: int  # per work item; with tiles, maximum columns
     items: Tensor  # as in `Items`
     splits: Tensor
     num_slots: int
-    size: tuple[int, int, int]  # rows, columns and edges of the graph
+    size: tuple[int, int, int]  # numbers of rows, columns and edges of the graph
     packed: bool
     why: str
     stats: DegreeStats | None  # None where the choice needed no degrees
@@ -113,7 +113,7 @@ class Plan:
         return "\n".join([*lines, f"  {self.why}"])
 
     def _stats_of_items(self) -> DegreeStats:
-        """Degree statistics from the work items, of which every row has one."""
+        """Degree statistics from the work items, of which every row has at least one."""
         row, begin, end, _ = self.items.long().unbind(1)
         degrees = row.new_zeros(int(row[-1]) + 1 if len(row) else 0).index_add_(0, row, end - begin)
         return degree_stats(degrees, int(degrees.sum()))

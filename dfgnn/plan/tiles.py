@@ -1,8 +1,8 @@
 """Builds block-sparse tiles: a graph as dense blocks with masks, for rows that share their neighbours.
 
-A *window* is ``ROWS`` consecutive rows of a CSR. The neighbours of its rows, each once and in rising order,
-are cut into *chunks* of ``COLUMNS`` columns. A chunk is ``COLUMNS + ROWS`` int32 numbers: its columns, filled
-up with its first one, and for every row a mask whose bit c says that the row has an edge to column c. The
+A *window* is ``ROWS`` consecutive rows of a CSR. The neighbours of its rows, each once and in ascending
+order, are cut into *chunks* of ``COLUMNS`` columns. A chunk is ``COLUMNS + ROWS`` int32 numbers: its columns,
+padded with its first one, and for every row a mask whose bit c says that the row has an edge to column c. The
 kernels (csrc/cuda/attention/tiles.cuh) compute a dense ROWS x COLUMNS block of scores per chunk.
 """
 
@@ -19,11 +19,11 @@ from ..sparse.csr import CSR
 from .plans import CHUNK_COLUMNS as COLUMNS
 from .plans import Items
 
-# As in csrc/core/params.h.
+# These are the same as in csrc/core/params.h.
 ROWS = 64
 HEAD_DIMS = (8, 16, 32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
-# `sharing` samples so many windows (up to twice as many), and of their rows so many edges.
+# `sharing` samples so many windows, or up to twice as many, and so many edges of each of their rows.
 _SAMPLE, _SAMPLE_EDGES = 128, 4096
 # The kernels use a bitmap of 2**17 columns at a time: with more columns than this, sorting is faster.
 _MOST_COLUMNS = 2**23
@@ -36,7 +36,7 @@ class Tiles(NamedTuple):
 
 @cache
 def refusal(head_dim: int, dtype: torch.dtype, device: str) -> str | None:
-    """Why there are no tiles for such features on such a device, or None."""
+    """The reason why there are no tiles for such features on such a device, or None."""
     if device != "cuda":
         return f"it needs a GPU, got a graph on {device}"
     if dtype not in DTYPES:
@@ -63,7 +63,8 @@ def sharing(csr: CSR, num_cols: int) -> float:
 
 
 def _sharing(csr: CSR, num_cols: int, step: int, most: int) -> tuple[int, int]:
-    """Edges and distinct columns of every step-th window, from at most the first `most` edges of a row."""
+    """The edges and distinct columns of every step-th window, of whose rows at most the first `most` edges
+    count."""
     device, num_rows = csr.indptr.device, csr.indptr.numel() - 1
     row = torch.arange(num_rows, device=device)
     row = row[row // ROWS % step == 0]
@@ -75,7 +76,7 @@ def _sharing(csr: CSR, num_cols: int, step: int, most: int) -> tuple[int, int]:
 
 
 def build(csr: CSR, num_cols: int) -> Tiles | None:
-    """The tiles of one direction; None if an edge occurs twice, because a mask has one bit for it."""
+    """The tiles of one direction; None if an edge occurs twice, because a mask has only one bit for it."""
     device = csr.indptr.device
     num_rows, num_edges = csr.indptr.numel() - 1, csr.indices.numel()
     windows = -(-num_rows // ROWS)

@@ -25,9 +25,9 @@ from .plans import Shape, check_shape, padded
 __all__ = ["Tuning", "autotune"]
 
 _WHERE = "Graph.autotune"
-# A candidate has to beat the estimated choice by this factor, because less may be noise.
+# A candidate must be faster than the estimated choice by this factor, because less may be noise.
 _GAIN = 1.02
-# The checksum adds up so many elements at a time, to need little memory.
+# The checksum adds up so many elements at a time, so that it needs little memory.
 _PART = 2**24
 
 
@@ -93,7 +93,7 @@ def autotune(
 
 
 def _is_possible(graph, shape: Shape, reverse: bool, schedule: str | None) -> bool:
-    """Whether this graph can be planned so: another version may have written the file."""
+    """Whether the graph can be planned with this schedule. Another version may have written the file."""
     try:
         graph._planner.plan(shape, reverse, schedule)
     except (TypeError, ValueError):
@@ -102,7 +102,8 @@ def _is_possible(graph, shape: Shape, reverse: bool, schedule: str | None) -> bo
 
 
 def _tune(graph, shape: Shape, reverse: bool, seconds: float) -> tuple[str, dict[str, float]]:
-    """The fastest schedule of a direction, which becomes "auto", and the times of all in milliseconds."""
+    """The fastest schedule of a direction, which becomes "auto", and the times of all candidates in
+    milliseconds."""
     planner: Planner = graph._planner
     estimate = planner.estimate(shape, reverse)
     first = f"{estimate.schedule}<={estimate.max_edges}"
@@ -199,7 +200,7 @@ def _checksum(graph) -> int:
 
 
 def _read(path: Path) -> dict[str, dict]:
-    """All entries, also those of other versions: `_is_possible` checks an entry when it is used."""
+    """All entries, also those of other versions: `_is_possible` checks an entry before it is used."""
     _check_regular(path)
     data = path.read_bytes() if path.exists() else b""
     if not data:  # the file may be empty because another process has opened it and not written yet
@@ -216,7 +217,8 @@ def _read(path: Path) -> dict[str, dict]:
 
 
 def _check_regular(path: Path) -> None:
-    """Raises ValueError for what is no regular file: writing replaces the file, and reading a pipe waits."""
+    """Raises ValueError unless the file is a regular one: writing replaces the file, and reading a pipe would
+    wait."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

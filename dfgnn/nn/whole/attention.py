@@ -30,7 +30,7 @@ from .spec import LayerSpec, LayerTensors, spelled
 __all__ = ["attention_layer"]
 
 _FIELDS = LayerTensors._fields
-_new = tuple.__new__  # a named tuple of all its fields, without the Python frame of its own constructor
+_new = tuple.__new__  # makes a named tuple from all of its fields, without the Python frame of its __new__
 _ATTN, _ATTN_DST, _EDGE_ATTR, _ATTN_EDGE, _OUT_BIAS = map(
     _FIELDS.index, ("attn", "attn_dst", "edge_attr", "attn_edge", "out_bias")
 )
@@ -38,8 +38,8 @@ Rows = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]  # value, key,
 
 
 class _Attention(NamedTuple):
-    """A call of such a layer: everything but its tensors. This class is for scores of pairs (GATv2, dot
-    products), `_Additive` for GAT."""
+    """A call of a fused layer: everything but its tensors. This class is for scores of pairs of rows (GATv2,
+    dot products), `_Additive` is for GAT."""
 
     graph: Graph
     handle: GraphHandle
@@ -48,7 +48,7 @@ class _Attention(NamedTuple):
     numbers: Numbers
     projections: Projections
     dtype: torch.dtype  # of the result
-    is_out: bool  # the result is what the operator gives, bias and all
+    is_out: bool  # whether the operator's result is that of the layer, the bias included
     train: bool
 
     def forward(self, tensors):
@@ -60,7 +60,7 @@ class _Attention(NamedTuple):
         return result, (*ends, *used, *saved), out
 
     def ends(self, rows: dict[int, Tensor]) -> Rows:
-        """What the operator takes of the projected rows; the value where there is no other projection."""
+        """The rows that the operator takes; where a projection is missing, those of the value."""
         value, query, edges = rows[VALUE], rows.get(QUERY), rows.get(EDGE)
         if query is None:
             num_dst = self.graph.num_dst
@@ -70,13 +70,13 @@ class _Attention(NamedTuple):
         return value, rows.get(KEY, value) if self.score == "dot" else None, query, edges
 
     def run(self, t: LayerTensors, value, key, query, edges):
-        """The operator's result, with the bias where `is_out`; and what backward takes besides the rows."""
+        """The operator's result, with the bias if `is_out`; and what backward takes besides the rows."""
         attn = None if t.attn is None else self.projections.pad(_ops.as_type(t.attn, t.x.dtype))
         out, saved = operators.attend_rows(self, self.inputs(t, value, key, query, attn, None, edges), False)
         return out, (saved, attn)
 
     def inputs(self, t: LayerTensors, value, src, dst, attn=None, scores=None, edges=None) -> Tensors:
-        """What the operator gets. scores: of the edges, added to the others."""
+        """The tensors of the operator. scores: terms of the edges, added to the scores."""
         bias = t.out_bias if self.is_out else None
         return _new(Tensors, (value, src, dst, attn, scores, None, None, None, edges, t.seed, bias))
 
@@ -84,7 +84,7 @@ class _Attention(NamedTuple):
         return self.run(_new(LayerTensors, tensors), *made[:4])[0]
 
     def finish(self, t: LayerTensors, out: Tensor, skipped: Tensor | None) -> Tensor:
-        """The layer's result, a new tensor, where it is not what the operator gave."""
+        """The layer's result, a new tensor, made from the operator's. It is called unless `is_out`."""
         p, more = self.projections, t.out_bias
         if skipped is not None:
             if more is not None:
@@ -111,7 +111,8 @@ class _Attention(NamedTuple):
         return found
 
     def run_backward(self, t: LayerTensors, ends: Rows, grad, out, saved, need, found) -> dict[int, Any]:
-        """The gradients of the rows, by the positions of their weights; others are put into ``found``."""
+        """The gradients of the rows, by the positions of their weights. Other gradients are put into
+        ``found``."""
         saved, attn = saved
         edges, bits = ends[3], NEED_DST
         need_edges = edges is not None and (need[_EDGE_ATTR] or need[EDGE] or need[EDGE + 1])
@@ -131,7 +132,7 @@ class _Attention(NamedTuple):
             found[_ATTN] = of_attn.reshape(t.attn.shape)
         if need_edges:
             mask = self.graph.edge_mask
-            if mask is not None:  # fixed capacity: for unused edges the operator writes nothing
+            if mask is not None:  # fixed capacity: nothing was written for unused edges
                 of_edges = traced_graph.in_use(mask, of_edges)
             of_edges = of_edges.flatten(1)
         return {VALUE: value, KEY: key, QUERY: query, EDGE: of_edges if need_edges else None}
@@ -160,7 +161,7 @@ class _Attention(NamedTuple):
         return spelled(self.score, project, attend).to(self.dtype)
 
     def plain_attention(self, t: LayerTensors, value, key, query, edges) -> Tensor:
-        """Of rows [n, H, D], without the bias."""
+        """The attention of rows [n, H, D] in plain operations, without the bias."""
         graph, (slope, scale, dropout_p, _) = self.graph, self.numbers
         options: dict[str, Any] = {"dropout_p": dropout_p, "_seed": t.seed}
         if self.score == "additive":
@@ -178,7 +179,7 @@ class _Attention(NamedTuple):
 
 
 class _Additive(_Attention):
-    """GAT, whose terms of the scores the operator computes of the value; those of edges are added to them."""
+    """GAT: the operator computes the terms of the scores from the value. Terms of edges are added to them."""
 
     __slots__ = ()
 
@@ -191,7 +192,7 @@ class _Additive(_Attention):
             out, saved = operators.gat(self, tensors, self.train)
             return out, (saved,)
         src, dst = operators.score_terms(value, t.attn, t.attn_dst, self.graph.num_dst)
-        # attn . (weight attr) per head is (attn weight) . attr.
+        # The term of an edge and head, attn . (weight attr), is (attn weight) . attr.
         weight = t.edge_weight.view(self.heads, self.projections.size, -1)
         folded = torch.bmm(t.attn_edge.view(self.heads, 1, -1), weight).squeeze(1)
         scores = t.edge_attr.mm(folded.t())
@@ -234,7 +235,7 @@ class _Additive(_Attention):
 
 
 def attention_layer(spec: LayerSpec, graph: Graph, t: LayerTensors, dtype: torch.dtype) -> Tensor:
-    """[num_dst, H * D] in this dtype, of checked tensors (`eligible`)."""
+    """The layer's result [num_dst, H * D] in this dtype, from tensors that `eligible` has checked."""
     x, bias, heads, additive = t.x, t.out_bias, spec.heads, spec.score == "additive"
     size = t.value_weight.shape[0] // heads
     padding, has_edges = padding_of(x, size), t.edge_attr is not None

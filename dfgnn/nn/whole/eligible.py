@@ -1,9 +1,9 @@
-"""Which layers are computed as one autograd function, and with which tensors.
+"""Decides which layers are computed as one autograd function, and with which tensors.
 
 A layer describes itself by a `LayerSpec`, and names in ``FUSED_OPTIONS`` the options of its constructor that
-the spec takes care of. `fused_layer` computes it where this is all that there is to it: the projections are
-plain linear modules without hooks, and the tensors are such as the operators take. Everything else is
-computed operation by operation, which knows every option.
+the spec takes care of. `fused_layer` computes the layer if the spec says all about it: if the projections are
+plain linear modules without hooks, and the operators take such tensors. Everything else is computed operation
+by operation, which knows every option.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .traced import folds, traced_layer
 
 __all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
 
-# Why a layer is not computed as one, for :func:`dfgnn.explain`.
+# Reasons for not computing a layer as one, for :func:`dfgnn.explain`.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
 _PROJECTION = (
     "a projection is no plain linear module, but one with hooks, a parametrization or a forward of its own"
@@ -43,7 +43,8 @@ _EDGES = "the edges' attributes or their projection do not fit the fused layer"
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
 _NO_EDGES = None, None, None
-#: What a layer calls where it is not fused; another function in its place computes something else.
+#: The functions that a layer calls if it is not fused. If one was replaced, the layer computes something
+#: else.
 _FUNCTIONS = {
     "additive": functional.gat_attention,
     "additive_v2": functional.gatv2_attention,
@@ -53,8 +54,8 @@ _FUNCTIONS = {
 
 @cache
 def knows_all_of(cls: type) -> bool:
-    """Whether ``FUSED_OPTIONS`` of a class names all options that its layers are made with. A class without
-    that name is not fused, nor one whose constructor has more options, as that of a newer library may."""
+    """Whether a class's ``FUSED_OPTIONS`` names all options of its constructor. A class without that name is
+    not fused, nor one whose constructor has more options, as that of a newer library may have."""
     owner = next((c for c in cls.__mro__ if "FUSED_OPTIONS" in vars(c)), None)
     if owner is None:
         return False
@@ -71,8 +72,8 @@ _known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
-    """Whether x_dst is x, or ``x[:num_dst]``, as samplers give a block's destinations: for autograd, too, so
-    that the gradient of x includes theirs."""
+    """Whether x_dst is x, or ``x[:num_dst]``, as samplers give a block's destinations. It must be so for
+    autograd, too, so that the gradient of x includes that of x_dst."""
     if x_dst is x:
         return True
     if (
@@ -128,12 +129,12 @@ def fused_layer(
     x_dst: Tensor | None = None,
     with_attention: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The result ``[num_dst, H * D]`` of a layer that is what ``spec`` says, or None where it is to be
-    computed operation by operation; and a seed of dropout.
+    """The result ``[num_dst, H * D]`` of a layer that ``spec`` describes, or None if it is to be computed
+    operation by operation; and a seed of dropout.
 
-    x_dst: None for x, or for its first rows where ``value`` projects the query, too. with_attention: the
+    x_dst: None for x, or for its first rows if ``value`` also projects the query. with_attention: the
     attention is wanted as well. The layer's result must not depend on that, so the attention is computed
-    besides, with the same mask: that is what the seed is for. It is None where nothing is dropped, and where
+    besides, with the same mask, for which the seed is returned. The seed is None if nothing is dropped, or if
     one computation gives both.
     """
     score = spec.score
@@ -160,14 +161,14 @@ def fused_layer(
 
 
 def _is_known(layer: Any, score: str, knows_all: Any) -> bool:
-    """Whether the layer is what its spec says, and nothing hangs on all modules."""
+    """Whether the layer is what its spec says, and there is no hook on all modules."""
     function = _FUNCTIONS.get(score)
     return getattr(layer, "attention", function) is function and knows_all(type(layer)) and not all_hooked()
 
 
 def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
-    """The layer's tensors without a seed, in the dtype in which it is computed, and the dtype of the result;
-    or in words why it is not fused."""
+    """The layer's tensors without a seed, in the dtype of the computation, and the dtype of the result; or
+    the reason, in words, why the layer is not fused."""
     score, _, value, key, query, skip, of_edges, vectors, bias, *_ = spec
     additive = score == "additive"
     parameters: list[Any] = []
@@ -229,8 +230,9 @@ def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torc
 
 # ---- autocast --------------------------------------------------------------------------------------------
 
-# Products in a projection, and elements gathered along edges, up to which a layer of 32-bit features is
-# computed in their dtype under autocast: each cast is a launch, which a small graph waits for.
+# Under autocast a small layer of 32-bit features is computed in their dtype, because each cast is a launch,
+# which a small graph waits for. Small is one with at most so many products in a projection, and elements
+# gathered along edges.
 _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 
@@ -246,8 +248,9 @@ def _is_small(graph: Any, x: Tensor, weight: Tensor, attr: Tensor | None) -> boo
 def _in_autocast(
     graph: Any, x: Tensor, x_dst: Tensor | None, weight: Tensor, attr: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, bool, torch.dtype]:
-    """The features in the dtype in which the layer is computed under autocast; whether that is autocast's;
-    and the dtype that a linear layer would give. attr: of edges, which are projected, too."""
+    """(x, x_dst, whether their dtype is autocast's, the dtype that a linear layer would return): x and x_dst
+    are in the dtype of the layer's computation under autocast. attr: attributes of edges that are projected,
+    too."""
     if x.dtype == torch.float64:
         return x, x_dst, False, x.dtype
     dtype = torch.get_autocast_dtype(x.device.type)
@@ -259,14 +262,14 @@ def _in_autocast(
     return x if x.dtype is dtype else x.to(dtype), x_dst, True, dtype
 
 
-# ---- attributes of edges: each gives the attributes, and the weight and bias of their projection -----------
+# ---- attributes of edges: each function returns them, and the weight and bias of their projection ----------
 
 _CAST_BY_AUTOCAST = torch.float32, torch.float16, torch.bfloat16
 _Edges = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...]) -> _Edges | None:
-    """Of an additive layer, whose scores have a term of the attributes."""
+    """The attributes of an additive layer's edges, of which its scores have a term."""
     attr, linear = spec.edges  # type: ignore[misc]
     plain, attn = plain_linear(linear), spec.vectors[2]
     if plain is None or plain[1] is not None or not is_eager(attr) or attr.dim() != 2:
@@ -286,7 +289,7 @@ def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.
 def _projected_edges(
     spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> _Edges | None:
-    """Of a layer of dot products, whose keys and values have the projected attributes added."""
+    """The attributes whose projections a layer of dot products adds to keys and values."""
     attr, linear = spec.edges  # type: ignore[misc]
     plain = plain_linear(linear)
     if plain is None or not is_eager(attr):

@@ -1,7 +1,7 @@
-"""The fused layer of a gate per channel, PyTorch Geometric's ResGatedGraphConv without attributes of edges:
+"""The fused layer with a gate per channel, PyTorch Geometric's ResGatedGraphConv without attributes of edges:
 projections, gates and their sum (see `engine.node`).
 
-Of tensors of edge size only the gates are saved for backward.
+Only the gates are saved for backward, of tensors of edge size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OUT_BIAS = LayerTensors._fields.index("out_bias")
 
 
 def why_not(graph: Graph, t: LayerTensors) -> str | None:
-    """What is special in these tensors that this layer does not compute; else None."""
+    """The reason why this layer does not compute with these tensors, or None."""
     if t.query_bias is None or t.key_bias is None or t.value_bias is None or t.skip_bias is not None:
         return "keys, queries and values have a bias each, and the skip connection none"
     if t.x.is_cuda and len(t.key_weight) * t.x.element_size() % 16:  # type: ignore[arg-type]
@@ -40,12 +40,12 @@ def why_not(graph: Graph, t: LayerTensors) -> str | None:
 
 
 class _GraphOfGates(NamedTuple):
-    """What is derived from a graph, once."""
+    """What is derived from a graph, once per width and dtype."""
 
     inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
-    src: Tensor  # int64 [E], as dst
+    src: Tensor  # int64 [E]; so is dst
     dst: Tensor
-    into: tuple[Any, ...]  # the operators' arguments along the edges into each node, and out of it
+    into: tuple[Any, ...]  # the operators' arguments for edges into each node; out_of: out of it
     out_of: tuple[Any, ...]
 
 
@@ -78,16 +78,16 @@ def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tu
 
 
 def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """Sums of edges' rows over nodes."""
+    """Sums of the edges' rows over nodes."""
     if rows.is_cuda:
         return _ops.gather_sum(rows, *args)
     return operators.spmm_op(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
-# On a GPU a channel is a head of four numbers, as kernels load them, so that the engine's products gather for
-# us: with (k, 1, 0, 0) of a destination and (1, q, v, s) of a source the product is k + q; the sum with the
-# gates as weights has the sum of the values in its third place; and that with the gradients of k + q has the
-# gradient of k in its first.
+# On a GPU a channel is a head of four numbers, of the size that kernels load, so that the engine's products
+# also gather. A destination has (k, 1, 0, 0) and a source (1, q, v, s): their product is k + q. The sum of
+# the sources weighted by gates has the sum of the values in its third place. The sum weighted by the
+# gradients of k + q has the gradient of k in its first place.
 _SLOTS = 4
 
 
@@ -96,7 +96,7 @@ def _by_heads(x: Tensor) -> bool:
 
 
 class _Gated(NamedTuple):
-    """What is no tensor of a call."""
+    """A call of the layer: everything but its tensors."""
 
     graph: Graph
     mean: bool
@@ -125,7 +125,7 @@ class _Gated(NamedTuple):
             gate.add_(at_src[:, :width]).sigmoid_()
             out = _summed(gate * at_src[:, width:], edges.into)
         more = t.out_bias if t.skip_weight is None else skip
-        # A tensor of its own, which may be modified in place.
+        # The result is a tensor of its own, which the caller may modify in place.
         if self.mean:
             out = out * edges.inverse if more is None else torch.addcmul(more, out, edges.inverse)
         else:
@@ -133,7 +133,7 @@ class _Gated(NamedTuple):
         return out, (dst, src, gate), None
 
     def tables(self, t: LayerTensors) -> tuple[Tensor, ...]:
-        """[N, C, 4] of destinations and of sources."""
+        """The tables [N, C, 4] of destinations and of sources."""
         like = t.value_weight.dtype, t.x.device
         zero, one = (constant(value, *like) for value in (0, 1))
         no_weight, no_bias = zero.expand_as(t.value_weight), zero.expand_as(t.query_bias)
@@ -207,7 +207,7 @@ class _Gated(NamedTuple):
 
 
 def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
-    """[N, C] of checked tensors (`eligible`, `why_not`)."""
+    """The layer's result [N, C], from tensors that `eligible` and `why_not` have checked."""
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in t)
     call = _Gated(graph, spec.mean, _by_heads(t.x))
     return FusedFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]

@@ -1,7 +1,7 @@
-"""Heads with the padding that CUDA's kernels want, in as few launches as possible.
+"""Heads with the padding that CUDA's kernels need, in as few launches as possible.
 
-The kernels load 16 bytes at a time, so a head of another size gets zero columns behind it: in the weights
-that project the features, or in the projected rows. On the CPU nothing is padded.
+The kernels load 16 bytes at a time, so that a head of another size gets zero columns at its end: in the
+weights that project the features, or in the projected rows. On the CPU nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOAD = 16
 
 
 def padding_of(x: Tensor, size: int) -> int:
-    """The columns to add to a head of this size, of x's dtype on x's device."""
+    """How many columns are added to a head of this size, for x's dtype and device."""
     return -size % (LOAD // x.element_size()) if x.is_cuda else 0
 
 
@@ -37,7 +37,7 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def extended(x: Tensor, dim: int, more: int) -> Tensor:
-    """x with that many zeros behind it in this dimension: one launch, where ``F.pad`` takes two."""
+    """x with so many zeros after it in this dimension: one launch, where ``F.pad`` takes two."""
     shape = list(x.shape)
     shape[dim] = more
     return torch.cat([x, constant(0, x.dtype, x.device).expand(shape)], dim)
@@ -51,8 +51,8 @@ def cut_columns(
     more: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Rows of padded heads without the padding, in this dtype, plus ``more``: such rows, padded or not, or
-    one row for all. Without padding and ``more`` it only changes the dtype.
+    """Padded rows without their padding, in this dtype, plus ``more``: such rows, padded or not, or one row
+    for all. Without padding and ``more`` it only changes the dtype.
 
     The result is no view: autograd does not let a user modify in place a view that an autograd function made.
     """
@@ -72,26 +72,27 @@ def cut_columns(
     return result
 
 
-# One head, as last layers have it, is padded without the views that several need: a small graph waits for
-# each.
+# A layer's only head is padded without the views that several heads need, because a small graph waits for
+# each view.
 
 
 def pad_columns(x: Tensor, heads: int, size: int, padding: int) -> Tensor:
-    """Rows ``[n, heads * size]`` with padding behind each head."""
+    """Rows ``[n, heads * size]`` with padding after each head."""
     if heads == 1:
         return extended(x, x.dim() - 1, padding)
     return extended(x.reshape(-1, heads, size), 2, padding).flatten(1)
 
 
 def pad_rows(x: Tensor, size: int, padding: int) -> Tensor:
-    """A weight ``[heads * size, F]`` or bias ``[heads * size]`` whose projection has the padding."""
+    """A weight ``[heads * size, F]`` or bias ``[heads * size]`` with rows of zeros, so that its projection is
+    padded."""
     if x.shape[0] == size:
         return extended(x, 0, padding)
     return extended(x.view(-1, size, *x.shape[1:]), 1, padding).flatten(0, 1)
 
 
 def cut_rows(x: Tensor, size: int, padding: int) -> Tensor:
-    """The gradient of `pad_rows`; x itself without padding."""
+    """The gradient of the argument of `pad_rows`; x itself without padding."""
     if not padding:
         return x
     if x.shape[0] == size + padding:

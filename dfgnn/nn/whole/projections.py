@@ -1,6 +1,6 @@
-"""A fused layer's linear projections and their gradients, those of the same features as one product.
+"""The linear projections of a fused layer and their gradients; those of the same features are one product.
 
-To call a product costs a small graph on a GPU more than the product takes. So projections of the same
+The call of a product costs a small graph on a GPU more than the product itself. So projections of the same
 features are one batched product, and their gradients one product over all of them side by side.
 """
 
@@ -21,15 +21,15 @@ __all__ = ["EDGE", "KEY", "QUERY", "SKIP", "VALUE", "Projections", "projections_
 
 _linear = internals.linear
 
-# Positions in LayerTensors: of weights, each with its bias behind it, and of others.
+# Positions in LayerTensors: of weights, each followed by its bias, and of other tensors.
 VALUE, KEY, QUERY, SKIP, EDGE, _EDGE_ATTR, _OUT_BIAS = map(
     LayerTensors._fields.index,
     ("value_weight", "key_weight", "query_weight", "skip_weight", "edge_weight", "edge_attr", "out_bias"),
 )
 _WEIGHTS = VALUE, KEY, QUERY, SKIP, EDGE
 
-# Elements of a projection's result up to which projections are joined. For larger ones the product takes
-# longer than its call, and joining would copy the gradients.
+# Projections are joined if a result has at most so many elements. For larger ones the product takes longer
+# than its call, and joining would copy the gradients.
 _MOST_JOINED = 2**22
 
 
@@ -38,7 +38,7 @@ def joins(x: Tensor, width: int) -> bool:
 
 
 def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b in this dtype; on a GPU in one launch."""
+    """The product a b in this dtype; on a GPU in one launch."""
     if a.is_cuda and a.dtype.itemsize == 2 and dtype is torch.float32:
         return torch.mm(a, b, out_dtype=dtype)
     return _ops.as_type(a.mm(b), dtype)
@@ -48,20 +48,21 @@ class Projections(NamedTuple):
     heads: int
     size: int  # of a head
     padding: int
-    #: Projections that are one product: the position of their features, and those of their weights.
+    #: Projections that are computed as one product: the position of their features, and those of their
+    #: weights.
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     any_joined: bool
-    #: Whether the skip connection shares memory with other projections, which a sum in place would keep
+    #: Whether the skip connection shares memory with other projections. A sum in its place would keep these
     #: alive.
     skip_is_shared: bool
 
     def pad(self, x: Tensor) -> Tensor:
-        """[n, H * size] with the padding."""
+        """Rows [n, H * size] with the padding."""
         return pad_columns(x, self.heads, self.size, self.padding) if self.padding else x
 
     def forward(self, t: LayerTensors) -> tuple[dict[int, Tensor], list[Tensor | None]]:
-        """The padded rows by the positions of their weights; and of each group the weight as it was used, or
-        None where it is joined again in backward."""
+        """The padded rows, by the positions of their weights; and for each group the weight as it was used,
+        or None if backward joins it again."""
         rows: dict[int, Tensor] = {}
         used: list[Tensor | None] = []
         for end, places in self.groups:
@@ -84,16 +85,16 @@ class Projections(NamedTuple):
         return pad_rows(x, self.size, self.padding) if self.padding else x
 
     def _joined_forward(self, t: LayerTensors, x: Tensor, places: tuple[int, ...], rows: dict[int, Tensor]):
-        # The results are padded, not the weights: that is one launch, and the gradients are cut where they
-        # are put side by side.
-        if len(places) == 2:  # two products take less time than what makes one of them
+        # The results are padded, not the weights: that takes one launch, and gradients lose the padding where
+        # they are put side by side.
+        if len(places) == 2:  # joining two products would take longer
             for at in places:
                 weight, bias = _joined(t, x, (at,)), _joined(t, x, (at + 1,))
                 rows[at] = self.pad(_linear(x, weight, bias))
             return None
         weight = _joined(t, x, places)
         bias = _joined(t, x, [at + 1 for at in places])
-        # A batched product, because kernels take rows without gaps.
+        # The product is batched, because kernels take rows without gaps.
         by_place = weight.view(len(places), -1, x.shape[1]).transpose(1, 2)
         same = x.expand(len(places), *x.shape)
         if bias is None:
@@ -106,8 +107,8 @@ class Projections(NamedTuple):
         return weight
 
     def backward(self, t: LayerTensors, grads: dict[int, Any], used, need, found: list, biased=None) -> None:
-        """Write the gradients of features, weights and biases into ``found``. grads: of the rows, by
-        position; None: not wanted. biased: see `shares_sum`."""
+        """Writes the gradients of features, weights and biases into ``found``. grads: the gradients of the
+        rows, by position; None if not wanted. biased: the result of `shares_sum`."""
         for group, weight in zip(self.groups, used):
             end, places = group
             x, g = t[end], grads[places[0]]
@@ -145,8 +146,9 @@ class Projections(NamedTuple):
         return None
 
     def _joined_backward(self, t: LayerTensors, group, grads: list, of_result, need, found: list) -> Tensor:
-        """The gradients of several weights and biases, into ``found``; returns those of the rows, side by
-        side. of_result: the gradient of the result, whose bias is summed with those of the projections."""
+        """Puts the gradients of several weights and biases into ``found``, and returns those of the rows,
+        side by side. of_result: the gradient of the result, whose bias is summed with those of the
+        projections."""
         end, places = group
         biases = [at + 1 for at in places]
         if of_result is not None:
@@ -168,7 +170,7 @@ class Projections(NamedTuple):
 
 
 def _joined(t: LayerTensors, x: Tensor, places) -> Any:
-    """Weights or biases one behind the other, in x's dtype; None where there are none."""
+    """Weights or biases, one after the other, in x's dtype; None if there are none."""
     tensor = t[places[0]]
     if tensor is None:
         return None
@@ -176,7 +178,7 @@ def _joined(t: LayerTensors, x: Tensor, places) -> Any:
 
 
 def _hand_out(whole: Tensor, places, need, found: list) -> None:
-    """The parts of a joined gradient, each to its position."""
+    """Puts the parts of a joined gradient into ``found``, each at its position."""
     width = whole.shape[0] // len(places)
     for k, at in enumerate(places):
         if need[at]:
@@ -184,7 +186,7 @@ def _hand_out(whole: Tensor, places, need, found: list) -> None:
 
 
 def projections_of(t: LayerTensors, heads: int, size: int, padding: int, with_edges: bool) -> Projections:
-    """with_edges: attributes of edges are projected as the features are."""
+    """The layer's projections. with_edges: attributes of edges are projected like the features."""
     end, joined = 0 if t.x_dst is None else 1, (False, False)
     if t.query_weight is not None or t.key_weight is not None or t.skip_weight is not None:
         joined = joins(t.x, heads * size), t.x_dst is not None and joins(t.x_dst, heads * size)
@@ -200,7 +202,8 @@ def projections_of(t: LayerTensors, heads: int, size: int, padding: int, with_ed
 
 @cache
 def _grouped(heads: int, size: int, padding: int, end: int, joined, has_no_bias) -> Projections:
-    """has_no_bias: of `_WEIGHTS`; None for a projection that the layer has not. joined: by end."""
+    """has_no_bias: for each of `_WEIGHTS`, or None if the layer has no such projection. joined: for each
+    end."""
     groups: dict[Any, tuple[int, tuple[int, ...]]] = {}
     for place, of, no_bias in zip(_WEIGHTS, (0, 0, end, end, _EDGE_ATTR), has_no_bias):
         if no_bias is not None:

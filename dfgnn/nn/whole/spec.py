@@ -1,8 +1,8 @@
-"""What a layer consists of, and that spelled once in plain operations.
+"""What a layer consists of, and the layer written once in plain operations.
 
 A layer describes itself by a `LayerSpec`. `eligible` turns it into `LayerTensors` for the autograd function
 of eager calls (`engine.node`); while a compiler records, `traced` reads it. `spelled` is the layer operation
-by operation: second derivatives and what a compiler records are two readings of it.
+by operation, which both second derivatives and compilers use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["LayerSpec", "LayerTensors", "spelled"]
 
 
-OptionalTensor = Any  # which there are depends on the layer
+OptionalTensor = Any  # which of them a layer has depends on the layer
 
 
 class LayerSpec(NamedTuple):
@@ -24,22 +24,24 @@ class LayerSpec(NamedTuple):
     #: "additive" (GAT), "additive_v2" (GATv2), "dot", or "gate": no softmax, but a gate per channel.
     score: str
     heads: int
-    #: Linear modules. ``value`` and ``key`` project the sources, ``query`` and ``skip`` the destinations,
-    #: each to H * D columns; None for key or query: what ``value`` gives. ``skip`` is added to the result.
+    #: Linear modules, each with H * D columns. ``value`` and ``key`` project the sources, ``query`` and
+    #: ``skip`` the destinations. Without key or query, the projection by ``value`` is used. ``skip`` is added
+    #: to the result.
     value: Any
     key: Any = None
     query: Any = None
     skip: Any = None
-    #: Attributes of the edges and the linear module that projects them: a term of additive scores, and in
-    #: layers of dot products added to keys and values.
+    #: Attributes of the edges and the linear module that projects them. Additive scores get a term from them;
+    #: in layers of dot products they are added to keys and values.
     edges: tuple[Tensor, Any] | None = None
-    #: Vectors ``[.., H, D]``: of sources, destinations and edges (additive), or one (additive_v2).
+    #: Attention vectors ``[.., H, D]``: those of sources, destinations and edges (additive), or one
+    #: (additive_v2).
     vectors: tuple[Tensor, ...] = ()
     bias: Tensor | None = None  # [H * D], of the result
     negative_slope: float = 1.0
     scale: float = 1.0
     dropout_p: float = 0.0
-    #: The result has the dtype of the features and of this, a tensor or a dtype, together.
+    #: A tensor or a dtype: the result has the dtype to which it and the features are promoted.
     wide: Any = None
     mean: bool = False  # gate: the mean over the edges, not the sum
 
@@ -68,7 +70,7 @@ class LayerTensors(NamedTuple):
     seed: OptionalTensor = None  # of dropout
 
 
-# In the order in which torch_geometric calls them: lazy modules draw their first values then.
+# In the order in which torch_geometric calls them, because lazy modules draw their first values then.
 _PROJECTIONS = {
     "additive": ("value",),
     "additive_v2": ("value", "query"),
@@ -82,10 +84,10 @@ def spelled(
     project: Callable[[str], Any],
     attend: Callable[[Tensor, Any, Any, Any], Tensor],
 ) -> Tensor:
-    """The layer in plain operations, ``[num_dst, H * D]``.
+    """The layer's result ``[num_dst, H * D]`` in plain operations.
 
-    project: the rows that a projection gives, by its name; None where the layer has no such projection.
-    attend: the result, bias and all, of value, key, query and projected edges.
+    project: returns the rows of the projection of this name, or None if the layer has no such projection.
+    attend: returns the result, the bias included, of value, key, query and projected edges.
     """
     edges = project("edge")
     rows: dict[str, Any] = {name: project(name) for name in _PROJECTIONS[score]}

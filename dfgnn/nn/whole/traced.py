@@ -25,42 +25,42 @@ from .spec import LayerSpec, spelled
 
 __all__ = ["MOST_UNFOLDED", "folds", "traced_layer"]
 
-#: Elements of projected edge attributes up to which they are computed where they could be folded into the
+#: The most elements of projected edge attributes that are computed although they could be folded into the
 #: attention (`engine.edge_projection`), which takes more launches and less memory.
 MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
 
 
 def folds(attr: Tensor, heads: int, width: int) -> bool:
-    """Whether the projection of these attributes to `width` columns is folded into the attention: where they
-    are fewer than a head's columns; on the CPU also where they have gradients, because [E, width] would then
-    be needed several times, in forward, backward and second derivatives. It does not depend on the grad
-    mode, nor does the result then."""
+    """Whether the projection of these attributes to `width` columns is folded into the attention: if they are
+    fewer than a head's columns; on the CPU also if they have gradients, because [E, width] would then be
+    needed several times, in forward, backward and second derivatives. The answer does not depend on the grad
+    mode, so that the result does not, either."""
     learns = not attr.is_cuda and attr.requires_grad
     return (learns or attr.shape[1] * heads < width) and len(attr) * width > MOST_UNFOLDED[attr.device.type]
 
 
 class _Rows(NamedTuple):
-    """Rows of heads, each with the padding that CUDA's kernels want behind it."""
+    """Rows of heads, each with the padding that CUDA's kernels need."""
 
     heads: int
     size: int
     padding: int
 
     def pad(self, x: Tensor | None) -> Tensor | None:
-        """Of a weight [heads * size, F], or a vector."""
+        """A weight [heads * size, F], or a vector, with the padding."""
         if x is None or not self.padding:
             return x
         by_head = x.unflatten(0, (self.heads, self.size))
         return F.pad(by_head, (0, 0) * (x.dim() - 1) + (0, self.padding)).flatten(0, 1)
 
     def cut(self, x: Tensor) -> Tensor:
-        """[N, heads * size] of an operator's result."""
+        """An operator's result [N, heads * size] without the padding."""
         if not self.padding:
             return x
         return x.unflatten(1, (self.heads, self.size + self.padding))[..., : self.size].flatten(1)
 
     def project(self, linear: Any, x: Tensor) -> Tensor:
-        """What a linear module gives, with the padding."""
+        """The projection by a linear module, with the padding."""
         if not self.padding:
             return linear(x)
         weight, bias = plain_linear(linear)  # type: ignore[misc]  # see `_rows`
@@ -68,7 +68,7 @@ class _Rows(NamedTuple):
 
 
 def _rows(heads: int, size: int, x: Tensor, linears: tuple[Any, ...]) -> _Rows | None:
-    """None where rows need padding that these modules cannot be given."""
+    """How rows are padded; None if they need padding that these modules cannot be given."""
     kind, dtype = x.device.type, x.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
@@ -79,7 +79,7 @@ def _rows(heads: int, size: int, x: Tensor, linears: tuple[Any, ...]) -> _Rows |
 
 
 def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
-    """What stands for the graph in the recorded program, where its operators take features such as these."""
+    """The traced graph of the recorded program, or None if its operators do not take such features."""
     if is_exporting() or not isinstance(graph, (Graph, EdgeList)) or x.dim() != 2 or x.dtype not in DTYPES:
         return None
     kind = x.device.type
@@ -89,7 +89,7 @@ def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
 
 
 def _size(spec: LayerSpec) -> int | None:
-    """Of a head; None where it is not known before the layer ran."""
+    """The size of a head; None if it is not known before the layer has run."""
     if spec.score == "additive":
         return spec.vectors[0].shape[-1]
     weight = getattr(spec.value, "weight", None)
@@ -97,7 +97,7 @@ def _size(spec: LayerSpec) -> int | None:
 
 
 def _records_edges(spec: LayerSpec, size: int, device: str) -> bool:
-    """Whether the operator takes the layer's attributes of edges, projected; or there are none."""
+    """Whether the operator takes the layer's projected attributes of edges, or there are none."""
     if spec.edges is None:
         return True
     if spec.score == "additive":
@@ -128,7 +128,7 @@ def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -
     }
 
     def project(name: str) -> Tensor | None:
-        if name == "skip":  # is added to rows without padding
+        if name == "skip":  # it is added to rows without padding
             return None if spec.skip is None else spec.skip(end)
         linear, features = projections[name]
         return None if linear is None else rows.project(linear, features)
@@ -142,7 +142,7 @@ def _seed(spec: LayerSpec, x: Tensor) -> Tensor | None:
 
 
 def _bias(spec: LayerSpec, rows: _Rows, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The bias where the operator is to add it, and where it is to be added later."""
+    """(bias that the operator adds, bias that is added later): one of them is None."""
     later = rows.padding or spec.bias is None or spec.bias.dtype != x.dtype
     return (None, spec.bias) if later else (spec.bias, None)
 
@@ -152,7 +152,7 @@ def _needs_backward(*tensors: Tensor | None) -> bool:
 
 
 def _finished(spec: LayerSpec, rows: _Rows, out: Tensor, train: bool, bias: Tensor | None) -> Tensor:
-    # A copy, because backward reads the operator's result, which the caller may modify.
+    # The result is a copy: the caller may modify it, and backward reads the operator's result.
     out = rows.cut(out.clone() if train else out)
     if spec.wide is not None:
         wide = spec.wide.dtype if isinstance(spec.wide, Tensor) else spec.wide

@@ -25,18 +25,18 @@ _hardtanh_backward = _ops.aten.hardtanh_backward.default
 
 
 class TypedSpec(NamedTuple):
-    """What such a layer is, beside its tensors."""
+    """An `ExphormerAttention` layer: everything but its tensors."""
 
-    graph: Graph  # source t N + j is the node j at edges of type t
+    graph: Graph  # source t N + j is the node j for edges of type t
     heads: int
     scale: float
     clamp: float | None
 
 
 class _GraphOfTypes(NamedTuple):
-    """What is derived from a graph, once."""
+    """What is derived from a graph, once per shape and dtype."""
 
-    forward: tuple[Any, ...]  # the arguments of products, and those over sources
+    forward: tuple[Any, ...]  # the arguments of products; reverse: of those over sources
     reverse: tuple[Any, ...]
     ends: Tensor  # 0 [T N, H]: nothing is added to the scores, which enter as a bias
 
@@ -54,7 +54,7 @@ def _edges(graph: Graph, keys: Tensor) -> _GraphOfTypes:
 
 
 class _Typed(NamedTuple):
-    """What is no tensor of a call. Those are x, the weight and the factor, as of `typed_layer`."""
+    """A call of the layer: everything but its tensors, which are x, weight and factor of `typed_layer`."""
 
     spec: TypedSpec
     handle: Any  # a GraphHandle
@@ -129,8 +129,8 @@ class _Typed(NamedTuple):
 
 
 def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
-    """[N, H * D] of checked arguments. x: [N, F]. weight: [3 H D, F], of queries, keys and values. factor:
-    [T, H D]."""
+    """The layer's result [N, H * D], from checked arguments. x: [N, F]. weight: [3 H D, F], of queries, keys
+    and values. factor: [T, H D]."""
     graph, heads, tensors = spec.graph, spec.heads, (x, weight, factor)
     if not (
         can_fuse(graph, x, weight)
@@ -148,7 +148,7 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
 
 
 def typed_attention(spec: TypedSpec, projected: Tensor, factor: Tensor) -> Tensor:
-    """`typed_layer` in plain operations, of what was projected: [N, 3 H D]."""
+    """`typed_layer` in plain operations, from the projected features [N, 3 H D]."""
     graph, heads, scale, clamp = spec
     query, key, value = projected.unflatten(1, (3, heads, -1)).unbind(1)
     by_type = factor.unflatten(1, (heads, -1)).unsqueeze(1)
