@@ -17,8 +17,8 @@ from .padding import KnownMasks, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
 from .state import Snapshot, buffers_stay, without_dropout
 
-# Tolerances of `_compare`: padding that counts by mistake changes a loss by about its share of rows, a fifth;
-# rounding changes it by far less, even in 16 bits.
+# The tolerances of `_compare`. Padding that counts by mistake changes a loss by about the share of padded
+# rows, a fifth; rounding changes it by far less, even in 16 bits.
 _LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
 
 
@@ -41,7 +41,8 @@ class Body:
         self._pool: Any = None
 
     def unpadded(self, sample: Sample) -> tuple[Any, ...]:
-        """loss_fn's arguments without padding: the batch on the device, masks that are True everywhere."""
+        """loss_fn's arguments without padding: the batch on the device, with masks that are True
+        everywhere."""
         masks = {
             name: torch.ones(size, dtype=torch.bool, device=self.device)
             for name, (_, size) in sample.sizes.masks().items()
@@ -83,8 +84,8 @@ class Body:
         return self.step(self.unpadded(sample))
 
     def recorded(self, run: Callable[[], Any]) -> Callable[[], Any]:
-        """A function that replays a CUDA graph of ``run`` and returns the same tensors every time; for
-        debugging, ``run`` itself. The warm-up's changes are undone."""
+        """A function that replays a CUDA graph of ``run`` and returns the same tensors every time; with debug
+        ``run`` itself. The warm-up's changes are undone."""
         if self.debug:
             return run
         if self._stream is None:
@@ -200,7 +201,7 @@ class Replay:
     def _step(self) -> Any:
         with Padding({}, self._bounds, self._known):
             out = self._body.step(self._args)
-        self._known.learns = False  # only the first warm-up may look for True values, which waits
+        self._known.learns = False  # the first warm-up looks for True values and waits; later runs must not
         return out
 
     def __call__(self) -> Any:
@@ -247,7 +248,7 @@ def _compare(body: Body, unpadded: tuple, padded: Callable, unpad: Callable[[Any
         with without_dropout(body.model), WithoutDropout():
             exact = run(unpadded)
             if snapshot.drew():
-                return  # the step is random beside dropout, so that two runs cannot be compared
+                return  # the step is random beyond dropout, so that two runs differ anyway
             snapshot.restore()
             with_padding = padded(run)
     finally:

@@ -13,7 +13,7 @@ from . import samples
 from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Level, Sample, Sizes
 
 _ALIGN = 256  # bytes
-_RING = 3  # staging buffers on the host, so that earlier copies may still be in progress
+_RING = 3  # so many staging buffers on the host, because earlier copies may be in progress
 _NUMBERS = "sizes in use"
 
 
@@ -86,7 +86,7 @@ class Buffers:
             self._staging.append((block, self._views(block), torch.cuda.Event()))
         staging = self._staging[self._turn % len(self._staging)]
         self._turn += 1
-        staging[2].synchronize()  # waits for its previous copy, some batches ago
+        staging[2].synchronize()  # waits for the copy from it some batches ago
         return staging
 
     def _write(self, views: dict[str, Tensor], sample: Sample) -> None:
@@ -145,7 +145,7 @@ class Buffers:
         return out if used is None else out[:used]
 
 
-_MULTIPLE = 64  # capacities are one more than a multiple of it
+_MULTIPLE = 64  # capacities are one more than a multiple of this
 
 
 def capacity_for(sizes: Sizes, room: float) -> Sizes:

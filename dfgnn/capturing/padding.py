@@ -41,8 +41,8 @@ _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 
 class Padding(TorchFunctionMode):
-    """The mode of a padded step. masks: for each capacity a bool ``[capacity]``, which rows are in use.
-    bounds: for each tensor of ids (begin, end) of its addresses and the number of possible ids. known: the
+    """The mode of a padded step. masks: for each capacity a bool ``[capacity]`` that is True for rows in use.
+    bounds: for each tensor of ids (begin, end) of its addresses, and the number of possible ids. known: the
     batch's own masks, if it never changes."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Padding(TorchFunctionMode):
 
 
 class _Counts(NamedTuple):
-    """merged: float32 [2], the number of all rows, and minus the number of padded ones; used: int32 [1]."""
+    """Numbers of rows. merged: float32 [2], of all rows, and minus that of padded ones; used: int32 [1]."""
 
     merged: Tensor
     used: Tensor
@@ -106,7 +106,7 @@ class KnownMasks:
 
 
 class WithoutDropout(TorchFunctionMode):
-    """A mode without dropout, to compare two runs whose dropout masks would differ."""
+    """A mode without dropout, for comparing two runs whose dropout masks would differ."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in _DROPOUTS:
@@ -124,7 +124,7 @@ _DROPOUTS = (
 
 
 def _rows(mask: Tensor, x: Tensor) -> Tensor:
-    """mask with as many dimensions as x."""
+    """The mask with as many dimensions as x."""
     return mask.view(-1, *[1] * (x.dim() - 1))
 
 

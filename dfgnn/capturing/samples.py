@@ -14,18 +14,18 @@ from ..graph import Graph
 from ..graph import cache as graph_cache
 from ..graph.capacity import OF_BUFFER
 
-# Positions of the arguments of ``step(x, edge_index, y, batch)``.
+# The names of the arguments of ``step(x, edge_index, y, batch)``, by position.
 NAMES = ("x", "edge_index", "y", "batch")
-# What a tensor has one row for. "index": edges, with node ids as columns; "graph_of": nodes, with graph ids;
-# "offsets": graphs and one more; "fixed": the same size in all batches.
+# What the rows of a tensor can stand for. "index": edges, whose node ids are columns; "graph_of": nodes, with
+# graph ids; "offsets": graphs and one more; "fixed": the size is the same in all batches.
 NODE, EDGE, GRAPH, INDEX, GRAPH_OF, OFFSETS, FIXED = (
     "node", "edge", "graph", "index", "graph_of", "offsets", "fixed"
 )  # fmt: skip
 
 
 class Level(NamedTuple):
-    """What a tensor has one row for. hop: number of the hop whose edges, or sources, are counted; one past
-    the last hop stands for the last one's destinations."""
+    """What the rows of a tensor stand for. hop: the number of the hop whose edges, or sources, they are; one
+    past the last hop stands for the last one's destinations."""
 
     kind: str
     hop: int = 0
@@ -81,7 +81,7 @@ class Sizes(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """A batch, split into named tensors."""
+    """A batch, taken apart into named tensors."""
 
     tensors: dict[str, Tensor]
     sizes: Sizes
@@ -91,8 +91,8 @@ class Sample(NamedTuple):
 
 
 def take_apart(args: tuple[Any, ...]) -> Sample:
-    """The arguments of a step, split: one torch_geometric Data or Batch, one dict, tensors in the order of
-    `NAMES`, or nothing."""
+    """The arguments of a step, taken apart: one torch_geometric Data or Batch, one dict, tensors in the order
+    of `NAMES`, or nothing."""
     if not args:
         return Sample({}, Sizes(0, 0, 0), args, lambda new, sizes: args)
     if len(args) == 1 and hasattr(args[0], "edge_index") and hasattr(args[0], "keys"):
@@ -110,7 +110,7 @@ def take_apart(args: tuple[Any, ...]) -> Sample:
 
 
 def objects_in(args: tuple[Any, ...]) -> list[Any]:
-    """The values of a batch at this moment: the user may assign attributes of the same object anew."""
+    """The current values of a batch: the user may assign other tensors to attributes of the same object."""
     batch: Any = args[0] if len(args) == 1 else None
     if hasattr(batch, "to_dict"):  # torch_geometric's Data
         batch = batch.to_dict()
@@ -153,7 +153,8 @@ def _of_dict(batch: dict[str, Any]) -> Sample:
 
 
 def _of_hops(batch: dict[str, Any], key: str, *more: str) -> Sample:
-    """A dict with a sample of `dfgnn.sampling.NeighborSampler`, in which each hop has its own graph."""
+    """Takes apart a dict with a sample of `dfgnn.sampling.NeighborSampler`, in which each hop has its own
+    graph."""
     if more:
         raise TypeError(f"dfgnn.capture: step: expected one sample in the dict, got {[key, *more]}")
     nodes, hops = batch[key]

@@ -87,7 +87,7 @@ class Settings:
         self._rates = [group["lr"] for group in groups]
 
 
-# Names that modules give to their dropout probability.
+# The names of dropout probabilities in modules.
 _SHARES = "p", "dropout"
 
 

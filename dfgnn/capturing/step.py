@@ -153,14 +153,14 @@ class CapturedStep:
         self._captured_settings: set[Any] = set()  # settings for which there are CUDA graphs
         self._changes = 0
         self._captured: dict[tuple[Sizes, Any], Captured] = {}
-        self._same: dict[Any, tuple[Any, Replay]] = {}  # settings -> the batch that stays the same, its graph
+        self._same: dict[Any, tuple[Any, Replay]] = {}  # settings -> (an unchanging batch, its CUDA graph)
         self._last: Any = None
         self._levels: dict[str, samples.Level] = {}
         self._shapes: dict[str, tuple] = {}
         self._constants: dict[str, Any] = {}
         self._warned: set[str] = set()
-        self._widths: set[int] | None = None  # sizes of parameters, which capacities must not have
-        self._most = 0  # most graphs of a batch so far, because the last batch of an epoch has fewer
+        self._widths: set[int] | None = None  # sizes of parameters, from which capacities must differ
+        self._most = 0  # the most graphs of a batch so far: an epoch's last batch has fewer
         self.replays = self.eager_steps = self.captures = 0
 
     @property
@@ -297,7 +297,8 @@ def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _capacity(numbers: tuple[int, ...], sizes: Sizes, most: int) -> Sizes:
-    """The user's capacity, for batches with hops like those of ``sizes``. most: graphs, if it has none."""
+    """The capacity that the user gave, for batches with hops like those of ``sizes``. most: graphs, if it has
+    none."""
     if not sizes.hops and len(numbers) <= 3:
         return Sizes(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else most)
     if sizes.hops and len(numbers) == 2 + len(sizes.hops):

@@ -55,8 +55,8 @@ def from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") 
 
 @not_compiled
 def from_coo(cls, given: UserEdges, num_nodes=None, validate: bool = True, sort_order=None) -> Any:
-    """num_nodes: the size of both ends. sort_order: that of PyG's EdgeIndex, which is trusted if the values
-    are not read."""
+    """num_nodes: the number of sources and of destinations. sort_order: that of PyG's EdgeIndex, which is
+    trusted if the values are not read."""
     where, names, src, dst, num_src, num_dst = given
     src, dst = without_gradient(src), without_gradient(dst)
     if num_nodes is not None:
@@ -137,7 +137,7 @@ def batch(cls, graphs: Any) -> Any:
     with untraced(*(s.indices for s in structures)):
         csr = _csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True)
         dst, src = Side(num_dst, (csr, True)), Side(num_src)
-        # Joined only if all have edge ids, or none has: see `Side`.
+        # They are joined only if all have edge ids, or none has: see `Side`.
         built = [s.src.built for s in structures if s.src.built is not None]
         if len(built) == len(graphs) and len({known for _, known in built}) == 1:
             known = built[0][1]

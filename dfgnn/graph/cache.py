@@ -26,24 +26,25 @@ from .capacity import OF_BUFFER
 # Maximum number of cached graphs per edge_index: with and without loops, and with a few sizes. The limit
 # matters for programs that pass the same edges with another number of nodes each time.
 _LIMIT = 16
-#: Dtypes that torch_geometric's layers also take if they add self loops, which are int64 and so promote them.
+#: torch_geometric's layers also take these dtypes if they add self loops, which are int64 and so promote
+#: them.
 SMALL_DTYPES = torch.bool, torch.uint8, torch.int8, torch.int16
-_OF_FEATURES = "x has {}, one per node"  # the explanation of sizes in errors
+_OF_FEATURES = "x has {}, one per node"  # how errors explain a size
 
 
 class _Attributes(dict):
-    """A tensor's ``__dict__``, which lives as long as the tensor and takes weak references in its place: a
-    tensor with weak references cannot be swapped (``torch.utils.swap_tensors``, and so ``load_state_dict``
-    with ``torch.__future__.set_swap_module_params_on_conversion``)."""
+    """A tensor's ``__dict__``. It lives as long as the tensor, and weak references to it take the place of
+    those to the tensor: a tensor with weak references cannot be swapped (``torch.utils.swap_tensors``, and so
+    ``load_state_dict`` with ``torch.__future__.set_swap_module_params_on_conversion``)."""
 
     __slots__ = ("__weakref__",)
 
-    def __reduce__(self) -> tuple:  # files of tensors that have attributes can be read without dfgnn
+    def __reduce__(self) -> tuple:  # so that files of tensors with attributes can be read without dfgnn
         return OrderedDict, (), None, None, iter(self.items())
 
 
 class _Entry(NamedTuple):
-    """The cached values of a set of tensors; the cache's key are the tensors' ids."""
+    """The cached values of a set of tensors. The key of the entry is the tensors' ids."""
 
     refs: tuple[weakref.ref, ...]  # weak references to the tensors' attributes
     state: tuple  # `state_of` the tensors when the values were made
@@ -191,8 +192,8 @@ def _of_graph(graph: Graph, self_loops: bool) -> tuple[Graph, Tensor | None]:
 
 
 def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
-    """The result of `graph_of` if it is cached; None if `graph_of` has to be called. It is fast, because
-    models call it once per layer and step."""
+    """The result of `graph_of` if it is cached; None if `graph_of` must be called. It is fast, because models
+    call it once per layer and step."""
     if type(x) is not Tensor or OF_BUFFER.data:
         return None
     key = "graph_of", num_src, num_dst, self_loops

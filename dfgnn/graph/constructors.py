@@ -1,4 +1,4 @@
-"""What graphs are made of: the constructors of Graph, each of which states the order of the edges."""
+"""The constructors of Graph. Each states the order of the edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _not_there(edge_index: Any, size: Any) -> Any:
     raise AssertionError("graph/cache.py comes with every import of dfgnn")
 
 
-#: What makes `Graph.cached`; cache.py, which imports this module, sets it.
+#: Makes `Graph.cached`. cache.py, which imports this module, sets it.
 make_cached: Callable[[Any, Any], Any] = _not_there
 
 

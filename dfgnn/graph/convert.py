@@ -72,7 +72,7 @@ def from_dgl(cls, graph, validate: bool):
         )
     src_type, _, dst_type = etypes[0]
     num_src, num_dst = graph.num_src_nodes(src_type), graph.num_dst_nodes(dst_type)
-    # graph.formats("coo") and the like restrict a DGLGraph to some formats
+    # graph.formats("coo") and similar calls restrict a DGLGraph to some formats.
     formats = [name for names in graph.formats().values() for name in names]
     if "csc" in formats or "csr" in formats:
         rows, num_cols = ("dst", num_src) if "csc" in formats else ("src", num_dst)

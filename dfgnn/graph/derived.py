@@ -1,4 +1,5 @@
-"""What is made of a graph and cached as long as the graph lives, such as the graph with edges as sources."""
+"""What is derived from a graph and cached as long as the graph lives, such as the graph with edges as
+sources."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _made: WeakKeyDictionary[Graph, dict[Any, Any]] = WeakKeyDictionary()
 
 
 def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
-    """``make(graph)``, called once for this key. Of a graph of fixed capacity it is called again after the
-    edges were replaced. What it makes must not refer to the graph."""
+    """``make(graph)``, called once for this key. For a graph of fixed capacity it is called again after
+    the edges were replaced. Its result must not refer to the graph."""
     structure = graph._structure
     values: Any = structure.derived() if isinstance(structure, FixedStructure) else _made.get(graph)
     if values is not None and key in values:
@@ -41,7 +42,7 @@ def _make(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
 
 def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
     """The graph whose edge e leads from source e, which is edge e of ``graph``, to that edge's destination
-    (reverse: to its source). Its other direction, a row per edge, needs no sort."""
+    (reverse: to its source). Its other direction, which has a row per edge, needs no sort."""
     return of_graph(graph, ("edges as sources", reverse), partial(_edges_as_sources, reverse=reverse))
 
 

@@ -278,7 +278,7 @@ class Graph(Constructors):
         TypeError (a schedule that is no string).
         """
         check_shape("Graph.plan", num_heads, head_dim, dtype)
-        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # also of symbolic sizes
+        shape = Shape(index(num_heads), index(head_dim), dtype, layer)  # index, because sizes may be symbolic
         return self._planner.plan(shape, reverse, schedule, edges)
 
     def autotune(

@@ -20,24 +20,24 @@ class GraphPart:
     num_dst: int
     num_edges: int
     device: torch.device
-    has_zero_in_degree: bool  # about the whole graph, so that it is the same in all processes
+    has_zero_in_degree: bool  # that of the whole graph, so that all processes have the same
     edge_mask = None  # as in a Graph without fixed capacity
     kind = "a graph that several processes share"
-    of_graphs: frozenset[str] = frozenset()  # names of Graph's attributes, for errors
+    of_graphs: frozenset[str] = frozenset()  # attributes of Graph that a part does not have, for errors
 
-    # Not an abstract base class, with which isinstance would take ten times as long in every call.
+    # This is no abstract base class, with which isinstance would take ten times as long in every call.
     def attention(self, inputs: Any, attend: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
-        """(out, attention). inputs: the `AttentionInputs` of engine/paths.py, whose ``attend`` computes the
-        same on a Graph."""
+        """(out, attention). ``attend`` computes the attention of ``inputs``, `AttentionInputs` of the engine,
+        on a Graph."""
         raise NotImplementedError
 
     def as_one(self) -> Any:
-        """This part as a Graph, whose sources are all that its edges need; edges keep their order."""
+        """This part as a Graph whose sources are all that its edges need. Edges keep their order."""
         raise NotImplementedError
 
     def gathered(self, *tensors: Tensor) -> tuple[Any, list[Tensor]]:
-        """`as_one`, and ``tensors`` ``[num_src, ...]`` with the rows of all of its sources;
-        differentiable."""
+        """`as_one`, and ``tensors`` ``[num_src, ...]`` with the rows of all of its sources.
+        Differentiable."""
         raise NotImplementedError
 
     def with_self_loops(self) -> Any:
@@ -45,7 +45,7 @@ class GraphPart:
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        # edge_index, plans and the like exist only for graphs that one process holds.
+        # Only graphs that one process holds have an edge_index, plans and the like.
         if not name.startswith("__") and name in self.of_graphs:
             raise NotImplementedError(
                 f"{type(self).__name__}: {name} is not to be had of {self.kind}, nor are layers that use it"

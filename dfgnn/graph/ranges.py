@@ -14,12 +14,12 @@ from .part import GraphPart
 
 __all__ = ["Range", "RangedGraph"]
 
-# Maximum number of values per torch operation, because some count in 32 bits.
+# At most so many values are given to a torch operation, because some count in 32 bits.
 _CHUNK = 2**30
 
 
 class Range(NamedTuple):
-    """A graph of all sources and the destinations from ``first`` on; place: its edges' positions in the
+    """The graph of all sources and the destinations from ``first`` on. place: its edges' positions in the
     user's order."""
 
     graph: Any  # Graph
@@ -94,7 +94,7 @@ class RangedGraph(GraphPart):
         return make(src, dst, num_src=num_src, num_dst=num_dst, validate=False)
 
     def attention(self, inputs: Any, attend: Callable[[Any], Any]) -> tuple[Tensor, Tensor | None]:
-        """See `GraphPart.attention`; a call for each range."""
+        """See `GraphPart.attention`. It calls ``attend`` for each range."""
         if torch.compiler.is_compiling():
             raise NotImplementedError(f"compilers do not know {self.kind}")
         tensors, outs, weights = inputs.tensors, [], []
@@ -201,7 +201,7 @@ def from_coo(make: Callable, given: _csr.UserEdges, validate: bool) -> RangedGra
     for first, last in pairwise(_bounds(where, indptr)):
         place = torch.cat(list(_within(dst, first, last)))
         at: slice | Tensor = place
-        if place[-1] - place[0] + 1 == len(place):  # consecutive positions, which a slice can express
+        if place[-1] - place[0] + 1 == len(place):  # a slice can express consecutive positions
             at = slice(int(place[0]), int(place[-1]) + 1)
         graph = make(src[at], dst[at] - first, num_src=num_src, num_dst=last - first, validate=validate)
         ranges.append(Range(graph, first, at))

@@ -25,7 +25,7 @@ from .build import of_edges
 __all__ = ["METHODS", "Permutation", "Reordering"]
 
 _WHERE = "Graph.reorder"
-# `Graph`, which imports this module.
+# It stands for `Graph`, which imports this module.
 G = TypeVar("G")
 
 
@@ -43,8 +43,8 @@ class Permutation(NamedTuple):
 
 
 class _Gather(torch.autograd.Function):
-    """x[index] for a permutation. Its gradient is a gather by the inverse; index_select's backward would add
-    into zeros, on the CPU in twice the time, on CUDA with atomics."""
+    """x[index] for a permutation. Its gradient is a gather by the inverse. The backward of index_select would
+    add into zeros, on the CPU in twice the time, on CUDA with atomics."""
 
     generate_vmap_rule = True
 
@@ -114,7 +114,8 @@ class Reordering(Generic[G]):
         return self.restore(result)
 
     def _side(self, method: str, x) -> Permutation:
-        """The permutation for x, by its rows: sources and destinations differ in number, or share one."""
+        """The permutation for x, by its number of rows, which tells sources from destinations if they have
+        permutations of their own."""
         where = f"Reordering.{method}"
         if not isinstance(x, Tensor):
             raise TypeError(f"{where}: x: expected a torch.Tensor, got {type(x).__name__}")

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import library as _library  # loads the operators
+from . import library as _library  # importing it loads the operators
 
 ops = torch.ops.dfgnn
 
@@ -32,9 +32,9 @@ _droppers: dict[str, Callable[[int], None]] = {}
 
 
 class GraphHandle:
-    """GraphArgs that the library has checked and stores under a number, until this object is collected.
+    """GraphArgs that the library has checked and stores under a number until this object is collected.
 
-    number: the number, where the library has stored them already.
+    number: the number, if the library has stored them already.
     """
 
     __slots__ = ("_drop", "args", "number")
@@ -112,13 +112,13 @@ class Score(NamedTuple):
     options: tuple[str, ...] = ()  # and those of its options that not all scores have
 
 
-#: The one table of scores (docs/adding_a_score.md).
+#: The only table of scores (docs/adding_a_score.md).
 SCORE_TABLE = {
     "additive": Score(0, "gat", "gat_attention", ("value", "src", "dst"), ("bias_after",)),
     "additive_v2": Score(2, "gatv2", "gatv2_attention", ("value", "dst", "attn")),
     "dot": Score(1, "dot", "dot_attention", ("dst", "src", "value"), ("bias_after", "scale", "edge_feat_in")),
 }
-#: Name -> the operators' argument `score`; name -> the layer of plans; and back.
+#: Name -> the operators' argument `score`; name -> the layer in plans; and the inverses.
 SCORES = {name: score.number for name, score in SCORE_TABLE.items()}
 PLAN_LAYERS = {name: score.layer for name, score in SCORE_TABLE.items()}
 SCORE_OF_NUMBER = {score.number: name for name, score in SCORE_TABLE.items()}

@@ -1,4 +1,4 @@
-"""Batches of features on one graph: a further leading dimension, which is folded into the heads."""
+"""Batches of features on one graph: they have one more leading dimension, which is folded into the heads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _DIMS = {
     "sink": 1,
 }
 _WITHOUT_NODES = "attn", "out_bias", "sink"
-# Projections of edge features, which the whole batch shares: their rows are repeated for the further heads.
+# Projections of edge features are the same for the whole batch: their rows are repeated for the further
+# heads.
 _PROJECTIONS = "edge_proj", "edge_proj_bias", "edge_proj_value", "edge_proj_bias_value"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,7 +87,7 @@ def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads
 
 
 def _of_sets(score_fn: Callable, batch: int) -> Callable:
-    """score_fn for folded rows: it splits them into the batch, on which the user's score_fn works."""
+    """A score_fn for folded rows: it splits them into the batch, on which the user's score_fn works."""
 
     def call(q, k, e, *params):
         rows = len(q)

@@ -33,8 +33,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def not_compiled(fn: F) -> F:
-    """A decorator: torch.compile runs fn without tracing it. Where nothing is compiled, this costs next to
-    nothing, because the first call with a small graph passes several of these."""
+    """A decorator: torch.compile runs fn without tracing it. If nothing is compiled, this costs almost
+    nothing, which matters because the first call with a small graph runs several such functions."""
     disabled = internals.disable_dynamo(fn)
 
     @functools.wraps(fn)
@@ -52,7 +52,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """`is_plain`, but x may be of a subclass that does not override how operators run."""
+    """`is_plain` for tensors that may be of a subclass, if it does not override how operators run."""
     return (
         type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
         and not internals.is_wrapped_by_functorch(x)
@@ -69,8 +69,9 @@ def without_gradient(x: Tensor) -> Tensor:
 
 def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
     """A context that suspends active modes and transforms: FakeTensorMode, make_fx, torch.export, torch.func,
-    inference mode. If one of ``tensors``, which are computed with, is not plain, only inference mode is."""
-    # Mostly no mode is active, and suspending all would take as long as sorting a small graph.
+    inference mode. Only inference mode is suspended if one of ``tensors``, with which the context computes,
+    is not plain."""
+    # Usually no mode is active, and suspending all would take as long as sorting a small graph.
     return _aside(*tensors) if in_a_mode() else _NOTHING
 
 

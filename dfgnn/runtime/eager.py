@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from . import torch_internals as internals
 
-# C functions of PyTorch, fast enough to be called at every attention call.
+# These C functions of PyTorch are fast enough to be called at every attention call.
 top_hooks = internals.top_saved_tensors_hooks
 retains_graph = internals.backward_keeps_graph
 transforms_active = internals.transforms_active
@@ -59,8 +59,8 @@ def why_not_eager(x: Tensor) -> str:
 
 
 class EagerFunction(torch.autograd.Function):
-    """A Function with ``at_once``: ``apply`` for calls for which `is_eager` holds, without the Python code by
-    which ``apply`` supports torch.func."""
+    """A Function with ``at_once``, which is ``apply`` without the Python code that supports torch.func. It is
+    for calls for which `is_eager` holds."""
 
     at_once = internals.function_apply
 
@@ -75,7 +75,7 @@ def save_results(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
     """Saves results for backward without ``save_for_backward``, which would raise if the user modified them
     in place: `restored_results` then returns None instead. Returns the tensors that the caller must pass to
     ``save_for_backward`` after all others."""
-    versions, kept = [], []  # a loop, because a comprehension is one more Python frame
+    versions, kept = [], []  # loops, because a comprehension would be one more Python frame
     for x in results:
         # Detached, because a node that holds its own result is never freed.
         versions.append(None if x is None else x._version)

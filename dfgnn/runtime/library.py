@@ -60,8 +60,8 @@ def has_cuda_library() -> bool:
 
 def graph_dropper(device_type: str) -> Callable[[int], None]:
     """The function that frees a graph of ``torch.ops.dfgnn.graph_handle`` in this device type's library."""
-    # A plain C function, not an operator: finalizers call it, under any mode. PyDLL keeps the interpreter
-    # locked, so that no other thread reads the tensors while they are freed.
+    # This is a plain C function and not an operator, because finalizers call it, under any mode. PyDLL keeps
+    # the interpreter locked, so that no other thread reads the tensors while they are freed.
     drop = getattr(
         ctypes.PyDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
     )
@@ -78,8 +78,8 @@ def _checksum_of_cpu() -> tuple[Callable[[int, int], int], Callable[[int, int], 
     return found[0], found[1]
 
 
-#: (address, bytes) -> a checksum of CPU memory, or 0 where none can be computed. The short one keeps the
-#: interpreter locked, because unlocking costs more than reading little memory.
+#: These map (address, bytes) to a checksum of CPU memory, or to 0 if none can be computed. The short one
+#: keeps the interpreter locked, because unlocking costs more than reading little memory.
 short_checksum, long_checksum = _checksum_of_cpu()
 
 

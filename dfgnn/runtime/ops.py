@@ -16,16 +16,16 @@ from .arguments import NEED_BIAS, NEED_DST, NEED_FEAT, NEED_GATE, NEED_WEIGHT, S
 
 ops, aten = torch.ops.dfgnn, torch.ops.aten
 
-# Structure (csrc/torch/cpu_structure.cpp; on GPUs csrc/cuda/graph/structure.h).
+# These make CSRs (csrc/torch/cpu_structure.cpp; on GPUs csrc/cuda/graph/structure.h).
 coo_to_csr, transpose_csr = ops.coo_to_csr.default, ops.transpose_csr.default
 structure, structure_read = ops.structure.default, ops.structure_read.default
 degrees = ops.degrees.default
-# Plans (csrc/torch/cpu.cpp, cuda_planning.cpp).
+# These make plans (csrc/torch/cpu.cpp, cuda_planning.cpp).
 plan_graph, cut_graph = ops.plan_graph.default, ops.cut_graph.default
 plan_rows, cut_rows, falls = ops.plan_rows.default, ops.cut_rows.default, ops.falls.default
 sharing, tile_counts, tiles = ops.sharing.default, ops.tile_counts.default, ops.tiles.default
 plan_windows = ops.plan_windows.default
-# What plans are measured by.
+# Autotuning measures plans by these.
 attention_forward, attention_backward = ops.attention_forward.default, ops.attention_backward.default
 gather_sum = ops.gather_sum.default
 
@@ -50,7 +50,7 @@ def composite_operator(name: str, schema: str, call: Any) -> None:
 
 
 def without_autograd(name: str) -> None:
-    """Lets autograd pass the operator over: a kernel of autograd in Python costs compiled code time."""
+    """Lets autograd ignore the operator: autograd's code in Python costs compiled code time."""
     _python.impl(name, library.fallthrough_kernel, "Autograd")
 
 
@@ -75,14 +75,15 @@ def product_args(graph, feat, reverse: bool):
 
 
 def total(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The sum of partial sums in this dtype. The GPU's kernels give one, to which nothing is added."""
+    """The sum of partial sums in this dtype. The GPU's kernels return a single one, which is taken as it
+    is."""
     count = parts.shape[0]  # symbolic while a compiler records
     whole = parts[0] if type(count) is int and count == 1 else parts.sum(0)
     return whole if dtype is None or whole.dtype is dtype else whole.to(dtype)
 
 
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x.to(dtype)`` without the call where nothing is to convert, which small graphs notice."""
+    """``x.to(dtype)``, but without the call if there is nothing to convert: small graphs notice it."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -97,9 +98,9 @@ _AUTOCAST = internals.DispatchKeySet(internals.DispatchKey.AutocastCPU) | intern
 
 
 def call(op, *args):
-    """``op(*args)`` below autograd and autocast, unless a compiler is recording: the formula that is
-    registered for autograd is written in Python and costs more than the kernels of a small graph. op: an
-    operator, or a function that calls several."""
+    """``op(*args)`` below autograd and autocast, unless a compiler is recording. The formula that is
+    registered for autograd is written in Python, and costs more than the kernels of a small graph. op:
+    an operator, or a function that calls several."""
     if torch.compiler.is_compiling():
         return op(*args)
     try:
@@ -113,14 +114,14 @@ def call(op, *args):
 
 
 def typed(error: RuntimeError) -> RuntimeError:
-    """An error of an operator with its type: the stable ABI, through which kernels allocate, passes on no
-    types (csrc/torch/checks.h)."""
+    """The error of an operator with its right type: the stable ABI, through which kernels allocate, passes on
+    no types (csrc/torch/checks.h)."""
     text = str(error)
     return torch.OutOfMemoryError(text) if "CUDA" in text and "out of memory" in text else error
 
 
 def need_bits(need: Any) -> int:
-    """The operators' bits for the gradients to compute. need: Tensors of bools."""
+    """The bits by which operators know the gradients to compute. need: `Tensors` of bools."""
     bits = NEED_DST if need.dst else 0
     if need.edge_bias:
         bits |= NEED_BIAS
@@ -155,7 +156,7 @@ def gradients(need: Any, tensors: Any, grad_out: torch.Tensor, results) -> tuple
 
 
 def per_edge(x, grad):
-    """The gradient of an edge tensor x from the kernels' [E, H]: summed over heads if x is [E, 1]."""
+    """The gradient of an edge tensor x, from the kernels' [E, H]: summed over heads if x is [E, 1]."""
     return as_type(grad.sum(1, keepdim=True) if x.shape[1] == 1 else grad, x.dtype)
 
 

@@ -13,10 +13,11 @@ from .torch_internals import is_wrapped_by_functorch
 
 
 class Rule:
-    """A map of tensors and its gradients; what is not a tensor is an attribute of the rule.
+    """A map of tensors and its gradients. What is not a tensor is an attribute of the rule.
 
     Most rules are linear in each of their tensors. Their gradients are calls of other rules of the same
-    family, and so may be differentiated any number of times. Not for tensors that torch.func transforms.
+    family, so that they may be differentiated any number of times. Rules do not take tensors that torch.func
+    transforms.
     """
 
     __slots__ = ()
@@ -30,9 +31,9 @@ class Rule:
         return tensors
 
     def gradients(self, need: Any, saved: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """The gradients of the tensors, where ``need`` says that they are needed.
+        """The gradients of the tensors for which ``need`` is True, else None.
 
-        grads: of the results. Where there are several, it is None of one that was not used.
+        grads: of the results. If there are several results, it is None for one that was not used.
         """
         raise NotImplementedError
 
@@ -66,11 +67,12 @@ def apply(rule: Rule, *tensors: Tensor | None) -> Any:
 def recorded_gradients(
     formula: Callable[..., Any], inputs: Sequence[Any], need: Sequence[bool], *grads: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of inputs, of formula(*inputs) in plain operations, recorded for second derivatives.
+    """The gradients of inputs through formula(*inputs), in plain operations that are recorded for second
+    derivatives.
 
-    need: which gradients are needed. grads: of the results, None of one that was not used.
+    need: which gradients are needed. grads: of the results, None for one that was not used.
     """
-    # Views: a tensor that was given twice has two gradients here.
+    # Views, so that a tensor that was given twice has two gradients here.
     views = [x.view_as(x) if needed else x for x, needed in zip(inputs, need)]
     results = formula(*views)
     pairs = zip(results if isinstance(results, tuple) else (results,), grads)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-# A CUDA graph holds calls for so many milliseconds, so that launching the graph itself does not count.
+# A CUDA graph holds calls for so many milliseconds, so that the time of launching it does not count.
 _GRAPH_MS = 2.0
 
 

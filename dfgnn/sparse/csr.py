@@ -1,7 +1,7 @@
 """Makes CSRs (compressed sparse rows) from a user's edges: checks, sorts, transposes and batches them.
 
-Only ``check*``, ``probe``, ``degree*`` wait for the device, and ``from_edges`` where it validates or appends
-loops.
+Only functions whose names begin with ``check``, ``probe`` or ``degree`` wait for the device, and
+``from_edges`` if it validates or appends loops.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LIMIT = 2**31
 # One CSR has fewer edges than this; a larger graph is divided into several (graph/ranges.py).
 MOST_EDGES = 2**31
 INDEX_DTYPES = (torch.int32, torch.int64)
-EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # what errors call the ends
+EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # the names of sources and destinations in errors
 _transpose_csr = _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
-# As in csrc/core/params.h and csrc/cuda/graph/structure.h.
+# These are the same as in csrc/core/params.h and csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
-# Up to so many edges, a GPU sorts both directions in one call; with more, the second one only when it is
-# needed, to save memory.
+# A GPU sorts both directions in one call for up to so many edges. With more, the second direction is sorted
+# only when it is needed, to save memory.
 _MOST_AT_ONCE = 2**22
 
 
@@ -112,7 +112,7 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
 
 @not_compiled
 def ends_of(where: str, edge_index) -> tuple[Tensor, Tensor]:
-    """(src, dst) of an edge_index [2, E], checked."""
+    """(sources, destinations) of an edge_index [2, E], checked."""
     edge_index = as_index(where, "edge_index", edge_index, (2, None))
     with untraced(edge_index):
         src, dst = edge_index.unbind()
@@ -134,7 +134,7 @@ def canonical(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def probe(*scalars: Tensor | int) -> list[int]:
-    """Scalars of one device as python ints, in a single wait for the device."""
+    """Python numbers from scalars of one device, with a single wait for the device."""
     device = next((s.device for s in scalars if isinstance(s, Tensor)), None)
     if device is None:
         return [int(s) for s in scalars]
@@ -221,8 +221,8 @@ class UserEdges(NamedTuple):
         return self.num_src, self.num_dst
 
     def with_sizes(self, ranges: Sequence[int], validate: bool = True) -> UserEdges:
-        """With sizes that are numbers. ranges: least and largest source, then destination. Raises ValueError
-        where a node is outside of its size."""
+        """These edges with sizes that are numbers. ranges: least and largest source, then destination. Raises
+        ValueError if a node is outside of its size."""
         where, names, src, dst, num_src, num_dst = self
         src_low, src_high, dst_low, dst_high = ranges
         if num_src is None or num_dst is None:
@@ -259,18 +259,17 @@ class Edges(NamedTuple):
     csr: CSR
     by_src: bool
     edge_map: Tensor | None  # with loops: int64 [E'], an edge's position before, -1 for an appended loop
-    other: CSR | None = None  # the other direction with its edge ids, where that was made, too
+    other: CSR | None = None  # the other direction with its edge ids, if it was made, too
     degrees: tuple[Degrees, Degrees] | None = None  # those of destinations and those of sources
 
 
 def from_edges(
     given: UserEdges, validate: bool = True, sort_order: str | None = None, with_loops: bool = False
 ) -> Edges | PackedGraph:
-    """The CSR of edges src -> dst: by destination, or by source where they are sorted so, which costs
-    nothing.
+    """The CSR of edges src -> dst: by destination, or by source if they are sorted so, which costs nothing.
 
-    sort_order: "row" (by source) or "col", believed where the values are not read. with_loops: sizes are
-    known; edges from a node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
+    sort_order: "row" (by source) or "col", believed if the values are not read. with_loops: sizes are known;
+    edges from a node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
 
     The CPU's operator reads the values whether `validate` is set or not; its result is a PackedGraph. Both
     operators make both directions, if there are not too many edges.
@@ -319,7 +318,7 @@ def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Ed
 
 
 def from_blocks(blocks: Sequence[UserEdges]) -> list[Edges | PackedGraph]:
-    """`from_edges` of several, with known sizes; a GPU is waited for once for all of them."""
+    """`from_edges` for several graphs with known sizes. It waits for a GPU once for all of them."""
     if not all(_ops.on_device(x.src) and x.src.numel() <= _MOST_AT_ONCE for x in blocks):
         return [from_edges(given) for given in blocks]
     built = [structure_on_gpu(*given[2:], False) for given in blocks]
@@ -328,7 +327,7 @@ def from_blocks(blocks: Sequence[UserEdges]) -> list[Edges | PackedGraph]:
 
 
 def _as_read(given: UserEdges, validate: bool, with_loops: bool, tensors, numbers) -> Edges:
-    """The Edges of what the operator `structure` returned: its tensors, and its numbers as a list."""
+    """Edges from the tensors that the operator `structure` returned, and from its numbers as a list."""
     num_src, num_dst = given.sizes
     _, *csr_made, edge_map, rev_indptr, rev_indices, rev_eids = tensors
     csr, other = CSR(*csr_made), CSR(rev_indptr, rev_indices, rev_eids)
@@ -376,7 +375,7 @@ def append_loops(
 
 def indptr_of(rows: Tensor, num_rows: int) -> Tensor:
     """indptr of the sorted int32 row of every edge."""
-    # Not bincount + cumsum: bincount waits for a CUDA device.
+    # bincount and cumsum would wait for a CUDA device.
     return torch.searchsorted(rows, torch.arange(num_rows + 1, dtype=torch.int32, device=rows.device))
 
 
@@ -398,7 +397,7 @@ def from_coo(cols: Tensor, rows: Tensor, num_rows: int, rows_sorted: bool) -> CS
 
 
 def transpose(csr: CSR, num_cols: int, need_eids: bool) -> CSR:
-    """The other direction. The edges of a new row are in the order of `csr`, so its indices rise."""
+    """The other direction. The edges of a new row are in the order of `csr`, so that its indices ascend."""
     if csr.indptr.device.type == "cpu":
         indptr, indices, eids = _transpose_csr(*csr, num_cols, need_eids)
         return CSR(indptr, indices, eids if need_eids else None)

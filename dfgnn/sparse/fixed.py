@@ -94,7 +94,7 @@ class FixedStructure(Structure):
         counts = None if self.counts is None else self.counts.to(device, non_blocking=non_blocking)
         return FixedStructure(edges, counts, self.src.num_rows, self.dst.num_rows, self.num_loops)
 
-    # ---- what is derived -------------------------------------------------------------------------
+    # ---- derived tensors -------------------------------------------------------------------------
 
     def _get(self, name: str, make) -> Any:
         made = self.derived()
@@ -129,7 +129,7 @@ class FixedStructure(Structure):
 
     @property
     def valid(self) -> Tensor:
-        """bool ``[E']``, in the user's order: which edges are in use."""
+        """bool ``[E']``, in the user's order: whether each edge is in use."""
         return self._get("ends", self._ends)[2]
 
     def _by_dst(self) -> tuple[CSR, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .csr import CSR
 
-# Up to this fanout draws are compared in pairs, which takes fewer kernels than a sort.
+# Up to this fanout, draws are compared in pairs, which takes fewer kernels than a sort.
 _PAIRS = 32
 
 
@@ -64,7 +64,7 @@ class ReplayedHops:
         self._csr, self._blocks, self._rows, self._most = csr, blocks, tuple(rows), most
         device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
         whole = {"dtype": torch.int64, "device": device}
-        # The buffers' last element takes writes that are to have no effect: scatter has no mask.
+        # Writes without effect go to the buffers' last element, because scatter has no mask.
         self._place = torch.full((num_nodes + 1,), -1, **whole)  # type: ignore[call-overload]
         self._nodes = torch.zeros(most + 1, **whole)  # type: ignore[call-overload]
         self._seeds = torch.zeros(rows[0], **whole)  # type: ignore[call-overload]

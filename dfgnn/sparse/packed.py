@@ -1,4 +1,4 @@
-"""What the operator `coo_to_csr` makes of edges on the CPU: CSRs, and of few edges plans, in one tensor."""
+"""The result of the operator `coo_to_csr`, on the CPU: CSRs, and for few edges also plans, in one tensor."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__ = ["CPU_BOUND", "PackedGraph"]
 
 # Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
 CPU_BOUND = 4096
-# The header of that tensor (csrc/torch/cpu_structure.cpp) in int64: four ranges, whether the rows that were
-# sorted are sources, and of each direction the places of five arrays, in int32, and the number of slots.
+# The header of that tensor in int64 (csrc/torch/cpu_structure.cpp): four ranges; whether the rows that were
+# sorted are sources; and for each direction the places of five arrays, in units of int32, and the number of
+# slots.
 _RANGES, _BY_SRC, _SIDES, _SIDE = slice(0, 4), 4, 5, 11
 _HEADER = _SIDES + 2 * _SIDE
 _drop = library.graph_dropper("cpu")
@@ -24,27 +25,27 @@ Arrays = tuple[Tensor, Tensor, Tensor | None]
 
 
 class PackedGraph(GraphHandle):
-    """The sorted edges, and if there are few the handle of a planned graph. Tensors of the arrays are made
-    where they are asked for, because a step on a graph takes the library's number of it alone.
+    """The sorted edges, and if there are few the handle of a planned graph. Tensors for the arrays are made
+    when they are asked for, because a step on a graph only needs the library's number of it.
 
     sizes: (num_src, num_dst). backward: whether the reverse CSR was made and planned. edge_map: with loops,
-    int64 [E'], an edge's position before, -1 for an appended loop.
+    int64 [E'], the position that each edge had, -1 for an appended loop.
     """
 
     __slots__ = ("_args", "_given", "_made", "_tensor", "backward", "edge_map", "num_edges", "sizes")
 
     def __init__(self, src: Tensor, dst: Tensor | None, sizes: tuple[int, int], with_loops: bool) -> None:
-        """src, dst: as `coo_to_csr` takes them. sizes: -1 for one that is not known, which the caller has to
-        replace. If a node is out of range, num_edges is -1, and nothing but `ranges` may be asked for."""
+        """src, dst: as `coo_to_csr` takes them. sizes: -1 stands for one that is not known, which the caller
+        has to replace. If a node is out of range, num_edges is -1, and only `ranges` may be asked for."""
         self.backward, self.sizes = torch.is_grad_enabled(), sizes
         self.number, self.num_edges, self._tensor, self.edge_map, indptr, indices, eids = coo_to_csr(
             src, dst, *sizes, with_loops, CPU_BOUND, self.backward
         )
         self._args: GraphArgs | None = None
         self._given, self._made, self._drop = None, {}, _drop
-        if indptr is not None:  # not planned
+        if indptr is not None:  # the graph is not planned
             by_src = self.by_src
-            if indices is None:  # the edges serve as they are
+            if indices is None:  # the given ids serve as indices
                 indices = dst if by_src else src
             self._made = {by_src: (indptr, indices, eids), not by_src: None}
         elif dst is not None and torch.int32 in (src.dtype, dst.dtype) and self.number:
@@ -74,7 +75,8 @@ class PackedGraph(GraphHandle):
             if indptr is not None:
                 indices = self._given if indices is None else indices
                 assert indices is not None
-                # Parts of one tensor cannot be sent to another process, or written without all of it.
+                # A part of one tensor cannot be sent to another process, or written to a file, without all of
+                # it.
                 if indices is not self._given:
                     indices = indices.clone()
                 found = indptr.view(torch.int64).clone(), indices, None if eids is None else eids.clone()

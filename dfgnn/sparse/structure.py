@@ -36,7 +36,7 @@ class Side:
     ) -> None:
         self.num_rows = num_rows
         self._built = built
-        self.packed = packed  # what holds the CSR until it is asked for, and whether rows are sources
+        self.packed = packed  # (object that holds the CSR until it is asked for, whether rows are sources)
         self.edge_index: Tensor | None = None  # rows: other side's node, this side's node; user's order
         self.has_empty: bool | None = None
         self.stats: DegreeStats | None = None
@@ -100,7 +100,7 @@ class Structure:
         return Structure(self.src, self.dst)
 
     def _known(self) -> list[tuple[Side, CSR]]:
-        """The sides with edge ids, at least one."""
+        """The sides that have edge ids: at least one has."""
         return [(side, side.built[0]) for side in (self.dst, self.src) if side.built and side.built[1]]
 
     def _untraced(self):
@@ -108,7 +108,7 @@ class Structure:
 
     @property
     def indices(self) -> Tensor:
-        """Indices of a direction that is built: to ask for their number and device, which both share."""
+        """The indices of a side that has been built; both sides have as many, on the same device."""
         for side in (self.dst, self.src):
             if side.built is not None and side.built[1]:
                 return side.built[0].indices
@@ -124,7 +124,7 @@ class Structure:
         return indices.device, indices.numel()
 
     def planned(self) -> dict[bool, GraphHandle]:
-        """The handles of this graph, without and with backward, as far as it was planned when its edges were
+        """The handles of this graph without and with backward, if it was planned when its edges were
         sorted."""
         found = self.dst.packed
         if found is None or found[1] or not found[0].number:
@@ -146,10 +146,10 @@ class Structure:
 
     @not_compiled
     def _transposed(self, side: Side, need_eids: bool) -> tuple[CSR, bool]:
-        built, (_, other) = side.built, self._known()[0]  # the other side: this one has no edge ids yet
+        built, (_, other) = side.built, self._known()[0]  # the other side, because this one has no edge ids
         with self._untraced():
             csr = _csr.transpose(other, side.num_rows, need_eids)
-        if built is not None:  # plans and callers may hold these tensors already
+        if built is not None:  # plans and callers may hold its tensors
             csr = built[0]._replace(eids=csr.eids)
         side.built = csr, need_eids
         return side.built
