@@ -138,7 +138,7 @@ struct ForwardParams {
   const void* key;        // dot: [N_src, H, D] T
   const void* attn;       // additive_v2: [H, D] T
   double negative_slope;  // of the LeakyReLU; 1: none
-  double scale;           // dot
+  double scale;           // dot: the factor of q . k
 
   const void* out_bias;  // [H, Dv] T, added to out; or null
 
@@ -197,7 +197,8 @@ struct BackwardParams {
   const void* out_bias;  // [H, Dv] T, which was added to out; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
   int32_t part_of_rows;  // csr has only some of the edges that out and stats were computed from
-  const void* positive;  // additive, when grad_alpha_dst is wanted without grad_attention and gate
+  // additive: as in ForwardParams, if grad_alpha_dst is wanted without grad_attention and gate; or null
+  const void* positive;
   const void* positive_mass;
   const void* attention;       // [E, H] acc, or null; only with grad_attention
   const void* grad_out;        // [N_dst, H, Dv] T
@@ -270,7 +271,7 @@ struct PlanParams {
   int64_t front;  // an upper bound of the work items beyond one per row
   Split* splits;  // [num_splits]
   int64_t num_splits;
-  int32_t* counts;  // [plan_counts]: work items beyond one per row, slots, splits (in strides); then scratch
+  int32_t* counts;  // [plan_counts]: work items beyond one per row, slots, splits, in strides; then scratch
 };
 inline constexpr int kPlanBuckets = 128;
 

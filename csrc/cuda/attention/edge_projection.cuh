@@ -110,7 +110,7 @@ struct NodeProducts {
         g(lane / 4),
         t(lane % 4) {}
 
-  // For the work items of this warp.
+  // Takes the rows of this warp's work items.
   __device__ __forceinline__ NodeProducts(const Place<C>& me, const Tiling& tiling, const Shape& s,
                                           const EdgeAttr& attr)
       : NodeProducts(attr, s, &me.record(0) - (me.packed ? me.sub * (tiling.items + 1) : 0), tiling.items,

@@ -79,7 +79,7 @@ struct Config {
   using T = T_;
   using A = Acc<T>;
   static constexpr int LPH = LPH_, NV = NV_, B = B_, VEC = kVec<T>, COLS = LPH * NV * VEC;
-  static constexpr bool WIDE = LPH == 32 && NV == 4;  // the only layout with several chunks
+  static constexpr bool WIDE = LPH == 32 && NV == 4;  // only such heads may be cut into chunks
   static_assert(!WIDE || LPH * NV * 16 == kWideBytes);
   static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // projected features of an edge that a lane holds
 };

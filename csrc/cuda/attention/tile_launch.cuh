@@ -1,4 +1,4 @@
-// Launchers of the tile schedule: which array is which operand of a pass.
+// Launchers of the tile schedule. They say which arrays are the operands of a pass (TileParams).
 #pragma once
 
 #include "../launch.cuh"

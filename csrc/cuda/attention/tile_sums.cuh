@@ -202,8 +202,8 @@ struct TileSums {
 
 // ---- results ---------------------------------------------------------------------------------------
 
-// Writes the sums of whole windows, times a factor per row, through the warp's own rows of shared memory in
-// 16-byte pieces; those of split windows go to their partial-result slots.
+// Writes the sums of a whole window, times a factor per row, through the warp's own rows of shared memory in
+// 16-byte pieces. Those of a split window go to their partial-result slots.
 template <typename T, int D>
 __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const float (&acc)[D / 8][4],
                                            const float (&factor)[2], void* out, float* part) {

@@ -2,7 +2,7 @@
 // sum over rows of the products of a row [D] with a row [width], for two pairs of arrays. A block has 64
 // columns of a head and 16 features; its warps take rows in turn, of the first pair of arrays and then of the
 // second one. The warps' sums are added in shared memory, the blocks' by a second kernel, in a fixed order.
-// All four arrays are read once, except that further columns read the features again.
+// Each array is read once, except that blocks of other columns read the features again.
 #include "../launch.cuh"
 #include "../mma.cuh"
 #include "edge_terms.h"
@@ -57,7 +57,7 @@ struct Products {
   }
 };
 
-// In float32 row by row: a lane has 4 columns and half of the features.
+// For float32, one row after the other: a lane has 4 columns and half of the features.
 template <>
 struct Products<float> {
   static constexpr int ROWS = 4;

@@ -99,7 +99,7 @@ __device__ __forceinline__ uint64_t row_key(const StructureParams& p, bool by_sr
 
 // Writes both sort keys of an edge with its id. In the order of keys, the rows by destination come first,
 // then edges that are not kept, then the rows by source, and again edges that are not kept. Within a source
-// edges are ordered by destination, so that indices rise, or as_given.
+// edges are ordered by destination, so that indices rise, or with as_given in the given order.
 __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int64_t id, int64_t src,
                                     int64_t dst) {
   auto* keys = static_cast<uint64_t*>(p.keys[0]);
