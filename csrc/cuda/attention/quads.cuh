@@ -102,10 +102,10 @@ struct QuadRows {
     repeat<2>([&](int half) { multiply<T>(sums, x[half], row.x[2 * half], row.x[2 * half + 1]); });
   }
 };
-// From such results of four neighbours, selects those of neighbour hl % 4, and sums them over all columns of
-// the head. odd and even: the results for quads with odd and with even numbers. TURNED: those of the last two
-// neighbours are products with the row of quad ^ 2, so that they are in other lanes than those of the first
-// two, and one shuffle moves two of them.
+// From QuadRows' results for four neighbours, selects those of neighbour hl % 4, and sums them over all
+// columns of the head. odd and even: the results for quads with odd and with even numbers. TURNED: those of
+// the last two neighbours are products with the row of quad ^ 2, so that they are in other lanes than those
+// of the first two, and one shuffle moves two of them.
 template <class C, bool TURNED = false>
 __device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float (&even)[4]) {
   const int lane = threadIdx.x & 31, quad = lane & 28, from = lane >> 3;

@@ -32,7 +32,7 @@ struct PairScore {
     }
     keep(slope);
   }
-  // attn in the columns of load k.
+  // Sets x to attn, in the columns of this lane's k-th load.
   __device__ __forceinline__ void attn(int k, A (&x)[C::VEC]) const {
     if constexpr (QUADS) {
       Pack<typename C::T>::unpack(words, x);

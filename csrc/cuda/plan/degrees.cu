@@ -1,5 +1,5 @@
-// The statistics by which a schedule is chosen: degrees, their quantiles, and descending indices. The same as
-// the tensor operations of dfgnn/plan, in a few launches and without waiting.
+// The statistics by which a schedule is chosen: degrees, their quantiles, and descending indices. The results
+// are those of tensor operations in dfgnn/plan, but take few launches and no waiting.
 #include "degrees.cuh"
 
 namespace dfgnn::cuda {

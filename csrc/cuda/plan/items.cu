@@ -196,7 +196,7 @@ __device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
     if (!ok) return;
     const bool split = pieces.count > 1;
     put(p, p.front + place, pieces, row, 0, split ? cut.slot : -1);
-    // A split row has one chunk fewer here than it has slots; these chunks end where the rows begin.
+    // Before the rows lie the chunks of split rows except the first of each: they end where the rows begin.
     const int64_t begin = p.front - (totals(p)[kSlots] - totals(p)[kSplits]) + cut.slot - cut.split;
     for (int k = 1; k < pieces.count; ++k) put(p, begin + k - 1, pieces, row, k, cut.slot + k);
   } else {
