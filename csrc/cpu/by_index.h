@@ -22,7 +22,7 @@ struct ByIndexParams {
 };
 
 struct IndexRange {
-  int64_t low, high;  // 0, -1 without rows
+  int64_t low, high;  // [0, -1] without rows
   bool rises;
 };
 

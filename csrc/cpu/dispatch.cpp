@@ -98,7 +98,8 @@ void forward(const ForwardParams& p, const Parallel& parallel) {
 }
 
 int64_t edge_scratch(const BackwardParams& p) {
-  if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;  // no edge ids
+  // The additive score gathers only once, and without edge ids nothing can be saved.
+  if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;
   const Shape& s = p.shape;
   const int64_t src_columns = p.score == Score::dot ? int64_t(s.dim) + s.value_dim : s.value_dim,
                 of_edges = p.grad_feat && p.score == Score::dot ? s.num_edges * s.dim : 0,

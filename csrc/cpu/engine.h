@@ -28,15 +28,15 @@ struct Parallel {
 // For tests, the environment variable DFGNN_CPU_ROWS, "grouped" or "single", overrides this choice. The items
 // of a plan must have ascending rows and a `begin` that never decreases.
 void forward(const ForwardParams&, const Parallel&);
-// edges: scratch of edge_scratch() accumulators, or null.
+// edges: scratch of edge_scratch() elements, or null.
 void backward(const BackwardParams&, const Parallel&, void* edges);
 void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
 
-// Elements of scratch [E, 2, H] in which the pass over the destinations saves each edge's weight and gradient
-// for the pass over the sources, which would otherwise recompute them. 0 if that would exceed the gradients
-// of the nodes' features (with dot also those of the edges' features), if it is of no use, or if there are no
-// edge ids.
+// How many elements the scratch [E, 2, H] has. In it the pass over the destinations saves each edge's weight
+// and gradient for the pass over the sources, which would otherwise compute them again. It is 0 if the
+// scratch would exceed the gradients of the nodes' features (with dot also those of the edges' features), if
+// it would be of no use, or if there are no edge ids.
 int64_t edge_scratch(const BackwardParams&);
 
 // Whether items and splits refer to existing rows, edges and slots.
@@ -45,8 +45,8 @@ bool in_range(const Csr&, int64_t num_edges);
 // How many partial sums of grad_attn backward writes for this plan (BackwardParams::attn_parts).
 int64_t attention_parts(const Csr&);
 
-// The instruction set in use: "base", "avx2" or "avx512". The environment variable DFGNN_CPU_ISA
-// forces one; std::runtime_error if this processor or this build does not have it.
+// Returns the instruction set in use: "base", "avx2" or "avx512". The environment variable DFGNN_CPU_ISA
+// selects one; if this processor or this build does not have it, std::runtime_error is thrown.
 const char* isa();
 
 }  // namespace dfgnn::cpu

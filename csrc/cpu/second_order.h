@@ -8,8 +8,9 @@ namespace dfgnn::cpu {
 
 // How many sums over a row's edges are computed: of alpha, alpha f p, alpha t, and then alpha y.
 inline constexpr int kSecondSums = 4;
-// Scalars per edge and head in scratch: three factors for the sources' pass. Where rows are longer than a
-// block, four, because the products that the factors are made of are saved first.
+// How many scalars per edge and head the scratch has: the three factors for the pass over the sources. If
+// rows are longer than a block it has four, because the products from which the factors are computed are
+// saved first.
 int64_t second_numbers(const Csr& destinations);
 
 void second_order(const SecondParams&, const Parallel&);

@@ -6,7 +6,7 @@
 namespace dfgnn::cpu {
 namespace {
 
-// Fewest edges per thread.
+// The fewest edges per thread.
 constexpr int64_t kEdgesPerThread = int64_t(1) << 16;
 constexpr int64_t kRowsPerThread = int64_t(1) << 14;
 
@@ -178,7 +178,7 @@ bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
     if (p >= item.end || p >= num_edges) continue;
     const int64_t id = a.eids ? a.eids[p] : p;
     if (id < 0 || id >= num_edges || b.indices[id] != item.row) return false;
-    // Its row in b, if b's items are in the order of the edges.
+    // The row of the edge in b, if b's items are in the order of the edges.
     const auto begins_after = [](int64_t edge, const Item& other) { return edge < other.begin; };
     const Item* next = std::upper_bound(b.items, end, id, begins_after);
     if (next == b.items) continue;
@@ -227,7 +227,7 @@ void find_kept(const Ids& src, const Ids& dst, int64_t num_edges, int64_t* edge_
 void sort_coo(const CooSort& p, const Parallel& parallel) {
   with_types(p.rows, p.cols, [&](auto rows, auto cols) {
     const CooEdges<decltype(rows), decltype(cols)> edges{rows, cols, p.edge_map};
-    int64_t* end = p.indptr + 1;  // the end of a row, without its appended loop
+    int64_t* end = p.indptr + 1;  // end[row]: where the row's edges end, before its appended loop
     if (p.sorted) {
       std::fill(p.indptr, p.indptr + p.num_rows + 1, 0);
       edges.visit(0, p.num_kept, [&](int64_t row, int64_t, int64_t) { ++end[row]; });

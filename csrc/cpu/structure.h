@@ -19,33 +19,34 @@ struct Ids {
   bool is_int64;
 };
 
-// Facts from one pass over all edges. Without edges the ranges are [0, -1].
+// What one pass over all edges finds out. Without edges the ranges are [0, -1].
 struct Coo {
   int64_t src_low, src_high, dst_low, dst_high;
-  // Of the edges that remain, followed by the loops if these are appended:
+  // These describe the edges that remain, followed by the loops if loops are appended.
   int64_t num_kept;
   bool src_sorted, dst_sorted;
 };
 // with_loops: self loops are dropped, and one is appended for each of the first nodes.
 Coo read_coo(const Ids& src, const Ids& dst, int64_t num_edges, bool with_loops);
 
-// Sorts edges cols[e] -> rows[e] by row, stably. edge_map: the edges that remain without self loops.
+// The arguments of sort_coo, which sorts edges cols[e] -> rows[e] by row, stably.
 struct CooSort {
   Ids rows, cols;
   int64_t num_kept;         // edges without dropped self loops
   int64_t num_loops;        // appended: i -> i of i < num_loops <= num_rows
   int64_t num_rows;         // above all rows[e]
   bool sorted;              // the rows are ascending already, so that no edge ids are needed
-  const int64_t* edge_map;  // [num_kept], ascending: the edges that remain; null: all
+  const int64_t* edge_map;  // [num_kept], ascending: the edges that are not self loops; null: all edges
   int64_t* indptr;          // [num_rows + 1]
   int32_t* indices;         // [num_kept + num_loops], or null
   int32_t* eids;            // [num_kept + num_loops], or null if sorted
 };
 void sort_coo(const CooSort&, const Parallel&);
-// The edges that are no self loops, ascending.
+// Writes the edges that are no self loops to edge_map, in ascending order.
 void find_kept(const Ids& src, const Ids& dst, int64_t num_edges, int64_t* edge_map);
 
-// The other direction of a CSR; the edges of a new row are in the order of the old CSR.
+// The arguments of transpose, which makes the other direction of a CSR. The edges of a new row are in the
+// order of the old CSR.
 struct Transposition {
   const int64_t* indptr;   // [num_rows + 1]
   const int32_t* indices;  // [E]
@@ -62,12 +63,12 @@ const char* transpose(const Transposition&, const Parallel&);
 // them has none, which means that its ids are the identity.
 bool same_edges(const BackwardParams&, bool uses_ids);
 
-// Items and splits of rows that are cut into equal chunks of at most max_edges edges, in the order of the
+// The numbers of a plan whose items are rows, or equal chunks of at most max_edges edges, in the order of
 // rows.
 struct RowPlan {
   int64_t num_items, num_splits, num_slots;
 };
-// Their numbers; num_items = -1 if indptr does not ascend from 0 to num_edges.
+// Counts them; num_items = -1 if indptr does not ascend from 0 to num_edges.
 RowPlan count_items(const int64_t* indptr, int64_t num_rows, int64_t num_edges, int64_t max_edges);
 void make_items(const int64_t* indptr, int64_t num_rows, int64_t max_edges, const RowPlan& plan, Item* items,
                 Split* splits, const Parallel&);

@@ -102,7 +102,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])
-        prefix = h_src.shape[1:-1]  # sets of features, which are more heads to the attention
+        prefix = h_src.shape[1:-1]  # batch dimensions, which the attention folds into heads
         source, destination = names_of_ends("feat", feat)
         check_fits(self, destination, self.fc_query, h_dst)
         check_fits(self, source, self.fc_key, h_src)

@@ -6,7 +6,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kLine = 64;  // bytes of a cache line
-// Prefetch distance: this many bytes, but at least kMinAhead rows.
+// How far ahead rows are prefetched: by this many bytes, but at least by kMinAhead rows.
 constexpr int kAheadBytes = 6144;
 // The level of cache to prefetch into. The second handles more misses at a time than the first, but on
 // Intel's processors rows that are already in the third then arrive later.
@@ -17,7 +17,7 @@ constexpr bool kIntoFirst = false;
 #endif
 constexpr int kMinAhead = 2, kMaxAhead = 32;
 
-// Index of the row to prefetch while edge e is being processed.
+// The index of the row to prefetch while edge e is being processed.
 struct Ahead {
   const int32_t* index;
   int64_t limit;
@@ -38,7 +38,7 @@ template <int level>
   __builtin_prefetch(p + bytes - 1, 0, level);
 }
 
-// Inlined, because gcc considers a call free of effects and removes it.
+// It is always inlined, because gcc considers a call free of effects and removes it.
 [[gnu::always_inline]] static inline void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
   kIntoFirst ? prefetch_into<3>(c, bytes) : prefetch_into<2>(c, bytes);

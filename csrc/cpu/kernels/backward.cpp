@@ -10,7 +10,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The largest attention_parts().
+// The most that attention_parts() returns.
 constexpr int64_t kMostParts = 1024;
 
 // One direction of backward for scores of feature rows. Over the destinations it gathers keys and values,

@@ -222,7 +222,7 @@ class AdditiveSources {
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
   Buffer<A> weights_;       // weights of sum_ and of sum2_
-  Buffer<A> tail_, tail2_;  // sums of alpha delta (or of the gradient of z), and of those with z <= 0
+  Buffer<A> tail_, tail2_;  // sums of alpha delta or of dz: over all edges, over those with z <= 0
   Buffer<A> shared_;        // sums of 1 - alpha
   Buffer<A> dots_, dots2_;
   Buffer<A> value_, sum_, sum2_;  // packed

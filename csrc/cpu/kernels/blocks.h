@@ -1,4 +1,4 @@
-// Sums of long rows.
+// Sums over the edges of long rows.
 #pragma once
 
 #include "simd.h"
@@ -11,7 +11,7 @@ template <class A>
 class Blocks {
  public:
   explicit Blocks(int64_t size) : size_(size), total_(size) {}
-  // To be called before each edge. place: its position in the row.
+  // Callers call this before each edge. place: the edge's position in the row.
   void before(int64_t place, A* sums) {
     if (place == 0 || place % kBlockOfSums != 0) return;
     if (place == kBlockOfSums) total_.clear(size_);

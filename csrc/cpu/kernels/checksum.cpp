@@ -5,7 +5,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-constexpr int kWords = 32;  // lanes, in several vectors
+constexpr int kWords = 32;  // lanes of 64 bits, in several vectors
 constexpr int64_t kBlock = kWords * sizeof(uint64_t);
 // A multiplier of multiply-with-carry generators: p = kMultiplier 2^32 - 1 is prime.
 constexpr uint64_t kMultiplier = 4294957665u;

@@ -23,7 +23,7 @@ Columns<T>::Columns(const void* data, int heads, int dim)
   }
 }
 
-// V vectors of columns from `vector` on, which stay in registers over a row's edges.
+// Computes V vectors of columns, from `vector` on, which stay in registers over a row's edges.
 template <class T>
 template <int W, bool pairs, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch,
@@ -61,7 +61,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       }
     }
   };
-  // The same for a row in the order of fixed rows.
+  // The same for a row that is stored like `fixed` (Columns::paired).
   const auto each_of_fixed = [&](const A* x, const auto& f) __attribute__((always_inline)) {
     if constexpr (pairs && Terms::kWide) {
 #pragma GCC unroll 8

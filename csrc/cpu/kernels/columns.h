@@ -60,7 +60,7 @@ class FixedRows {
   Buffer<A> rows_;
 };
 
-// Destination of sums: rows of the features' type, or of accumulators.
+// Where sums are written: to rows of the features' type, or of accumulators.
 template <class T>
 struct SumRows {
   T* rows = nullptr;
@@ -82,7 +82,7 @@ class Columns {
  public:
   using A = Acc<T>;
 
-  // data: [N, H, D]
+  // data: a matrix [N, H, D].
   Columns(const void* data, int heads, int dim);
 
   int64_t size() const { return size_; }
@@ -92,14 +92,14 @@ class Columns {
   // each (Pair in simd.h).
   bool paired() const { return paired_; }
 
-  // limit, below: the number of indices that may be read to prefetch; 0 turns prefetching off. fixed: the
-  // group's rows [rows, C].
+  // In the functions below, limit is the number of indices that may be read to prefetch, where 0 turns
+  // prefetching off, and fixed are the group's rows [rows, C].
 
-  // a[r] = factor[r] sum of w[e] x[index_e] over the edges e of row r, + plus[r * plus_stride]. a2, unless
-  // null: the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: or null.
+  // a[r] = factor[r] (sum over the edges e of row r of w[e] x[index_e]) + plus[r * plus_stride]. a2, unless
+  // null, is the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: or null for 0.
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, const A* w2,
                  const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a, SumRows<T> a2) const;
-  // The same without factor, plus and a2.
+  // The same with only one sum, and without factor and plus.
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, SumRows<T> a) const {
     aggregate(group, index, fetch, w, nullptr, nullptr, nullptr, 0, a, {});
   }

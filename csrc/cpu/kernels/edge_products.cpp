@@ -1,5 +1,5 @@
-// Products of an edge's ends with its own features (core/edge_products.h). Each head of a row is read in
-// vectors of the widest size that fits, and its remaining columns one by one.
+// Products of the rows of an edge's two nodes with its own features (core/edge_products.h). Each head of a
+// row is read in vectors of the widest size that fits, and its remaining columns one by one.
 #include "ahead.h"
 #include "blocks.h"
 #include "kernels.h"
@@ -71,7 +71,8 @@ void products_as(const EdgeProductParams& p, const Parallel& parallel) {
         const T* f = feat + id * size;
         A* score = static_cast<A*>(p.score) + id * heads;
         T* to = p.edge_out ? static_cast<T*>(p.edge_out) + id * size : nullptr;
-        // The sum of a head's products: that of vectors in lanes, and `rest` of the remaining columns.
+        // Returns the sum of a head's products: of vectors in lanes, and in `rest` that of the remaining
+        // columns.
         const auto head = [&](int h, A& rest) {
           const int64_t at = int64_t(h) * dim;
           V sums{};

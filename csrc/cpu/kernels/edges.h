@@ -6,9 +6,9 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Up to this size in bytes, features are not prefetched.
+// Features of at most so many bytes are not prefetched.
 constexpr int64_t kNear = 1 << 20;
-// Prefetch distance in edges for tables [E, H].
+// Tables [E, H] are prefetched by so many edges ahead.
 constexpr int kTableAhead = 32;
 
 // Edges of one row, with entry (h, e) at h * kBlock + e: the lanes of a vector are edges.
@@ -186,7 +186,7 @@ class EdgeBlock {
         values_(int64_t(5) * heads_ * Order::kEdges) {}
 
   int n;                       // edges
-  const int32_t* index;        // their gathered rows
+  const int32_t* index;        // the rows that are gathered for them
   int64_t limit;               // number of indices that may be read to prefetch, or 0
   int32_t eid[Order::kEdges];  // positions in the user's order, if load() was asked for them
 

@@ -35,7 +35,7 @@ class RowWriter {
   void operator()(int64_t row, const Softmax<A>& s, A* a, A* a2) {
     const int heads = shape_.heads;
     for (int h = 0; h < heads; ++h) {
-      const bool empty = s.sum[h] == 0;  // no edges, or all scores are -inf; never if one is nan
+      const bool empty = s.sum[h] == 0;  // no edges, or all scores are -inf; false if one is nan
       factor_[h] = empty ? A(0) : A(1) / s.sum[h];
       A* stats = o_.stats + (row * heads + h) * 2;
       stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);

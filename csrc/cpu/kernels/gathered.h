@@ -26,7 +26,7 @@ class Gathered {
   // x_e [n, H, D], if features are added to the gathered rows.
   const A* sums() const { return sums_; }
 
-  // To be called first for every block. fresh: its rows are not in cache yet.
+  // Callers call this first for every block. fresh: the block's rows are not in cache yet.
   void load(const EdgeBlock<T>& block, bool fresh) {
     limit_ = fresh ? block.limit : 0;
     if (!summed()) return;

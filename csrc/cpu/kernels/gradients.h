@@ -46,7 +46,7 @@ struct Arrays {
         grad_feat(static_cast<T*>(p.grad_feat)),
         edges(static_cast<A*>(edges)) {}
   bool from_positive() const { return grad_alpha_dst && !grad_raw; }
-  // Edge tensors beyond EdgeOptions, read or written.
+  // Whether edge tensors besides those of EdgeOptions are read or written.
   bool per_edge() const {
     return grad_attention || grad_bias || grad_gate || grad_weight || grad_raw || grad_feat;
   }
@@ -74,12 +74,12 @@ class EdgeGradients {
     for (int h = 0; h < heads; ++h) delta[h] += rest[h];
   }
 
-  // Inputs: t = g . (v + e), and the destination's statistics, in this order.
+  // The inputs are t = g . (v + e), and the destination's statistics, in this order.
   A* t() const { return array(0); }
   A* largest() const { return array(1); }
   A* log_sum() const { return array(2); }
   A* delta() const { return array(3); }
-  // Results: of start() z; of solve() f alpha and the gradient of raw, in this order.
+  // The results are z after start(), and f alpha and the gradient of raw after solve(), in this order.
   A* z() const { return array(4); }
   A* weight() const { return array(5); }
   A* draw() const { return array(6); }
@@ -190,7 +190,7 @@ class EdgeGradients {
     });
   }
 
-  // sums[h] += the gradients of raw
+  // Adds the gradients of raw to sums[h].
   void add_draw(const EdgeBlock<T, Order>& block, A* sums) const {
     for (int h = 0; h < heads_; ++h) {
       V total{};

@@ -1,7 +1,7 @@
 // The scores of scores.h for groups of short rows. No row is fixed, and all arrays are edge-major.
 //   raw(block, group, z)                    z = raw score of each edge
 //   accumulate(block, group, fetch, draw, a, a2)
-//                                           a[r] = the gradient of row r; a2[r], unless null: of attn;
+//                                           a[r] = the gradient of row r; a2[r], unless null: that of attn;
 //                                           fetch: as in columns.h; draw is overwritten
 #pragma once
 

@@ -43,11 +43,11 @@ static inline bool has_dots(int dim) {
   return dim > 0 && row_shape<A>(1, dim).vectors <= kRun;
 }
 
-// Which items of a plan are grouped, and how many of them at most.
+// Decides which items of a plan are grouped, and how many of them at most.
 class Grouping {
  public:
-  // The decision for one direction of a call. p: ForwardParams or BackwardParams; A: accumulators; degree:
-  // rows are grouped below this mean degree.
+  // Decides for one direction of a call. p: ForwardParams or BackwardParams; A: accumulators; degree: rows
+  // are grouped below this mean degree.
   template <class A, class Params>
   static Grouping of(const Params& p, const Csr& csr, RowWay way, int64_t degree, bool possible = true) {
     const Shape& s = p.shape;

@@ -7,7 +7,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Elements that a step processes at a time, so that they stay in the first level of cache.
+// How many elements a step processes at a time, so that they stay in the first level of cache.
 constexpr int kColumnsAtOnce = 2048;
 
 // Adds lanes that are L apart, or adjacent lanes, of two vectors of heads of 2 * L lanes; first the heads of
@@ -108,7 +108,7 @@ class HeadSums {
     }
   };
 
-  // V vectors at a time, of any heads.
+  // Adds up V vectors at a time, of heads of any size.
   template <int W, int V, class Term>
   [[gnu::always_inline]] void of_rows(const Term& term, A* to) const {
     constexpr std::integral_constant<int, W> width;
@@ -120,7 +120,8 @@ class HeadSums {
       }
   }
 
-  // Heads of V vectors, or with 0 of any number, the last of which may overlap the one before.
+  // Adds up heads of V vectors, or if V is 0 of any number of them. The last vector may overlap the one
+  // before.
   template <int W, int V, class Term>
   [[gnu::always_inline]] void of_heads(const Term& term, A* to) const {
     constexpr std::integral_constant<int, W> width;
@@ -141,7 +142,7 @@ class HeadSums {
     }
   }
 
-  // Heads of P pairs, or with 0 of any number.
+  // Adds up heads of P pairs, or if P is 0 of any number of them.
   template <int P, class Term>
   [[gnu::always_inline]] void of_pairs(const Term& term, A* to) const {
     constexpr int W = kLanes<A>;

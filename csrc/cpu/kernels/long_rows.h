@@ -10,9 +10,9 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Scalars that split rows may save; more if the gradients of the features are larger.
+// How many scalars split rows may save. It is more if the gradients of the features are larger.
 constexpr int64_t kMostKept = int64_t(1) << 24;
-// Chunks per thread that are processed together.
+// How many chunks per thread are processed together.
 constexpr int64_t kPiecesPerThread = 4;
 
 static inline int64_t num_blocks(const Item& item) { return (item.end - item.begin + kBlock - 1) / kBlock; }
@@ -48,8 +48,8 @@ struct CountArrays {
   }
 };
 
-// The split rows, several at a time: enough for all threads, and few enough to be in cache for the second
-// run.
+// Processes the split rows, several at a time: enough for all threads, and few enough to be in cache for the
+// second run.
 template <class A>
 class Pieces {
  public:

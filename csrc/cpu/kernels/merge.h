@@ -1,4 +1,4 @@
-// Writing results of rows, and adding up the partial results of split rows.
+// Writes the results of rows, and adds up the partial results of split rows.
 #pragma once
 
 #include "rows.h"

@@ -24,8 +24,8 @@ int padded(int size) {
   return (size + W - 1) / W * W;
 }
 
-// W flags, of which each is 0 or 1; and whether x > 0, as flags. gcc converts vectors of bytes one by one,
-// which takes longer than everything else.
+// These return W flags, of which each is 0 or 1, and whether x > 0, as flags. gcc converts vectors of bytes
+// one by one, which takes longer than everything else.
 template <class A, int W>
 [[gnu::always_inline]] inline Vec<Bits<A>, W> load_flags(const uint8_t* p) {
   if constexpr (W == 1) {
@@ -71,7 +71,7 @@ template <class A, int W>
   }
 }
 
-// R rows and V vectors of columns of `multiply`.
+// Computes R rows and V vectors of columns of `multiply`.
 template <class A, int W, int R, int V>
 [[gnu::always_inline]] inline void multiply_tile(int inner, const A* a, const A* b, int cols, A* c) {
   using X = Vec<A, W>;

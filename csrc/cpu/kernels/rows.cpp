@@ -3,8 +3,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The terms of an aggregation per edge and vector, for a tile that starts at `head` and at `at` of a packed
-// row; h and v are relative to it.
+// What an aggregation adds for an edge and a vector. A tile starts at `head`, and at `at` of a packed row; h
+// and v are relative to these.
 template <class T, int W, bool two>
 struct Weighted {
   static constexpr bool kTwo = two;
@@ -32,8 +32,8 @@ struct LeakyWeighted {
   }
 };
 
-// Sums over a block's edges for `H` heads from `head` on, `V` vectors of each from `vector` on, in registers.
-// They start from 0 in every block, because sums of sums round less.
+// Sums over a block's edges, in registers, for `H` heads from `head` on, and `V` vectors of each from
+// `vector` on. They start from 0 in every block, because sums of sums round less.
 template <class T, int W, bool paired, int H, int V, class Terms>
 void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n,
                     const Terms& all_terms, Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
@@ -77,7 +77,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
 template <class T, int W, bool paired, class Terms>
 void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
                    bool fresh, bool fresh2) {
-  // Accumulators: 8 or 16 of the 16 registers (32 with AVX-512).
+  // Accumulators take 8 or 16 of the 16 registers (32 with AVX-512).
   constexpr int most = Terms::kTwo && kVectorBytes < 64 ? 4 : 8;
   const int heads = rows.shape.heads, vectors = rows.shape.vectors;
   const auto tile = [&](auto h, auto v, int head, int vector) {
@@ -108,8 +108,8 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
   }
 }
 
-// The terms of a dot product per edge and vector. feature, packed: the vector's position in a row and in a
-// packed row; last: whether it is the last of its head.
+// What a dot product adds for an edge and a vector. feature, packed: the vector's position in a row and in a
+// packed row; last: whether it is the last vector of its head.
 template <class T, int W>
 struct RowTerm {
   const Acc<T>* r;
@@ -161,7 +161,7 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
     int edge[E];
 #pragma GCC unroll 4
     for (int i = 0; i < E; ++i) {
-      edge[i] = e + i < n ? e + i : n - 1;  // results behind the last edge are not used
+      edge[i] = e + i < n ? e + i : n - 1;  // results after the last edge are not used
       row[i] = rows.data + stride * ahead.index[edge[i]];
       if (ahead.limit) prefetch(rows.data + stride * ahead(edge[i]), bytes);
       terms.start(edge[i]);
@@ -201,8 +201,8 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
   }
 }
 
-// y[y_index_e] = vectors term(e, h, position in the row, position in a packed row). A head's last vector is
-// written first, because its second copies are undefined.
+// Writes to row y_index_e of y the vectors term(e, h, position in the row, position in a packed row). A
+// head's last vector is written first, because its second copies are undefined.
 template <class T, int W, class Term>
 void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, const Term& term) {
   for (int e = 0; e < n; ++e)
@@ -369,7 +369,7 @@ void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row
     constexpr int W = width.value;
     using Vector = Vec<A, W>;
     for (int h = 0; h < shape.heads; ++h, row += shape.dim)
-      for (int v = shape.vectors - 1; v >= 0; --v) {  // the last vector first: its second copies may be 0
+      for (int v = shape.vectors - 1; v >= 0; --v) {  // last vector first: its second copies may be 0
         const int at = h * shape.packed + v * W;
         const Vector x = load_vector<Vector>(a + at) * (factor ? factor[h] : A(1));
         store<T, W>(row + feature(shape, v, W), bias ? x + load_vector<Vector>(bias + at) : x);

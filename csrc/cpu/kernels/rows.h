@@ -17,7 +17,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kBlock = 64;
-// Longest run of vectors that a dot product adds one after another; sums of such sums round less.
+// The longest run of vectors that a dot product adds one after another. Sums of such sums round less.
 constexpr int kRun = 32;
 
 struct RowShape {
@@ -26,7 +26,7 @@ struct RowShape {
   int vectors;  // vectors per head
   int last;     // first feature of a head's last vector
   int packed;   // vectors * width
-  bool paired;  // only if pairs of the widest vectors fill a head
+  bool paired;  // whether pairs of the widest vectors fill a head
   int64_t size() const { return int64_t(heads) * dim; }
   int64_t packed_size() const { return int64_t(heads) * packed; }
 };

@@ -1,4 +1,4 @@
-// Division of a plan's items among threads.
+// Divides a plan's items among threads.
 #pragma once
 
 #include "cpu/engine.h"
@@ -8,10 +8,10 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 // The cost of a row, in edges, beside its edges: reading and writing its own features, and overhead.
 constexpr int64_t kRowCost = 4;
-// Fewest edges per thread: with fewer, another thread costs more than it saves.
+// The fewest edges per thread. With fewer, another thread costs more than it saves.
 constexpr int64_t kMinChunkCost = 4096;
 
-// Fewest rows per thread where rows are only streamed.
+// The fewest rows per thread in passes that only stream rows.
 constexpr int64_t kRowsPerThread = 256;
 
 // Divides a plan's items into chunks of equal cost.

@@ -1,4 +1,4 @@
-// Shared by both passes of the backward of attention's backward: the division of work items into groups of
+// What both passes of the backward of attention's backward share: the division of work items into groups of
 // rows, the buffers of a group, and the arguments of a call.
 #pragma once
 

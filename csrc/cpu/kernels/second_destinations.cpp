@@ -26,7 +26,7 @@ class Destination {
         of_attn_(call.pairs() ? call.row : 0, groups.most_rows()),
         row_sums_(int64_t(kSecondSums) * call.size.heads) {}
 
-  // A group of rows that fit in a block.
+  // Processes a group of rows that fit in a block.
   void operator()(const Group& group) {
     A* const sums = edges_.sums();
     start(group);
@@ -40,7 +40,7 @@ class Destination {
     of_grad_.template write<T>(group, p_.grad_grad_out);
   }
 
-  // A longer row.
+  // Processes a longer row.
   void operator()(const Item& item) {
     if (item.slot >= 0) return;
     measure(item, row_sums_);
@@ -127,7 +127,7 @@ class Destination {
     to_ = {query_.of(group), of_query_.of(group), grad_.of(group)};
   }
 
-  // The products of rows, in the layout of SecondEdges.
+  // Computes the products of rows, in the layout of SecondEdges.
   void multiply(const Group& group) {
     if (call_.pairs())
       products_of_pairs(rows(group, true), edges_.products());
@@ -178,7 +178,7 @@ class Destination {
       for (int64_t d = 0; d < call_.row; ++d) attn_[d] += of_attn_[r * call_.row + d];
   }
 
-  // Sums of rows, weighted by the factors.
+  // Computes the sums of rows, weighted by the factors.
   void add_rows(const Group& group) {
     const DestinationRows<T> rows = this->rows(group, false);
     const Factors<A> by{edges_.of_p(), edges_.of_raw(), edges_.of_t(), edges_.share()};

@@ -1,10 +1,10 @@
-// The scalars per edge and head of the backward of the backward, edge-major, for the edges of a group of
-// rows. Names are those of docs/internals/second_derivatives.md.
+// The scalars per edge and head in the backward of attention's backward, edge-major, for the edges of a group
+// of rows. Names are those of docs/internals/second_derivatives.md.
 //
-// Three loops over a row's edges: weigh() and sum() compute the sums of the softmax, of alpha f p and of
-// alpha t; centre() and sum_moments() the sum of alpha y; settle() the factors of rows and the gradients of
-// the edges' options. y is computed from f p and t less their means. It differs from the y of that page by a
-// constant of the row, and is small where f p and t hardly vary.
+// There are three loops over a row's edges. weigh() and sum() compute the sums of the softmax, of alpha f p
+// and of alpha t; centre() and sum_moments() the sum of alpha y; settle() the factors of rows and the
+// gradients of the edges' options. y is computed from f p and t less their means. It differs from the y of
+// that page by a constant of the row, and is small where f p and t hardly vary.
 #pragma once
 
 #include "cpu/second_order.h"
@@ -78,7 +78,7 @@ class SecondEdges {
     });
   }
 
-  // alpha, not yet divided by the row's sum, and t.
+  // Computes alpha, not yet divided by the row's sum, and t.
   void weigh(Block& block, const Group& group) {
     find_stats(group);
     __builtin_memcpy(z(), raw(), size_ * sizeof(A));
@@ -101,7 +101,7 @@ class SecondEdges {
     });
   }
 
-  // The sums of alpha, alpha f p and alpha t over the edges of each row, to sums().
+  // Writes to sums() the sums of alpha, alpha f p and alpha t over the edges of each row.
   void sum(const Block& block, const Group& group) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -128,8 +128,8 @@ class SecondEdges {
       }
   }
 
-  // alpha, f p - delta, t - tau and y. The score of a row's only edge has no gradient: an exact 0 keeps
-  // rounding from making one.
+  // Computes alpha, f p - delta, t - tau and y. The score of a row's only edge has no gradient: an exact 0
+  // keeps rounding from making one.
   void centre(const Block& block, const Group& group, const A* sums) {
     spread<3>(group, sums, 0);
     const A* of_weight = find(p_.of_weight, block, 17);
@@ -147,7 +147,7 @@ class SecondEdges {
     });
   }
 
-  // The sums of alpha y over the edges of each row, to sums().
+  // Writes to sums() the sums of alpha y over the edges of each row.
   void sum_moments(const Group& group) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -193,7 +193,7 @@ class SecondEdges {
     for (int i = first * heads_; i < last * heads_; ++i) sums[i] += sums_[i];
   }
 
-  // The sums of R over the edges of each row, [rows, H].
+  // Writes to `sums` [rows, H] the sums of R over the edges of each row.
   void sum_raw(const Group& group, A* sums) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -222,7 +222,7 @@ class SecondEdges {
     return block.dropout ? x * load_vector<V>(block.dropout + i) : x;
   }
 
-  // A cotangent [E, H] of the block's edges, or null.
+  // Returns a cotangent [E, H] for the block's edges as array k, or null if there is no table.
   const A* find(const void* table, const Block& block, int k) {
     if (table)
       gather<EdgeMajor>(static_cast<const A*>(table), block.eid, block.n, 0, heads_, heads_, array(k), 0);

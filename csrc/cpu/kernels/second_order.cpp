@@ -1,7 +1,7 @@
-// The backward of the backward, in two passes. The pass over the destinations (second_destinations.cpp)
-// gathers keys, values and their cotangents, computes four products per edge and head, then the sums of each
-// row, and writes three scalars per edge and head. The pass over the sources (second_sources.cpp) gathers
-// rows of the destinations and adds them up, weighted by these scalars.
+// The backward of attention's backward, in two passes. The pass over the destinations
+// (second_destinations.cpp) gathers keys, values and their cotangents, computes four products per edge and
+// head, then the sums of each row, and writes three scalars per edge and head. The pass over the sources
+// (second_sources.cpp) gathers rows of the destinations and adds them up, weighted by these scalars.
 //
 // Rows of up to EdgeMajor::kEdges edges are processed in groups, whose gathered rows stay in cache. Longer
 // rows are processed in blocks: the four products of each block are saved, and its rows are gathered twice.

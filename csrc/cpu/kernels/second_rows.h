@@ -1,9 +1,10 @@
-// Products and sums of rows for the backward of the backward (second_order.cpp), over the edges of a group.
+// Products and sums of rows for the backward of attention's backward (second_order.cpp), over a group's
+// edges.
 //
-// Rows are [H, D] as they lie in memory. Vectors of W columns cover a head. Where W does not divide D, the
-// last vector overlaps the one before it: products set the lanes that both have to 0, and sums compute the
-// same result in both. An input that is absent, such as a cotangent or the features of edges, is one row of
-// zeros for all edges.
+// Rows are [H, D] as they lie in memory. Vectors of W columns cover a head. If W does not divide D, the last
+// vector overlaps the one before it: products set the lanes that both have to 0, and sums compute the same
+// result in both. An input that is absent, such as a cotangent or the features of edges, is one row of zeros
+// for all edges.
 //
 // In the formulas a capital letter is the cotangent of the small one: Q of q, K of k, V of v, F of the
 // features e, X of x (GATv2's destination), N of GATv2's vector a. But A, R and M are scalars of an edge and

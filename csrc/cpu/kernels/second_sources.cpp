@@ -34,7 +34,7 @@ class Source {
     else
       of_key_.template write<T>(group, p_.grad_src);
   }
-  // Longer rows, and chunks of split rows.
+  // Processes longer rows, and chunks of split rows.
   void operator()(const Item& item) {
     groups.each_block(item, [&](const Group& group, bool first) {
       add(group);

@@ -56,7 +56,7 @@ struct VectorOf<A, 1> {
 template <class A, int W>
 using Vec = typename VectorOf<A, W>::type;
 
-// Lanes of the widest vector of accumulators.
+// How many lanes the widest vector of accumulators has.
 template <class A>
 constexpr int kLanes = kVectorBytes / int(sizeof(A));
 
@@ -162,7 +162,7 @@ static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
   return __builtin_convertvector(h | (u & 0x80000000u) >> 16, Vec<uint16_t, W>);
 }
 
-// Calls f with a value of the feature type.
+// Calls f with an object of the feature type.
 template <class F>
 static inline void with_type(DType type, const F& f) {
   switch (type) {
@@ -177,7 +177,7 @@ static inline void with_type(DType type, const F& f) {
   }
 }
 
-// W elements of type T as accumulators, and back.
+// These load W elements of type T as accumulators, and store them.
 template <class T, int W>
 static inline Vec<Acc<T>, W> load(const T* p) {
   if constexpr (sizeof(T) > 2) {
@@ -207,7 +207,7 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   }
 }
 
-// x[lane] for each lane. Lanes are below W, and W elements may be read.
+// Returns x[lane] for each lane. Lanes are below W, and W elements may be read.
 template <class A, int W>
 [[gnu::always_inline]] static inline Vec<A, W> spread(const A* x, Vec<Bits<A>, W> lane) {
 #if defined(__AVX2__) && __has_builtin(__builtin_shuffle)
@@ -384,7 +384,7 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
   return p * a * b;
 }
 
-// p 2^n for an integer n that may be out of the range of exponents.
+// Returns p 2^n for an integer n that may be outside of the range of exponents.
 template <class A, int W>
 static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W> bits) {
 #if defined(__AVX512F__)
@@ -398,7 +398,7 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W>
   return scale_by_power<A, W>(p, bits);
 }
 
-// The larger and the smaller of x and a bound; x if it is nan.
+// These return the larger and the smaller of x and a bound, or x if it is nan.
 template <class A, int W>
 static inline Vec<A, W> at_least(Vec<A, W> x, A bound) {
 #if defined(__AVX512F__)

@@ -6,7 +6,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// A vector [H, vector_dim] as accumulators [H, dim], padded with zeros.
+// Returns a vector [H, vector_dim] as accumulators [H, dim], padded with zeros.
 template <class T>
 void unpack_vector(const TermsParams& p, int k, Acc<T>* to) {
   using A = Acc<T>;
@@ -53,8 +53,8 @@ void terms_as(const TermsParams& p, const Parallel& parallel) {
   });
 }
 
-// Sums over rows [first, last), of V vectors of columns from `at` on. head_of: the columns' heads. wide: each
-// vector is within one head.
+// Adds up the rows [first, last), V vectors of columns from `at` on. head_of: the columns' heads. wide:
+// whether each vector is within one head.
 template <class T, int W, int V, bool wide>
 void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                   int64_t first, int64_t last, int64_t at, Acc<T>* sums) {
@@ -128,12 +128,12 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
   }
 }
 
-// Sums over a range of rows, of all columns [H, dim].
+// Adds up a range of rows, all columns [H, dim] of them.
 template <class T, int W = kLanes<Acc<T>>>
 void some_rows(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                int64_t first, int64_t last, Acc<T>* sums, int64_t at = 0) {
   using A = Acc<T>;
-  constexpr int V = kVectorBytes == 64 ? 4 : 2;  // as many as 32 or 16 registers hold
+  constexpr int V = kVectorBytes == 64 ? 4 : 2;  // as many as 32 or 16 registers can hold
   const int64_t size = int64_t(q.of.heads) * q.of.dim;
   const bool wide = W == 1 || q.of.heads == 1 || (at % W == 0 && q.of.dim % W == 0);
   const auto tile = [&](auto vectors_of_tile) {
