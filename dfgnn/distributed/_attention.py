@@ -140,13 +140,15 @@ class Attention(torch.autograd.Function):
         saved = Tensors(*gradients(need, own_args, grad_out, own))
         if halo is not None:
             more = Tensors(*gradients(need._replace(out_bias=False), other, grad_out, halo))
-            # positive, and so the gradient of dst, is normalised within each call: they merge by weight.
+            # The gradient of dst comes from `positive`, which each call has normalised: they are merged by
+            # weight.
             saved = _joined(saved, more, weight if pair.own.save_positive else None)
         return None, *saved
 
 
 def _joined(own: Tensors, halo: Tensors, weight: Tensor | None) -> Tensors:
-    """Joins the gradients of both calls: sources' ones were sent to their owners, edges' are concatenated."""
+    """Joins the gradients of both calls. Those of sources were sent to their owners, those of edges are
+    concatenated."""
     grads = own._asdict()
     for name in EdgeArgs._fields:
         if grads[name] is not None:

@@ -27,7 +27,7 @@ def will_say(store: Any = None) -> None:
     fork of it (a DataLoader's worker) is no rank and must not write."""
     global _registered_by, _last
     if store is not None:
-        # For a process that destroys its group before it ends. Not on rank 0, which may run the store itself.
+        # This serves a process that destroys its group before it ends. Rank 0 may run the store itself.
         _last = (store, dist.get_rank()) if dist.get_rank() else None
     if _registered_by != os.getpid():
         _registered_by = os.getpid()

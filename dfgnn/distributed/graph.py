@@ -415,7 +415,7 @@ class DistributedGraph(GraphPart):
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if edges.seed is not None:
             tensors = tensors._replace(seed=self._shared(edges.seed))
-            # Edges have one number each: where edge tensors, or what the CPU saves for backward, need
+            # Edges have only one number each. If edge tensors, or what the CPU saves for backward, need
             # positions, kernels cannot draw dropout by ids, and its mask becomes an edge weight.
             by_place = return_attention or any(x is not None for x in edges._replace(seed=None))
             if by_place or self.device.type == "cpu":

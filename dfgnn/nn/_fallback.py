@@ -80,7 +80,7 @@ class Called:
         ]
         called = {name for x in methods for name in x.__code__.co_names}
         names = sorted(name for name in called if isinstance(self._module.get(name), FunctionType))
-        self._of_module = itemgetter(*names, "__name__", "__name__")  # of fewer than two it gives no tuple
+        self._of_module = itemgetter(*names, "__name__", "__name__")  # one name alone gives no tuple
         self._names = "forward", *names, "__name__", "__name__", *self._in_torch
         self._known, self._fine = self.now(), ()
 

@@ -48,7 +48,7 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
     """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges; where:
     what the message begins with."""
     if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not is_exporting():
-        _check_number(converted._number)  # once the compiled code runs
+        _check_number(converted._number)  # runs whenever the compiled code runs
         return
     if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
         return
@@ -61,7 +61,7 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
 
 def _check_in_degrees(number: int) -> None:
     graph = OF_NUMBER[number]()
-    assert graph is not None  # else it would have no number
+    assert graph is not None  # a graph that has ended has no number
     check_in_degrees(graph, graph)
 
 

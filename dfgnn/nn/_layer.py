@@ -81,11 +81,11 @@ class FusedLayer(nn.Module):
         return self._parameters.values()
 
     def _why_not_now(self, theirs: type, graph: Any, features: tuple[Any, ...]) -> str | None:
-        """A change of DGL's class, or of all modules and functions, that only DGL's forward sees; or an
-        argument that only it takes."""
+        """The reason, if there is one, why only DGL's own forward may run: a change of DGL's class, or of all
+        modules and functions, that only it sees, or an argument that only it takes."""
         if self._in_engine and all_hooked():
             return "there are hooks on all modules"
-        if "parametrizations" in self._modules:  # which may draw numbers, or count, at every access
+        if "parametrizations" in self._modules:  # they may draw numbers, or count, at each access
             return "its parameters have parametrizations"
         replaced = _called_by(theirs).replaced()
         if replaced is not None:
@@ -105,7 +105,7 @@ _called_by = functools.cache(_fallback.Called)
 
 
 def _ends_share_data(graph: Any) -> bool:
-    """Whether what DGL writes to a destination is written to the source of the same number, too."""
+    """Whether DGL stores features of a destination also as those of the source of the same number."""
     return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
@@ -118,7 +118,7 @@ class GraphLayer(FusedLayer):
         self.allow_zero_in_degree = set_value
 
     def _graph(self, graph: Any) -> Graph:
-        """The graph that the engine takes, after the check of its in-degrees."""
+        """The graph as the engine takes it, with its in-degrees checked."""
         fused = as_graph(graph, self)
         if not self.allow_zero_in_degree:
             check_in_degrees(graph, fused, f"{type(self).__name__}: ")
@@ -137,7 +137,7 @@ class AttentionLayer(GraphLayer):
         self._out_feats = out_feats
 
     def _add_projections(self, in_feats: int | tuple[int, int]) -> None:
-        """``fc``, or ``fc_src`` and ``fc_dst`` where the ends differ, as DGL names them."""
+        """Adds ``fc``, or ``fc_src`` and ``fc_dst`` if in_feats is a pair: DGL's names."""
         width = self.num_heads * self.out_feats
         if isinstance(in_feats, tuple):
             self.fc_src = nn.Linear(in_feats[0], width, bias=False)
@@ -164,8 +164,8 @@ class AttentionLayer(GraphLayer):
         ``[E, *, H, 1]`` or None. It is one autograd function where that is possible, else computed operation
         by operation.
 
-        feat: what ``ends`` were made of, for errors. options: arguments of the attention that fused layers
-        do not have.
+        feat: the argument from which ``ends`` were made, for errors. options: arguments of the attention that
+        fused layers do not have.
         """
         whole = seed = None
         if not options:
@@ -199,21 +199,21 @@ class AttentionLayer(GraphLayer):
                 graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
             )
 
-        # DGL projects the sources first, which shows where a parametrization draws numbers.
+        # Like DGL, it projects the sources first, which matters if a parametrization draws random numbers.
         rows = {"value": project("value")} if spec.key is None else {}
         result = spelled(spec.score, lambda name: rows[name] if name in rows else project(name), attend)
         out, attention = self._unpack(result, prefix)
         return out if whole is None else self._heads(whole), attention
 
     def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
-        """What the attention gets of the edges' attributes; sets: sets of features, whose heads lie set after
-        set."""
+        """The attention's arguments for attributes of edges. sets: the size of the batch, whose elements are
+        further heads, one element's after the other's."""
         return {}
 
     def _unpack(self, result: Tensor | tuple[Tensor, Tensor], prefix: Sequence[int]) -> tuple:
-        """out ``[N_dst, *, H, D]`` and attention ``[E, *, H, 1]`` (or None) of what the engine returned.
+        """out ``[N_dst, *, H, D]`` and attention ``[E, *, H, 1]`` (or None), from the engine's result.
 
-        Leading dimensions beside the nodes, ``prefix``, are more heads to it.
+        The engine takes the batch dimensions ``prefix`` as further heads.
         """
         out, attention = result if isinstance(result, tuple) else (result, None)
         out = out.unflatten(1, (*prefix, self.num_heads))
@@ -244,7 +244,7 @@ class LeakyLayer(AttentionLayer):
         self.leaky_relu = nn.LeakyReLU(negative_slope)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
-        """``[N_dst, *, H, D]`` with the residual and the activation."""
+        """Adds the residual to out ``[N_dst, *, H, D]`` and applies the activation."""
         if self.res_fc is not None:
             out = out + self._heads(self.res_fc(h_dst))
         return out if self.activation is None else self.activation(out)

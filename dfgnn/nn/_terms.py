@@ -38,7 +38,7 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def _is_as_written(cls: type[nn.Module]) -> bool:
-    """Whether the forward of this class, and what calls it, are those of the libraries they are from."""
+    """Whether the forward of this class, and the methods that call it, are as their libraries wrote them."""
     if _AS_WRITTEN.get(cls) == (cls.forward, cls.__call__, cls._call_impl):
         return True
     for name in ("forward", "__call__", "_call_impl"):
@@ -66,7 +66,8 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
         return None
     parameters = linear._parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    # Where it is not a parameter, there is a parametrization, a plain tensor in its place, or an exporter's.
+    # If it is no parameter, it belongs to a parametrization, a plain tensor took its place, or it is an
+    # exporter's.
     if type(weight) is not nn.Parameter and type(weight := linear.weight) not in (
         Tensor,
         internals.FakeTensor,
@@ -90,8 +91,8 @@ def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     """Whether :func:`folded_terms` is right for ``linear``, whose output has this width, and pays."""
-    # Wide inputs cost more to read a second time than N x H x D does, and under autocast the sum over D is
-    # taken in float32 only when it is written out. Compiled, the sum is one kernel, while folding takes six
+    # Reading wide inputs a second time would cost more than N x H x D does. Under autocast the sum over D is
+    # taken in float32 only if it is written out. Compiled, the sum is one kernel, while folding takes six
     # more matrix products, with the gradients.
     if torch.compiler.is_compiling():
         return False

@@ -20,7 +20,7 @@ from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
 from ._terms import under_autocast
 
-Rows = slice | Tensor  # without repetition
+Rows = slice | Tensor  # numbers of rows, each at most once
 
 
 class Group(NamedTuple):
@@ -34,9 +34,9 @@ class Group(NamedTuple):
 class Pairs(NamedTuple):
     """(node, type) pairs, in the order of types."""
 
-    groups: list[Group] | None  # what makes the pairs' rows of the nodes'; None: there are all pairs
+    groups: list[Group] | None  # how the pairs' rows are made from the nodes'; None: there are all pairs
     num_pairs: int
-    lift: Graph | None = None  # from nodes to pairs: rows are gathered by it, and groups read gathered rows
+    lift: Graph | None = None  # from nodes to pairs: it gathers the rows that groups read
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x[j] @ weight[t] of each pair (j, t). x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns
@@ -182,14 +182,14 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     x, weight = under_autocast(x, weight)
-    # Compilers would trace the backward of the rule as one that is differentiated again.
+    # While compiling, the rule's backward would be traced as one that is differentiated again.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)
 
 
 def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) -> Tensor:
-    """The same in operations that torch differentiates any number of times, in either mode."""
+    """`typed_matmul` in operations that torch differentiates any number of times, in either mode."""
     parts = [torch.matmul(_take(x, g.read).transpose(0, 1), weight[g.type]).transpose(0, 1) for g in groups]
     if not parts:  # an empty product, so that the gradients are zero, not None
         return torch.matmul(x[:0].transpose(0, 1), weight[0]).transpose(0, 1)
@@ -202,7 +202,7 @@ def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int)
 
 
 class _TypedMatmul(Rule):
-    """`typed_matmul` of x and weight."""
+    """Computes `typed_matmul` of x and weight."""
 
     __slots__ = "groups", "num_rows"
 
@@ -221,7 +221,7 @@ class _TypedMatmul(Rule):
 
     def gradients(self, need, saved, grad):
         x, weight = saved
-        if torch.is_grad_enabled():  # create_graph
+        if torch.is_grad_enabled():  # backward was called with create_graph
             _, pull = torch.func.vjp(lambda *ends: _plain_matmul(*ends, self.groups, len(grad)), x, weight)
             return tuple(g if n else None for g, n in zip(pull(grad), need))
         grad_x = torch.zeros_like(x) if need[0] else None
@@ -249,8 +249,8 @@ _RUN = 1024  # rows of one product in _outer_sum
 def _outer_sum(x: Tensor, y: Tensor) -> Tensor:
     """sum_r x[r, h] y[h, r]^T: x [R, H, D], y [H, R, K], result [H, D, K].
 
-    Libraries compute so narrow a product with one block per head on a GPU. In runs of rows, of which the
-    results are added up, it is as parallel as it is long.
+    On a GPU libraries compute so narrow a product with one block per head. So it is divided into runs of
+    rows, which are computed in parallel, and whose results are added up.
     """
     rows, heads, dim = x.shape
     if x.device.type == "cpu" or rows < 4 * _RUN:

@@ -223,7 +223,7 @@ class EdgeGraphTransformerLayer(nn.Module):
         if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
             sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))
             raise ValueError(f"edge_attr: expected shape [{sizes}], got {list(edge_attr.shape)}")
-        # Nodes and edges first: then the sets are heads to the engine.
+        # With nodes and edges first, the engine takes the elements of a batch as heads.
         h, e = swapped(feat).contiguous(), swapped(edge_attr).contiguous()
         found: Any = self.conv(graph, h, e, get_attention)
         attended, *more = found if isinstance(found, tuple) else (found,)

@@ -123,7 +123,7 @@ class ExphormerAttention(nn.Module):
                 f"bool {shape[1:]}",
                 f"{edge_mask.dtype} {list(edge_mask.shape)}",
             )
-        # Columns without such a node are left out.
+        # -1 is no node, so that the structure leaves these edges out.
         return Graph._of(FixedStructure(torch.where(edge_mask, edges, -1), None, *sizes))
 
     def forward(self, graph: Any, feat: Tensor, type_feat: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ class TransformerBlock(nn.Module):
         self, update_feats: int, feats: int, inner: int, norm: str | None, dropout: float, residual: bool,
         activation: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        """update_feats: columns of what the attention gives. inner: of the network."""
+        """update_feats: columns of the attention's result. inner: columns within the feed-forward network."""
         self.residual, self.activation = residual, activation
         self.fc_out = nn.Linear(update_feats, feats)
         self.ffn1, self.ffn2 = nn.Linear(feats, inner), nn.Linear(inner, feats)
@@ -299,7 +299,8 @@ class GraphTransformerLayer(TransformerBlock):
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
         check_sets(feat, self.feats)
-        # Nodes first: then the sets are heads to the engine, and every linear layer has one matrix to read.
+        # With nodes first, the engine takes the elements of a batch as heads, and linear layers read one
+        # matrix.
         h = swapped(feat).contiguous()
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
         x = normalized(self.norm1, h) if self.norm_first else h
@@ -315,7 +316,7 @@ class GraphTransformerLayer(TransformerBlock):
         return (swapped(h), swapped(result[1].squeeze(-1))) if get_attention else swapped(h)
 
     def _edge_bias(self, edge_bias: Tensor, batch: tuple[int, ...]) -> Tensor:
-        """``[E, B * H]``, in the order in which the sets are heads."""
+        """edge_bias as ``[E, B * H]``: the elements of a batch are heads, in this order."""
         heads = self.conv.num_heads
         shape = list(edge_bias.shape)
         if shape[-1:] != [heads] or len(shape) not in (2, 2 + len(batch)):

@@ -108,10 +108,10 @@ class EdgeGATConv(AdditiveConv):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])
-        # In DGL's order, in which random numbers are drawn.
+        # The order is that of DGL, because random numbers may be drawn here.
         ends = self._project(h_src, h_dst, not isinstance(feat, tuple))
-        # Each head reads the edge features once. Where these are wider than their projection, it is faster to
-        # project first.
+        # Each head reads the edge features once. If these are wider than their projection, it is faster to
+        # project them first.
         width = self.num_heads * self.out_feats
         if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
             (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)

@@ -126,7 +126,7 @@ class EGATConv(GraphLayer):
         f = F.leaky_relu_(f).unflatten(1, (*prefix, self.num_heads, self.out_edge_feats))
         score = self._score(f).flatten(1)
         feat = self.fc_node_src(h_src).unflatten(-1, (self.num_heads, self.out_node_feats)).flatten(1, -2)
-        # The score is the edges' term alone, which has those of the ends in it.
+        # The edges' term, which contains the terms of both nodes, is the whole score.
         result = self.attention(
             fused,
             feat,
@@ -144,7 +144,7 @@ class EGATConv(GraphLayer):
         return out.unflatten(1, heads), f, attention.unflatten(1, heads).unsqueeze(-1)
 
     def _edge_term(self, efeats: Tensor) -> Tensor:
-        """W e + b as a new tensor, to which the ends' terms are added in place."""
+        """W e + b as a new tensor, to which the terms of both nodes are added in place."""
         if is_plain(self.fc_fij):
             return F.linear(efeats, self.fc_fij.weight, self.bias)
         term = self.fc_fij(efeats)

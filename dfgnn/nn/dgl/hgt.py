@@ -152,7 +152,7 @@ class HGTConv(FusedLayer):
         # [T, H]: the priors and 1 / sqrt(D) scale the keys' maps.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
         of_keys, of_values = _stack(self.relation_att) * scale[:, :, None, None], _stack(self.relation_msg)
-        prefix = x_src.shape[1:-1]  # sets of features, which are more heads to the attention
+        prefix = x_src.shape[1:-1]  # batch dimensions, which the attention folds into heads
         if prefix.numel() != 1:
             of_keys, of_values = (w.repeat(1, prefix.numel(), 1, 1) for w in (of_keys, of_values))
         key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))

@@ -47,7 +47,7 @@ _HOOKS = tuple(
 
 
 def _written_by_library(cls: type, names: tuple[str, ...]) -> dict[str, Any]:
-    """The methods of a class of torch_geometric; None for one that was replaced before."""
+    """The methods of a class of torch_geometric by name, with None for those that were replaced before."""
     methods = {name: getattr(cls, name) for name in names}
     return {name: x if is_from("torch_geometric", x) else None for name, x in methods.items()}
 
@@ -101,7 +101,7 @@ class FusedConv:
     def _fused(
         self, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None, residual, wanted: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The result and the seed of `fused_layer`, with the mean over heads and the residual."""
+        """The result of `fused_layer`, with the mean over heads and the residual; and its seed."""
         bias = None
         if not self.concat and self.heads > 1 and spec.bias is not None:
             bias, spec = spec.bias, spec._replace(bias=None)
@@ -114,7 +114,7 @@ class FusedConv:
         return out, seed
 
     def _options(self, seed: Tensor | None = None, **options: Any) -> dict[str, Any]:
-        """Arguments of the attention, with its dropout. seed: of dropout, where it was drawn before."""
+        """The attention's arguments, with its dropout. seed: that of dropout, if it was drawn before."""
         options["dropout_p"] = self.dropout if self.training else 0.0
         return options if seed is None else {**options, "_seed": seed}
 
@@ -129,28 +129,29 @@ class FusedConv:
         return out, attention if attention is None else attention.to(dtype)
 
     def _split_bias(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """The bias where the operator, which computes in this dtype, can add it; and where it cannot."""
+        """(bias that the operator adds, because it computes in this dtype; bias that is added later): one is
+        None."""
         bias = self.bias
         if self.concat and bias is not None and bias.dtype == dtype:
             return self._heads(bias), None
         return None, bias
 
     def _merged(self, out: Tensor, bias: Tensor | None, residual=None, dtype=None) -> Tensor:
-        """``[N, *, H, C]`` as the layer returns it."""
+        """The attention's result ``[N, *, H, C]`` as the layer returns it, with bias and residual."""
         out = out.flatten(-2) if self.concat else out.mean(-2)
         out = out if dtype is None else out.to(dtype)
         out = out if residual is None else out + residual
         return out if bias is None else out + bias
 
     def _returned(self, edge_index: Any, graph: Any, out: Tensor, attention: Tensor | None) -> Any:
-        """The result, and where there is an attention a pair with it (`attention_result`)."""
+        """The result, or if there is an attention a pair with it (`attention_result`)."""
         if attention is None:
             return out
         return out, attention_result(edge_index, attention, graph, self.add_self_loops)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        # The first instance of a class compiles message passing for it, which torch_geometric's own forward
-        # calls. Our classes get torch_geometric's, no matter how an instance was made.
+        # The first instance of a class makes torch_geometric compile the class's message passing, which its
+        # own forward calls. Our classes get what it compiles for its own, no matter how an instance was made.
         cls = type(self)
         library = _upstream(cls)
         self.inspector.get_source(library)  # it caches sources by name, and both have this name
@@ -163,7 +164,8 @@ class FusedConv:
                 self.__class__ = cls
             return
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
-        # What explanations call must not be what was compiled for a base class before.
+        # The original methods, which explanations call, must not be those that were compiled for a base
+        # class.
         for base in cls.__mro__[1:]:
             if vars(base).get("_jinja_propagate", cls) is vars(cls).get("_orig_propagate"):
                 cls._orig_propagate = base._orig_propagate  # type: ignore[attr-defined]
@@ -179,8 +181,8 @@ class FusedConv:
 
 
 def _fused_or_upstream(cls: Any, fused: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward of a layer: ``fused``, or torch_geometric's, and then it says why, once per class and
-    reason."""
+    """The forward of a layer: ``fused``, or torch_geometric's, with a warning that says why, once per class
+    and reason."""
 
     @functools.wraps(fused)
     def forward(self, *args, **kwargs):
@@ -200,7 +202,7 @@ def _fused_or_upstream(cls: Any, fused: Callable[..., Any]) -> Callable[..., Any
 
 
 def _integers(values: Any) -> list[Tensor]:
-    """The tensors of integers among these and in dictionaries: edges, and what else decides on them."""
+    """The integer tensors among these values and in dictionaries: edges, and what else edges depend on."""
     flat = [x for value in values for x in (value.values() if isinstance(value, dict) else (value,))]
     return [x for x in flat if isinstance(x, Tensor) and not x.is_floating_point()]
 
@@ -210,8 +212,8 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
 
     cls: the fused class that it has, or is to get instead of torch_geometric's. aggregation: what it does.
     """
-    # Asked at every call, for which a small graph waits: so the questions that take a call come last, or only
-    # where something is unusual.
+    # These questions are asked at every call, and a small graph waits for them: those that take a call come
+    # last, or are asked only if something is unusual.
     cls, compiling = type(module) if cls is None else cls, torch.compiler.is_compiling()
     state = module.__dict__
     aggr = module.aggr_module if compiling else state["_modules"].get("aggr_module")
@@ -229,7 +231,7 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
         return f"decomposed_layers={module.decomposed_layers}"
     if module.explain:
         return "an explanation is active"
-    if "parametrizations" in module._modules:  # which may draw numbers, or count, at every access
+    if "parametrizations" in module._modules:  # they may draw numbers, or count, at each access
         return "its parameters have parametrizations"
     if module.node_dim != cls._node_dim:
         return f"node_dim={module.node_dim}"
@@ -259,7 +261,8 @@ _methods_of = attrgetter(*_METHODS)
 
 
 def _changed_since(cls: Any) -> str | None:
-    """`_changed_in_class`, by a comparison with the methods that were found to be the library's before."""
+    """`_changed_in_class`, but at first only compares the methods with those that were found to be the
+    library's."""
     methods = (*_methods_of(cls), cls._called.now())
     if cls._methods_found == methods:
         return None
@@ -278,13 +281,14 @@ def _changed_in_class(cls: Any) -> str | None:
     return None if replaced is None else f"{replaced} was replaced, in torch_geometric or in torch"
 
 
-# As torch.compiler.assume_constant_result does, which imports the compiler. Otherwise compiled code would
-# check at every call whether the class has changed, which it rarely does, and small graphs wait for that.
+# This is what torch.compiler.assume_constant_result does, which imports the compiler. Without it compiled
+# code would check at every call whether the class has changed, which it rarely does, and small graphs would
+# wait.
 _changed_in_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _upstream(cls: type) -> Any:
-    """The class that FusedConv was mixed into."""
+    """The library's class to which FusedConv was added."""
     return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
 
 

@@ -30,8 +30,8 @@ class Relations(NamedTuple):
     graph: Graph  # to destinations, or within relations to (destination, relation) pairs
     src: Pairs
     dst: Pairs
-    to_edges: Callable[[Tensor], Tensor] | None  # rows of the destinations' pairs, for each edge its own
-    to_nodes: Callable[[Tensor], Tensor]  # rows of the destinations' pairs, summed over relations
+    to_edges: Callable[[Tensor], Tensor] | None  # to each edge the row of its destination's pair
+    to_nodes: Callable[[Tensor], Tensor]  # rows of the destinations' pairs -> sums over relations
     in_degrees: Tensor  # int64 [num_dst], of all relations
 
 
@@ -77,7 +77,7 @@ def _occurring_relations(
         raise _no_types()
     types = _csr.as_index("RGATConv", "edge_type", types)
     if edge_type is None and isinstance(edge_index, Tensor):
-        # Its values are another object each time that one asks for them.
+        # A sparse tensor returns its values as a new object each time.
         key, more_state = (*key, "own types"), state_of(types)
     else:
         parts = *parts, types
@@ -106,7 +106,7 @@ def _occurring_relations(
 def _all_relations(
     edge_index: Tensor, edge_type: Tensor | None, sizes: tuple[int, int, int], within: bool, per_edge: bool
 ) -> Relations:
-    """Of all pairs. Values are checked when the graph is made."""
+    """The relations with all pairs as sources. Values are checked when the graph is made."""
     num_src, num_dst, num_relations = sizes
     if edge_type is None:
         raise _no_types()
@@ -115,7 +115,7 @@ def _all_relations(
     pair = relation * num_dst + dst
     ends, num_rows = (pair, num_relations * num_dst) if within else (dst, num_dst)
     graph = EdgeList(torch.stack([relation * num_src + src, ends]), num_relations * num_src, num_rows)
-    # Of a type that there is not, the graph says so; what comes before it must not read out of bounds.
+    # The graph raises an error for a type that does not exist. What runs before must not read out of bounds.
     index = pair.clamp(0, num_relations * num_dst - 1) if per_edge else pair
     return Relations(
         cast(Graph, graph),
@@ -151,7 +151,7 @@ EdgeTypes = dict[tuple[str, str, str], Any]
 class Joined(NamedTuple):
     """The edges of all relations in one graph."""
 
-    #: Sources are those of the relations, one relation after the other; destinations the nodes of all types.
+    #: The sources are those of each relation, one relation after the other; the destinations are all nodes.
     graph: Graph
     #: The nodes that are a relation's sources; None where these are all nodes of the type.
     rows: tuple[Tensor | None, ...]
@@ -199,7 +199,7 @@ def _join_occurring(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst
             occurs = torch.zeros(num_nodes, dtype=torch.bool, device=src.device)
             occurs[src] = True
             found = occurs.nonzero().squeeze(1)
-            few = 2 * len(found) <= num_nodes  # else what they are gathered from is hardly larger
+            few = 2 * len(found) <= num_nodes  # else gathering their features would save little
             if few:
                 src, num_nodes = (occurs.cumsum(0) - 1)[src], len(found)
             rows.append(found if few else None)

@@ -92,7 +92,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
         options = self._options(seed, negative_slope=self.negative_slope, edge_bias=edge_bias)
-        if out is not None:  # without `feat`'s other columns, which the attention does not need
+        if out is not None:  # one column suffices, because only the attention is needed
             values = feat[..., :1]
             result = self.attention(graph, values, alpha_src, alpha_dst, **options, return_attention=True)
             return self._returned(edge_index, graph, out, result[1].to(dtype))
@@ -126,14 +126,14 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         return feat, alpha_src, alpha_dst
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """<lin(x), a> per head for each of the vectors; feat: lin(x) where it is there already."""
+        """<lin(x), a> per head for each of the vectors a. feat: lin(x), if it has been computed."""
         if folds(lin, x, self.heads * self.out_channels):
             return folded_terms(lin, x, *vectors)
         feat = self._heads(lin(x)) if feat is None else feat
         return tuple((feat * vector).sum(-1) for vector in vectors)
 
     def _edge_term(self, edge_attr: Tensor) -> Tensor:
-        """``[E, H]``."""
+        """The edges' term of the scores, ``[E, H]``."""
         lin = self.lin_edge
         check_fits(self, "edge_attr", lin, edge_attr)
         if not is_plain(lin):

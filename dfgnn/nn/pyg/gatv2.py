@@ -97,7 +97,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         return self._returned(edge_index, graph, out, attention)
 
     def _shared(self, x: Tensor | tuple[Tensor, Tensor]) -> bool:
-        """Whether destinations are what ``lin_l`` gives: even where one of the two was replaced."""
+        """Whether ``lin_l`` also projects the destinations. One of the two modules may have been replaced."""
         if isinstance(x, Tensor):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r

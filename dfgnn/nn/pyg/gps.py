@@ -176,7 +176,8 @@ def dense_of(x: Tensor, batch: Tensor) -> Dense | None:
     def build(batch: Tensor) -> Dense | None:
         _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)
         graphs, size = len(sizes), int(sizes.max()) if len(sizes) else 0
-        # The time of a dense pair beside one of all_pairs, measured for graphs of 10 to 1,000 nodes.
+        # A dense pair takes so many times as long as one of all_pairs, measured for graphs of 10 to 1,000
+        # nodes.
         if graphs * size * size * (0.3 + 10 / max(size, 1)) >= int(sizes.square().sum()):
             return None
         if graphs * size == len(batch):
@@ -211,7 +212,8 @@ class Dense(NamedTuple):
 
 
 class _DenseAttention(rules.Rule):
-    """Of rows [graphs, size, 3, H, D]: the attention [graphs, size, H, D], and the logarithms of its sums."""
+    """From rows [graphs, size, 3, H, D]: the attention [graphs, size, H, D], and the logarithms of its
+    sums."""
 
     __slots__ = "mask", "scale"
 
@@ -231,7 +233,7 @@ class _DenseAttention(rules.Rule):
     def gradients(self, need, saved, grad, _):
         rows, out, logsumexp = saved
         query, key, value = self._by_head(rows)
-        if torch.is_grad_enabled():  # second derivatives: PyTorch has none of its kernel
+        if torch.is_grad_enabled():  # PyTorch's kernel has no second derivatives
             score = query @ key.mT * self.scale
             weight = (score if self.mask is None else score + self.mask).softmax(-1)
             plain = (weight @ value).transpose(1, 2)
