@@ -25,8 +25,8 @@ struct Parallel {
   RowWay way = RowWay::automatic;
 };
 
-// For tests, the environment variable DFGNN_CPU_ROWS, "grouped" or "single", overrides this choice. The items
-// of a plan must have ascending rows and a `begin` that never decreases.
+// For tests, the environment variable DFGNN_CPU_ROWS, "grouped" or "single", overrides Parallel::way. The
+// items of a plan must have ascending rows and a `begin` that never decreases.
 void forward(const ForwardParams&, const Parallel&);
 // edges: scratch of edge_scratch() elements, or null.
 void backward(const BackwardParams&, const Parallel&, void* edges);

@@ -107,7 +107,7 @@ class Body:
         # thread_local, because a data loader may pin memory in another thread meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
-        # On this stream, capturing begins by writing 0 to where replays read the generator's offset.
+        # Capturing has written 0 to where replays read the generator's offset, on its own stream.
         current.wait_stream(self._stream)
         self.clear()  # gradients lie in the graph's memory
 

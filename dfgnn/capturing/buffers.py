@@ -36,7 +36,7 @@ class Buffers:
         self._bytes = at
         self._block = torch.empty(at, dtype=torch.uint8, device=device)
         self.tensors = self._views(self._block)
-        self.numbers = self.tensors.pop(_NUMBERS)  # sources, destinations and edges of each graph; graphs
+        self.numbers = self.tensors.pop(_NUMBERS)  # numbers of each graph's nodes and edges; and of graphs
         self._staging: list[tuple[Tensor, dict[str, Tensor], Any]] = []
         self._turn = 0
         self._fill(self.tensors, Sizes(0, 0, 0, (0,) * len(capacity.hops)))

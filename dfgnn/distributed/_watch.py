@@ -161,5 +161,5 @@ class _Watch:
 
     def _tell(self, text: str) -> None:
         self.dead = text
-        with suppress(RuntimeError):  # the store is gone, which the others notice themselves
+        with suppress(RuntimeError):  # the store is gone: the others notice that themselves
             self.store.set(f"{self.prefix}/dead", text)

@@ -99,7 +99,7 @@ class Layers:
         if os.getpid() != self._process:  # in a fork
             self._process, self.is_child = os.getpid(), True
             self.made.clear()
-        if cls in self._pairs and is_from("dfgnn", vars(cls)["__init__"]):  # the constructor is a patch's
+        if cls in self._pairs and is_from("dfgnn", vars(cls)["__init__"]):  # a patch replaced the constructor
             cls = self._pairs[cls]  # the class that the layer gets when the constructor ends
         is_new, self.made[cls] = not self.made[cls], self.made[cls] + 1
         if is_new and self._ours_of(cls) is not None and not self._forward_is_ours(cls):

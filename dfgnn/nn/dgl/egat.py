@@ -152,7 +152,7 @@ class EGATConv(GraphLayer):
 
     def _score(self, f: Tensor) -> Tensor:
         """<f, attn> per head, ``[E, *, H]``."""
-        if f.dtype != self.attn.dtype:  # autocast: the sum in float32
+        if f.dtype != self.attn.dtype:  # under autocast the sum is taken in float32
             return (f * self.attn).sum(-1)
         # One product with the block-diagonal matrix of all heads' vectors makes no E x H x D_e temporary.
         return F.linear(f.flatten(-2), torch.block_diag(*self.attn[0]))

@@ -108,7 +108,7 @@ def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: b
     if isinstance(graph, EdgeList):
         return graph.edge_index, alpha
     if graph.edge_mask is not None or isinstance(edge_index, Graph):
-        return graph.edge_index.clone(), alpha  # not the graph's own memory
+        return graph.edge_index.clone(), alpha  # a copy, because the graph keeps its own
     if alpha.dim() == 3 and not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
         raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
     if isinstance(graph, GraphPart):

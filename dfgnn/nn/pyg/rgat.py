@@ -166,7 +166,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         if is_plain(self.lin_edge):
             return edge_attr @ (self.lin_edge.weight.t() @ self.e)
         rows = self.lin_edge(edge_attr)
-        if len(rows) != len(edge_attr) and edge_type is not None:  # by a hook; torch_geometric selects, too
+        if len(rows) != len(edge_attr) and edge_type is not None:  # a hook returned a row per type
             rows = rows.index_select(0, edge_type)
         return rows @ self.e
 
