@@ -107,7 +107,7 @@ class Body:
         # thread_local, because a data loader may pin memory in another thread meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
-        # Capturing has written 0 to where replays read the generator's offset, on its own stream.
+        # On this stream, capturing has set to 0 the offset that replays read for random numbers.
         current.wait_stream(self._stream)
         self.clear()  # gradients lie in the graph's memory
 

@@ -203,8 +203,8 @@ void sum_as(const ByIndexParams& p, const Parallel& parallel) {
   p.source ? sum_of<A, I, C, true>(p, parallel) : sum_of<A, I, C, false>(p, parallel);
 }
 
-// Calls f(an object of the rows' type, one of the index's type, the number of columns as a constant). The
-// constant is 0 if it does not stand for the number.
+// Calls f(an object of the rows' type, one of the index's type, a constant: the number of columns if kernels
+// are compiled for it, else 0).
 template <class F>
 void with_types(const ByIndexParams& p, const F& f) {
   const auto with_columns = [&](auto type, auto id) {

@@ -108,7 +108,8 @@ class AdditiveGroups {
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> weights_;  // for S; for S', times the slope; alpha delta slope; 1 - alpha
+  // Per edge: the weight in S, the one in S' (that times the slope), alpha delta slope, 1 - alpha.
+  Buffer<A> weights_;
   Buffer<A> tails_, shared_, products_;
   Buffer<A> sum2_;  // rows of S'
   HeadSums<A> head_sums_;

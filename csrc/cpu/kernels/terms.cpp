@@ -73,7 +73,7 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
     of_src[k] = load_vector<X>(vectors + at + k * W), of_dst[k] = load_vector<X>(vectors + size + at + k * W);
   }
   Buffer<A> padded(heads + W);
-  // Calls f(gradients of a row's terms), of which W may be read from any head on.
+  // Returns the gradients of a row's terms, of which W may be read from any head on: in place or as a copy.
   const auto row_of = [&](const void* terms, int64_t n, int64_t rows, A* padded)
                           __attribute__((always_inline)) {
                             const A* row = static_cast<const A*>(terms) + n * heads;

@@ -172,7 +172,7 @@ def join(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst: dict[str,
     """
     if not all(map(is_traced, edge_index_dict.values())):
         return _join_occurring(edge_index_dict, num_src, num_dst)
-    starts, num_rows = {}, 0  # accumulate would make constants of the sizes
+    starts, num_rows = {}, 0  # itertools.accumulate would make constants of symbolic sizes
     for kind, count in num_dst.items():
         starts[kind], num_rows = num_rows, num_rows + count
     ends, total = [], 0

@@ -107,7 +107,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
             return left, right
         return (feat * self.att_l).sum(-1), (feat * self.att_r).sum(-1)
 
-    @torch.compiler.disable  # samples in Python
+    @torch.compiler.disable  # it draws samples in Python
     def _keep_logits(
         self,
         feat: Tensor,
