@@ -16,7 +16,7 @@
 
 namespace dfgnn::cuda {
 
-inline constexpr int kTeamWarps = 8;
+inline constexpr int kTeamWarps = 16;
 // How many warps a block has: those of one team, or kWarps teams that are a warp each.
 constexpr int block_warps(int team) { return team == 1 ? kWarps : team; }
 
