@@ -144,7 +144,7 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return _sum_sources(graph, x)
     if op == "copy_rhs":
         return sum_of_edges(graph, y)
-    if op in ("add", "sub"):  # a sum of sums
+    if op in ("add", "sub"):  # the sum over edges of x + y is the sum of both sums
         return _BINARY[op](_sum_sources(graph, x), sum_of_edges(graph, y))
     shape = _common_shape(x, y)
     size = math.prod(shape)
@@ -152,7 +152,7 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return x.new_zeros(graph.num_dst, *shape)
     if _few(graph, size, x):
         return by_index.sums_of_edges(graph, _message(graph, op, x, y, few=True))
-    # The dimensions that y has are those of heads, whose weights y are; the others are features.
+    # Dimensions in which y is not 1 count as heads, of which y holds the weights; the others are features.
     heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
     x = x if x.shape[1:] == shape else x.expand(-1, *shape)
     order = [0, *heads, *(k for k in range(1, x.dim()) if k not in heads)]
@@ -202,7 +202,7 @@ def _on_edges(graph: Graph, x: Any, target: str, few: bool = False) -> Tensor:
 
 
 def _fused(graph: Any) -> Graph:
-    """The Graph of a :class:`dfgnn.compat.DGLGraph`; what else is given as it is."""
+    """The Graph of a :class:`dfgnn.compat.DGLGraph`; anything else is returned as it is."""
     return getattr(graph, "dfgnn_graph", graph)
 
 
@@ -223,7 +223,7 @@ def _check(caller: str, graph: Any, name: str, x: Any, target: str) -> None:
 
 
 def _alike(caller: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Both with the same number of dimensions, the first of which are rows."""
+    """x and y with the same number of dimensions, of which the first counts rows; checks that they fit."""
     if x.dtype != y.dtype:
         raise TypeError(f"{caller}: y: expected {x.dtype} like x, got {y.dtype}")
     if x.dim() != y.dim():
@@ -238,7 +238,7 @@ def _alike(caller: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def _common_shape(x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """Of rows of both, which fit; sooner than torch.broadcast_shapes."""
+    """The shape to which rows of x and y, which fit, broadcast; faster than torch.broadcast_shapes."""
     return tuple(b if a == 1 else a for a, b in zip(x.shape[1:], y.shape[1:]))
 
 

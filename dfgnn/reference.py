@@ -340,7 +340,7 @@ def _multiply_32(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_heads(feat: Tensor) -> Tensor:
-    """[E, D] alike for all heads, or [E, H, D]."""
+    """[E, 1, D] from [E, D], which all heads share; [E, H, D] as it is."""
     return feat if feat.dim() == 3 else feat[:, None]
 
 

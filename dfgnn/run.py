@@ -85,7 +85,7 @@ def _rows(report: dict[str, Any], rows: list[dict[str, Any]], indent: str = "") 
 
 
 def _of_children(layers: Layers) -> list[dict[str, Any]]:
-    """The rows of child processes; those that constructed the same layers share one."""
+    """The reports' rows for child processes; processes that constructed the same layers share one entry."""
     by_rows: dict[str, list[Any]] = {}
     for rows in layers.of_children():
         by_rows.setdefault(json.dumps(rows), []).append(rows)
@@ -102,8 +102,8 @@ def _peak_memory() -> dict[str, int]:
 
 
 def _backward_in_calling_thread(args: argparse.Namespace) -> bool:
-    """Whether backward is to run in the calling thread: not with several GPUs, which PyTorch's threads keep
-    busy. (Counting GPUs does not initialize CUDA, so that the script may fork.)"""
+    """Whether backward is to run in the calling thread: only with one GPU, because it takes PyTorch's threads
+    to keep several busy. (Counting GPUs does not initialize CUDA, so the script may still fork.)"""
     return not args.backward_thread and torch.cuda.device_count() == 1
 
 
@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     parser.add_argument("script", help="the script, or with -m the module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    rest.required = False  # argparse would name it beside a missing script
+    rest.required = False  # else argparse would name it, too, when the script is missing
     words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
     first = len(words) - len(args.arguments)
@@ -218,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
             install_as_dgl(args.force)
         except RuntimeError as error:
             parser.error(f"--as-dgl: {error}")
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL asks, and writes a file to the home directory
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL writes a file to the home directory
     not_patched = import_libraries(args.impl)
     run = _Run(args, Layers(args.impl, _backward_in_calling_thread(args)), not_patched)
     try:

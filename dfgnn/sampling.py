@@ -139,7 +139,7 @@ class NeighborSampler:
         self._recorded[blocks] = ReplayedHops(self._csr, self.fanouts[::-1], rows, most, blocks)
 
     def _drawn(self, seeds: Tensor, generator: torch.Generator | None, blocks: bool) -> Drawn:
-        """blocks: each hop samples for all nodes; else for those that the hop before has added."""
+        """The sample. blocks: each hop samples for all nodes; else only for those new in the hop before."""
         self._check(seeds)
         recorded = self._recorded.get(blocks)
         drawn = None if recorded is None else recorded.draw(seeds, generator)

@@ -66,7 +66,7 @@ def _rows(path: Path) -> dict[tuple, dict]:
 
 
 def _ratios(old: dict, new: dict) -> tuple[float | None, float | None]:
-    """Both ratios, by a kind of timing that both have: kernels if possible."""
+    """Both rows' ratios to the floor, from a kind of timing that both have; from kernels if possible."""
     for kind in ("kernels", "eager"):
         pair = [row.get("x_floor", {}).get(kind) for row in (old, new)]
         if None not in pair:

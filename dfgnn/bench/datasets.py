@@ -88,7 +88,7 @@ def _ogb(spec: str, name: str, root: Path):
 
 def _pyg(spec: str, name: str, root: Path):
     cls, argument = _class(spec, "torch_geometric.datasets", name)
-    # A class with names makes a folder for each; for another, root is its folder.
+    # A class that takes a name makes a folder per name in root; of another, root itself is the folder.
     folder = _folder(cls, "root", root if argument else root / cls.__name__)
     return lambda: cls(**folder, **argument), lambda data: (*data.edge_index, data.num_nodes)
 
@@ -106,7 +106,7 @@ def _dgl(spec: str, name: str, root: Path):
 
 
 def _class(spec: str, module: str, name: str):
-    """The class and its arguments of Class or Class/name."""
+    """The class and its arguments, from a text Class or Class/name."""
     cls_name, _, argument = name.partition("/")
     cls = getattr(importlib.import_module(module), cls_name, None)
     if not isinstance(cls, type):
@@ -115,5 +115,5 @@ def _class(spec: str, module: str, name: str):
 
 
 def _folder(cls, parameter: str, folder: Path) -> dict[str, str]:
-    """The folder as an argument; none for a class that makes its graph itself."""
+    """The folder as an argument for the class; no argument if the class makes its graph itself."""
     return {parameter: str(folder)} if parameter in inspect.signature(cls).parameters else {}

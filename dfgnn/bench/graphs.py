@@ -21,7 +21,7 @@ import torch
 from ..graph import Graph
 from . import blocks, datasets, sources, twins
 
-# The real graphs that a library publishes, and which of theirs they are.
+# Real graphs that a library publishes -> what `datasets` calls them.
 ALIASES = {
     "ogbn-arxiv": "ogb:ogbn-arxiv",
     "ogbl-ddi": "ogb:ogbl-ddi",

@@ -49,7 +49,7 @@ def pyg_compile(layer: str, graph, dropout: float = 0.0):
 
 def dgl(layer: str, graph, dropout: float = 0.0):
     """DGL's operators, as its GATConv, GATv2Conv and DotGatConv use them."""
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL writes its choice to the home directory
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL writes a file to the home directory
     import dgl as library
 
     src, dst = graph.edge_index

@@ -26,7 +26,7 @@ _SNAPSHOT = "https://snapshot.debian.org/archive/{}/20261120T060000Z/dists/{}/ma
 class Source(NamedTuple):
     urls: tuple[str, ...]
     read: Callable[[list[Path]], tuple[np.ndarray, np.ndarray, int]]
-    sha256: tuple[str, ...]  # see checksum
+    sha256: tuple[str, ...]  # as `checksum` computes it
 
 
 def load(name: str, root: Path) -> tuple[np.ndarray, np.ndarray, int]:

@@ -15,7 +15,7 @@ from .graph import DGLGraph
 
 
 def _chosen(x: Any, size: int, device: Any) -> Tensor:
-    """Numbers, of numbers or of a mask."""
+    """The ids of nodes or edges that are given as ids or as a mask."""
     x = torch.as_tensor(x, device=device)
     if x.dtype == torch.bool:
         if x.shape != (size,):

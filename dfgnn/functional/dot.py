@@ -286,7 +286,7 @@ def agnn_attention(
 def _per_edge(x: Any, graph: Any) -> bool:
     """Whether x has a row per edge, and so none per source."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] == graph.num_src:
-        return False  # nobody asks a compiler for a number of edges that depends on data
+        return False  # num_edges is not read, which a compiler may not know
     return x.shape[0] == graph.num_edges
 
 

@@ -61,7 +61,8 @@ def edge_softmax(
 
 
 def _softmax_of_tensor(edge_index: Tensor, score: Tensor, size: tuple[int, int] | None) -> Tensor | None:
-    """Without a Graph, whose making would take longer; None where one is needed, or has to raise an error."""
+    """The softmax without making a Graph, which would take longer. None where a Graph is needed, or has to
+    raise an error."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.shape[1] == 0 or OF_BUFFER:
         return None
     src, dst = edge_index.unbind()

@@ -117,7 +117,7 @@ def score_attention(
 
 
 def _refuse_unknown_sizes(edge_index: Tensor, value: Any, value_at: str) -> None:
-    """An ``edge_index`` with a value per edge."""
+    """Raises if an ``edge_index`` without a size comes with a value per edge."""
     per_edge = value_at == "edges" or (
         isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == edge_index.shape[-1]
     )

@@ -101,9 +101,9 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
         prefix = owners[key]
         if prefix is None:
             converted[key] = value
-        elif prefix in layers:  # at its first key
+        elif prefix in layers:  # the first of the layer's keys: all are converted now
             convert = kinds[prefix].convert
-            assert convert is not None  # or _find had raised
+            assert convert is not None  # else _find would have raised
             state = convert(prefix, layers.pop(prefix))
             converted.update({prefix + name: x for name, x in state.items()})
     if hasattr(state_dict, "_metadata"):
@@ -112,7 +112,7 @@ def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[st
 
 
 def _find(state_dict: Mapping[str, Any], kinds: list[_Kind]) -> dict[str, _Kind]:
-    """Prefix of names -> the layer to which they belong."""
+    """Prefix of names -> the kind of the layer to which they belong."""
     layers: dict[str, _Kind] = {}
     for key in state_dict:
         for kind in kinds:
@@ -125,7 +125,8 @@ def _find(state_dict: Mapping[str, Any], kinds: list[_Kind]) -> dict[str, _Kind]
 
 
 def _before(key: str, sign: str) -> str | None:
-    """The part of a name before the sign, which is at its end or, with a dot, anywhere; None without it."""
+    """The part of a name before the sign; None if the name does not have it. It must be at the name's end, or
+    anywhere if it ends with a dot."""
     at = f".{key}".find(f".{sign}") if sign.endswith(".") else len(key) - len(sign)
     if at < 0 or not key.startswith(sign, at) or (at > 0 and key[at - 1] != "."):
         return None
@@ -133,7 +134,7 @@ def _before(key: str, sign: str) -> str | None:
 
 
 def _owner(key: str, prefixes) -> str | None:
-    """The innermost layer that a name belongs to."""
+    """The prefix of the innermost layer that a name belongs to, or None."""
     return max((p for p in prefixes if key.startswith(p)), key=len, default=None)
 
 
@@ -234,7 +235,7 @@ def _without_identity(prefix: str, kind: str, layer: dict[str, Any]) -> dict[str
 
 
 def _stream(ours: str, end: str) -> dict[str, str]:
-    """Names of a layer's modules around the attention, for nodes or for edges."""
+    """Their name -> our name of the modules around a layer's attention, for nodes or for edges."""
     names = {f"O{end}": "fc_out", f"FFN{end}_layer1": "ffn1", f"FFN{end}_layer2": "ffn2"}
     names |= {f"{kind}_norm{k}{end}": f"norm{k}" for kind in ("batch", "layer") for k in (1, 2)}
     return {theirs: ours + name for theirs, name in names.items()}
@@ -271,7 +272,7 @@ def _exphormer(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gat_of_before(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
-    """torch_geometric's GATConv when one weight of both ends was in the state twice."""
+    """From an older GATConv of torch_geometric, whose state held the weight that both ends share twice."""
     names = {f"{kind}_{end}{rest}": f"{kind}_{end}{rest}" for kind, rest in (("lin", ".weight"), ("att", ""))
              for end in ("src", "dst")}  # fmt: skip
     names |= {"att_l": "att_src", "att_r": "att_dst", "lin_l.weight": "lin_src.weight", "bias": "bias"}
@@ -285,7 +286,7 @@ def _gat_of_before(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-#: By the library to convert to: the layers of the other one.
+#: Library to convert to -> the layers of the other library.
 _KINDS = {
     "pyg": [
         _Kind("EdgeGATConv", ("attn_edge", "fc_edge.weight")),

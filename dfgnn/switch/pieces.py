@@ -47,7 +47,7 @@ def _trains(x: Tensor) -> bool:
 
 
 def _count(index: Tensor, given: Any) -> int | None:
-    """The number of groups; None if the original has to determine it."""
+    """The number of groups; None if the original function has to determine it."""
     if given is None:
         return int(index.max()) + 1 if index.numel() else None
     return given if type(given) is int and given >= 0 else None
@@ -199,7 +199,7 @@ _of_dgl: dict[str, Any] = {}
 
 def edge_softmax(graph, logits, eids="__ALL__", norm_by="dst"):
     """``dgl.ops.edge_softmax``."""
-    # The size first: a small softmax takes no longer than what asks DGL's graph.
+    # The size is checked first: asking DGL's graph takes as long as a small softmax.
     if isinstance(logits, Tensor) and logits.numel() >= _LEAST_DGL:
         large = not _trains(logits) or logits.numel() >= _LEAST_DGL_TRAINED
         whole = isinstance(eids, str) and eids == "__ALL__" and norm_by == "dst"

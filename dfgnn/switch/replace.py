@@ -223,9 +223,9 @@ class _Names:
         self._package = LIBRARIES[library]
         self._library = library
         self._layers = layers_of(library)
-        self._ours: dict[Any, Any] = {}  # of the layers, and of the functions that attention is spelled of
-        self._rebound: list[tuple[ModuleType, str, Any]] = []  # in modules that are not the library's
-        self._constructors: dict[type, tuple[Any, Any]] = {}  # theirs, and what is there meanwhile
+        self._ours: dict[Any, Any] = {}  # library's class or function -> dfgnn's
+        self._rebound: list[tuple[ModuleType, str, Any]] = []  # names changed outside of the library
+        self._constructors: dict[type, tuple[Any, Any]] = {}  # class -> its __init__, and the one set here
 
     def put(self) -> None:
         """Let names that stand for a layer stand for dfgnn's, in all modules that are loaded now."""
@@ -240,7 +240,8 @@ class _Names:
             cls.__init__ = self._constructors[cls][1]  # type: ignore[misc]
 
     def take_back(self) -> None:
-        """Undo it: all over the library, which may have loaded more since; elsewhere what was changed."""
+        """Undo `put`: in all of the library, which may have loaded more modules since; elsewhere for the
+        names that it changed."""
         pieces.active.discard(self._library)
         theirs = {ours: cls for cls, ours in self._ours.items()}
         for in_library, module, name, ours in self._where(theirs):
@@ -256,8 +257,9 @@ class _Names:
     def _where(self, classes: Iterable[Any]) -> list[tuple[bool, ModuleType, str, Any]]:
         """(in the library?, module, name, class or function) in all loaded modules but those that define it.
 
-        Modules that define one of the functions keep the others, too, so that originals stay what they are;
-        but torch_scatter may define its own where they are looked for."""
+        A module that defines one of the functions is left out for all names, so that the original functions
+        keep calling each other; torch_scatter alone is not, which may define functions where they are looked
+        for."""
         homes = {getattr(x, "__module__", None) for x in self._ours if not isinstance(x, type)}
         of_id = {id(cls): cls for cls in classes}
         found = []

@@ -67,8 +67,8 @@ class FeatureRows {
     write(item);
   }
 
-  // The two runs over a chunk of a split row. rest: the residual of delta, first that of the chunk's edges,
-  // then that of the row; kept: numbers() scalars for each of the chunk's blocks, or null.
+  // The two runs over a chunk of a split row. rest: the residual of delta: guess() writes that of the chunk's
+  // edges, settle() reads that of the row. kept: numbers() scalars for each of the chunk's blocks, or null.
   void guess(const Item& item, A* rest, A* kept) {
     start(item);
     guess_blocks(item, rest, kept);
