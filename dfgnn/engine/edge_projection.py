@@ -352,11 +352,12 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
 
 
 def _unfolds(inputs: AttentionInputs) -> bool:
-    """Whether projections are computed per edge after all: on the CPU, for so few edges that their [E, H, D]
-    together are less than the [N, H, d] of nodes, which folding makes: two if key and value share a term.
-    This was faster, too: with a shared term 2 heads of 50, d = 116 took 0.84 of folding's time with 4 edges
-    per node and N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, N = 500 with 20 1.15. Two projections
-    of 8 heads of 16, d = 128, N = 10,000 took 0.83 with 4 edges per node, 1.29 with 8."""
+    """Whether projections are computed per edge after all: in ONNX exports, and on the CPU where the tensors
+    [E, H, D] are no larger than those [N, H, d] that folding makes (two if key and value share a term).
+
+    Measured time, as a ratio to folding's. A shared term: 2 heads of 50, d = 116, 4 edges per node: 0.84 with
+    N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, 20 edges per node, N = 500: 1.15. Two projections:
+    8 heads of 16, d = 128, N = 10,000: 0.83 with 4 edges per node, 1.29 with 8."""
     query, terms = inputs.tensors.dst, inputs.terms
     assert terms is not None
     proj = terms.key_proj if terms.value_proj is None else terms.value_proj

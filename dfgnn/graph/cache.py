@@ -126,7 +126,7 @@ _constructors.make_cached = cached  # constructors.py cannot import this module
 
 @not_compiled
 def at_least(edge_index: Tensor, num_dst: int, where: str) -> int:
-    """``num_dst``, or as many sources as ``edge_index`` names if they are more."""
+    """The number of sources: ``num_dst``, or the largest source in ``edge_index`` + 1 if that is more."""
     if known(edge_index, num_dst, num_dst, False) is not None:
         return num_dst
 

@@ -39,7 +39,8 @@ def of_rows(
 
 
 def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
-    """On a GPU: in row order, without waiting. The tensors are as long as any graph of this size needs."""
+    """Work items in row order, made on a GPU without waiting. Their tensors are as long as any graph of this
+    size needs."""
     items, splits, _ = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
     return Items(items, splits, 2 * len(splits))
 

@@ -73,7 +73,7 @@ positive = integer(1)
 def number(
     above: float = -math.inf, least: float = -math.inf, below: float = math.inf
 ) -> Callable[[str], float]:
-    """Greater than ``above``, at least ``least`` and less than ``below``; never NaN."""
+    """The type of numbers greater than ``above``, at least ``least`` and less than ``below``; never NaN."""
     bounds = [("above", above, -math.inf), ("of at least", least, -math.inf), ("below", below, math.inf)]
     words = [f"{word} {bound:g}" for word, bound, none in bounds if bound != none]
     expected = " ".join(["a number", " and ".join(words)]).strip()
@@ -91,7 +91,7 @@ def number(
 
 
 def listed(each: Callable[[str], Any] = str, count: int | None = None) -> Callable[[str], tuple]:
-    """Values of ``each`` separated by commas, ``count`` of them if that is given."""
+    """The type of lists: values of type ``each`` separated by commas, ``count`` of them if that is given."""
 
     def parse(text: str) -> tuple:
         words = text.split(",")

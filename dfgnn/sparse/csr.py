@@ -492,7 +492,7 @@ def _degrees(n: int, num_edges: int, numbers: list[int]) -> Degrees:
 
 
 def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
-    """The fields of `Degrees`, waiting for the device once; on a GPU from a histogram, elsewhere no cuts."""
+    """The fields of `Degrees`, waiting for the device once. Without a GPU there are no cuts."""
     indptr, num_edges = csr.indptr, csr.indices.numel()
     cuts: dict[int, tuple[int, int]] = {}
     n = indptr.numel() - 1
