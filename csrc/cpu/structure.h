@@ -59,8 +59,8 @@ struct Transposition {
 // Returns null, or an error message.
 const char* transpose(const Transposition&, const Parallel&);
 
-// Checks the first edges of up to 16 items: whether both directions of a call agree about edge ids if one of
-// them has none, which means that its ids are the identity.
+// Whether both directions of a call agree about edge ids. In a direction without ids, an edge's id is its
+// position: the other direction's ids must lead to the same edges. Checks the first edges of up to 16 items.
 bool same_edges(const BackwardParams&, bool uses_ids);
 
 // The numbers of a plan whose items are rows, or equal chunks of at most max_edges edges, in the order of
