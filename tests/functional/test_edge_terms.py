@@ -165,6 +165,17 @@ def test_one_tensor_in_both_is_one_term(device):
         torch.testing.assert_close(found[2], found[0])
 
 
+@pytest.mark.parametrize("terms", ALL)
+def test_terms_that_learn_under_autocast(device, terms):
+    """On the CPU autocast keeps them from the plain operations, which second derivatives prefer."""
+    graph = make_graph("random", device)
+    both = "edge_feat_in" not in ALL[terms] and not any("value" in name for name in ALL[terms])
+    inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, value_dim=DIM if both else VALUE_DIM)
+    options = with_terms(inputs, graph, ALL[terms])
+    with torch.autocast(device, dtype=torch.bfloat16):
+        check("dot", graph, inputs, **options)
+
+
 def call_with(graph, inputs, module=functional, **options):
     return lambda *tensors: module.dot_attention(graph, **dict(zip(inputs, tensors)), **options)
 
