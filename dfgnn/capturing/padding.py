@@ -90,6 +90,15 @@ class _Counts(NamedTuple):
     zero: Tensor
 
 
+class _Running(NamedTuple):
+    """The statistics that a batch normalisation keeps, and how it does."""
+
+    mean: Tensor | None
+    var: Tensor | None
+    momentum: float
+    eps: float
+
+
 class KnownMasks:
     """Where masks of a batch that never changes are True, so that ``x[mask]`` need not wait for the device;
     stored while ``learns``."""
@@ -231,8 +240,9 @@ def _batch_norm(mode: Padding, func, args, kwargs):
         return func(*args, **kwargs)
     x, mean, var = arguments["input"], arguments["running_mean"], arguments["running_var"]
     if _on_device(x, mean):
-        options = mode.counts_of(mask), mean, var, arguments["momentum"], arguments["eps"]
-        return _DeviceBatchNorm.apply(x, arguments["weight"], arguments["bias"], mask, *options)
+        running = _Running(mean, var, arguments["momentum"], arguments["eps"])
+        counts = mode.counts_of(mask)
+        return _DeviceBatchNorm.apply(x, arguments["weight"], arguments["bias"], mask, counts, running)
     y, batch_mean, batch_var, count = _masked_batch_norm(
         x, arguments["weight"], arguments["bias"], mask, arguments["eps"]
     )
@@ -267,22 +277,22 @@ class _DeviceBatchNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, mask, counts, running_mean, running_var, momentum, eps):
+    def forward(ctx, x, weight, bias, mask, counts, running):
         first = x[:1]
         is_shifted = x.dtype.itemsize > 2
         x = torch.where(_rows(mask, x), x, first).contiguous()
         if is_shifted:
             x = x - first
-        parts = [torch.batch_norm_stats(part, eps) for part in (x, x[:1])]
+        parts = [torch.batch_norm_stats(part, running.eps) for part in (x, x[:1])]
         means, invstds = map(torch.stack, zip(*parts))
         mean, invstd = torch.batch_norm_gather_stats_with_counts(
-            means, means, invstds, running_mean, running_var, momentum, eps, counts.merged.to(means.dtype)
+            means, means, invstds, *running, counts.merged.to(means.dtype)
         )
-        if is_shifted and running_mean is not None:
-            running_mean.add_(first[0], alpha=momentum)
+        if is_shifted and running.mean is not None:
+            running.mean.add_(first[0], alpha=running.momentum)
         ctx.save_for_backward(x, weight, mask, mean, invstd, counts.used, counts.zero)
         ctx.has_bias = bias is not None
-        return torch.batch_norm_elemt(x, weight, bias, mean, invstd, eps)
+        return torch.batch_norm_elemt(x, weight, bias, mean, invstd, running.eps)
 
     @staticmethod
     def backward(ctx, grad):
@@ -295,7 +305,7 @@ class _DeviceBatchNorm(torch.autograd.Function):
         grad_x = torch.batch_norm_backward_elemt(grad, x, mean, invstd, weight, total, along, used)
         if weight is None:
             grad_weight = None
-        return torch.where(rows, grad_x, zero), grad_weight, grad_bias if ctx.has_bias else None, *[None] * 6
+        return torch.where(rows, grad_x, zero), grad_weight, grad_bias if ctx.has_bias else None, *[None] * 3
 
 
 def _masked_batch_norm(

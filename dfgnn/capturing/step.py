@@ -109,45 +109,32 @@ def capture(
         ValueError: with ``check``, the loss or a gradient differs with padding.
         RuntimeError: the step does something that a CUDA graph cannot hold.
     """
-    return CapturedStep(
-        loss_fn, model, optimizer, capacities, max_graphs, before_step, check=check, debug=debug
-    )
+    _check(callable(loss_fn), "loss_fn", "a function", loss_fn)
+    _check(isinstance(model, nn.Module), "model", "a torch.nn.Module", model)
+    _check(
+        optimizer is None or isinstance(optimizer, torch.optim.Optimizer),
+        "optimizer", "one of torch.optim", optimizer,
+    )  # fmt: skip
+    _check(before_step is None or callable(before_step), "before_step", "a function", before_step)
+    if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
+        raise ValueError(f"dfgnn.capture: max_graphs: expected a number >= 1, got {max_graphs!r}")
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
+    sizes = None if capacities is None else _capacities(capacities)
+    body = Body(loss_fn, model, optimizer, before_step, device, check, debug)
+    return CapturedStep(body, sizes, max_graphs)
 
 
 class CapturedStep:
     """A step that `capture` returns. ``replays``, ``eager_steps`` and ``captures`` count its calls;
     ``capacities`` are the sizes of its buffers."""
 
-    def __init__(
-        self,
-        loss_fn: Callable[..., Any],
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
-        capacities: Iterable[tuple[int, ...]] | None,
-        max_graphs: int,
-        before_step: Callable[[], Any] | None,
-        *,
-        check: bool,
-        debug: bool,
-    ):
-        _check(callable(loss_fn), "loss_fn", "a function", loss_fn)
-        _check(isinstance(model, nn.Module), "model", "a torch.nn.Module", model)
-        _check(
-            optimizer is None or isinstance(optimizer, torch.optim.Optimizer),
-            "optimizer", "one of torch.optim", optimizer,
-        )  # fmt: skip
-        _check(before_step is None or callable(before_step), "before_step", "a function", before_step)
-        if isinstance(max_graphs, bool) or not isinstance(max_graphs, int) or max_graphs < 1:
-            raise ValueError(f"dfgnn.capture: max_graphs: expected a number >= 1, got {max_graphs!r}")
-        self._user_capacities = None if capacities is None else _capacities(capacities)
-        self._max_graphs = max_graphs
-        self.device = next((x.device for x in model.parameters()), torch.device("cpu"))
-        self._debug = debug
-        self._replays_anything = debug or self.device.type == "cuda"
-        if optimizer is not None and self.device.type == "cuda":
-            prepare(optimizer, self.device)
-        self._body = Body(loss_fn, model, optimizer, before_step, self.device, check, debug)
-        self._settings = Settings(model, optimizer, self.device)
+    def __init__(self, body: Body, capacities: list[Sizes] | None, max_graphs: int):
+        self._body, self.device = body, body.device
+        self._user_capacities, self._max_graphs = capacities, max_graphs
+        self._replays_anything = body.debug or self.device.type == "cuda"
+        if body.optimizer is not None and self.device.type == "cuda":
+            prepare(body.optimizer, self.device)
+        self._settings = Settings(body.model, body.optimizer, self.device)
         self._settings_now: Any = None  # the settings at this call
         self._warmed_up: deque[Any] = deque(maxlen=max_graphs)  # settings with which a step ran eagerly
         self._captured_settings: set[Any] = set()  # settings for which there are CUDA graphs
@@ -238,7 +225,7 @@ class CapturedStep:
         if self._settings_now not in self._same and len(self._same) >= self._max_graphs:
             self._warn(f"{_CHANGES} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
-        self.captures += not self._debug
+        self.captures += not self._body.debug
         replay = Replay(self._body, batch, sample)
         self._same[self._settings_now] = batch, replay
         self._captured_settings.add(self._settings_now)
@@ -273,7 +260,7 @@ class CapturedStep:
             made = Captured(self._body, buffers, sample)
             self._captured[key] = made
             self._captured_settings.add(self._settings_now)
-            self.captures += not self._debug
+            self.captures += not self._body.debug
         return self._captured[key]
 
 

@@ -237,23 +237,27 @@ def _(rows, attr, indices, *rest):
 
 
 @library.register_fake("dfgnn::edge_sum")
-def _(weight, attr, indices, eids, items, splits, plan, num_rows, width):
+def _(weight, attr, indices, *rest):
+    num_rows, width = rest[-2:]
     return attr.new_empty(num_rows, weight.shape[1], width)
 
 
 @library.register_fake("dfgnn::edge_outer")
-def _(weight, rows, indices, eids, items, splits, plan, dim, scale):
+def _(weight, rows, indices, *rest):
+    dim, _ = rest[-2:]
     return rows.new_empty(indices.shape[0], dim)
 
 
 @library.register_fake("dfgnn::edge_products")
-def _(rows, cols, feat, indices, eids, items, splits, plan, scale, with_products):
+def _(rows, cols, feat, indices, *rest):
+    _, with_products = rest[-2:]
     products = feat.new_empty(feat.shape[0] if with_products else 0, *feat.shape[1:])
     return feat.new_empty(feat.shape[:2], dtype=acc_type(feat.dtype)), products
 
 
 @library.register_fake("dfgnn::edge_products_backward")
-def _(weight, edge_weight, rows, cols, feat, indices, eids, items, splits, plan, scale, need_feat):
+def _(weight, edge_weight, rows, cols, feat, indices, *rest):
+    _, need_feat = rest[-2:]
     return torch.empty_like(rows), feat.new_empty(feat.shape[0] if need_feat else 0, *feat.shape[1:])
 
 
@@ -266,7 +270,8 @@ def _(cols, rows, attn, attr, proj, positive, indices, *rest):
 
 
 @library.register_fake("dfgnn::pair_sums")
-def _(weight, positive, attr, proj, indices, eids, items, splits, plan, num_rows, num_cols, slope):
+def _(weight, positive, attr, proj, indices, *rest):
+    num_rows, _, _ = rest[-3:]
     heads, dim = positive.shape[1:]
     attrs = proj.shape[1] if proj is not None else attr.shape[1] if attr is not None else 0
     # Partial sums, as many as the work items are divided into.
