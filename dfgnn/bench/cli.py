@@ -2,7 +2,6 @@
 
 import argparse
 import gc
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ..runtime.programs import (
     Parser,
     device,
     file_to_write,
-    folder_to_write,
     interruptible,
     listed,
     number,
@@ -22,7 +20,7 @@ from ..runtime.programs import (
     positive,
     wrong,
 )
-from . import compare, datasets, graphs, measure, plots, report, twins
+from . import datasets, graphs, measure, report, twins
 from .peers import PEERS
 from .run import SAMPLE, Options, measure_graph
 from .workloads import LAYERS, MODES
@@ -53,8 +51,6 @@ def parser() -> Parser:
         description="Time the attention of dfgnn's layers beside two yardsticks, the vendor's plain "
         "neighbour sum (torch.sparse) and our own. Lists are separated by commas. The exit status is 1 if "
         "anything asked for could not be measured; a missing peer does not count.",
-        epilog="dfgnn.bench compare BEFORE.json AFTER.json lists regressions; "
-        "dfgnn.bench plot RESULTS.json FOLDER draws the pictures of an earlier run.",
     )
     add = result.add_argument
     add("--layers", type=listed(one_of(*LAYERS)), default=tuple(LAYERS), help="whose attention")
@@ -94,31 +90,15 @@ def parser() -> Parser:
     add("--oracle", action="store_true", help="measure every plan that the scheduler could have chosen, too")
     add("--quick", action="store_true", help="short measurements of a few small graphs")
     add("--json", type=file_to_write, metavar="FILE", help="write all results to it, anew after every graph")
-    add(
-        "--plot",
-        type=folder_to_write,
-        metavar="FOLDER",
-        help="draw pictures of the results (needs matplotlib)",
-    )
     add("--commit", metavar="NAME", help="of the code in the results (default: git rev-parse HEAD)")
     return result
 
 
 def main(argv: list[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["compare"]:
-        return compare.main(argv[1:])
-    if argv[:1] == ["plot"]:
-        return plots.main(argv[1:])
     usage = parser()
     args = usage.parse_args(argv)
     if args.oracle and "auto" not in args.schedule:
         usage.error("--oracle compares with what the scheduler chooses: --schedule has to hold auto")
-    if args.plot:  # fail now, not after an hour of measurements
-        try:
-            plots.require_matplotlib()
-        except ImportError as error:
-            usage.error(str(error))
     place = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda":
         try:
@@ -188,9 +168,6 @@ def _run(names, device, options: Options, args) -> int:
     for record in results["means"]:
         print(report.mean_line(record))
     report.write_json(args.json, results)
-    if args.plot:
-        for line in plots.draw(results, args.plot):
-            print(line)
     missing = [graph for graph in results["graphs"] if "unavailable" in graph]
     missing += [row for row in results["rows"] if "failed" in row]
     if missing:

@@ -81,7 +81,6 @@ def _describe(name: str, graph: Graph, options: Options, graphs: int) -> dict:
         "edges": graph.num_edges,
         "max_degree": stats.max,
         "mean_degree": stats.mean,
-        "degrees": _histogram(graph),
     }
     try:
         dtype = getattr(torch, options.dtypes[0])
@@ -90,18 +89,6 @@ def _describe(name: str, graph: Graph, options: Options, graphs: int) -> dict:
         info["preprocessing_ms"] = {"unavailable": measure.reason(error)}
     _release(graph)
     return info
-
-
-def _histogram(graph: Graph) -> dict:
-    """Rows without edges, and for each k the rows of degree 2**k to 2**(k + 1) - 1 and their edges."""
-    degree = graph.csr().indptr.diff()
-    degree = degree[degree > 0]
-    power = torch.frexp(degree.double()).exponent - 1
-    return {
-        "empty": graph.num_dst - len(degree),
-        "rows": torch.bincount(power).tolist(),
-        "edges": torch.bincount(power, degree.double()).long().tolist(),
-    }
 
 
 def preprocessing(graph: Graph, heads: int, dim: int, dtype: torch.dtype) -> dict[str, float]:
