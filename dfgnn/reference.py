@@ -97,8 +97,6 @@ def dot_attention(
     edge_proj_bias: Tensor | None = None,
     edge_proj_value: Tensor | None = None,
     edge_proj_bias_value: Tensor | None = None,
-    edge_type: Tensor | None = None,
-    edge_table: Tensor | None = None,
     key_at: str = "nodes",
     **options: Any,
 ) -> Any:
@@ -114,8 +112,6 @@ def dot_attention(
     if edge_proj_value is not None:
         assert edge_attr is not None
         edge_feat_value = F.linear(edge_attr, edge_proj_value, edge_proj_bias_value).unflatten(1, (heads, -1))
-    if edge_table is not None:
-        edge_feat = edge_table[edge_type]
     if edge_feat is not None and edge_feat_in in ("key", "both"):
         keys = keys + _of_heads(edge_feat)
     if edge_feat_value is None and edge_feat_in in ("value", "both"):

@@ -14,7 +14,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Gradients that pass through the softmax, where everything may cancel.
 SCORE_INPUTS = (
     *("alpha_src", "alpha_dst", "edge_bias", "edge_gate", "edge_feat"),
-    *("edge_attr", "edge_proj", "edge_proj_bias", "edge_table"),
+    *("edge_attr", "edge_proj", "edge_proj_bias"),
     *("query", "key", "x_src", "x_dst", "attn"),
 )
 VALUES = {"gat": "feat", "gatv2": "x_src", "dot": "value"}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from ..graph import cache as _kept
-from ..runtime import transforms
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE
 from .checks import Checker
 from .inputs import EdgeTerms
@@ -25,8 +22,6 @@ class EdgeGiven(NamedTuple):
     proj_value: Tensor | None
     proj_bias: Tensor | None
     proj_bias_value: Tensor | None
-    kinds: Tensor | None
-    table: Tensor | None
     bias_after: bool
 
 
@@ -45,7 +40,7 @@ def value_size(check: Checker, given: EdgeGiven, dim: int) -> int | None:
     """The size that values must have: that of keys, if one feature is added to both."""
     if given.feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(given.feat_in))
-    has_any = not (given.feat is None and given.attr is None and given.kinds is None)
+    has_any = not (given.feat is None and given.attr is None)
     return dim if given.feat_in == "both" and has_any and not _separate(given) else None
 
 
@@ -57,15 +52,9 @@ def sort_out(check: Checker, given: EdgeGiven, heads: int, dim: int, value_dim: 
     if _separate(given) and given.feat_in != "both":
         what = "edge_feat_value" if given.feat_value is not None else "edge_proj_value"
         raise check.error(ValueError, "edge_feat_in", f"'both' with {what}", repr(given.feat_in))
-    if given.attr is None and given.kinds is None and given.table is None:
+    if given.attr is None:
         _refuse(check, "without edge_attr", given, _PROJECTIONS)
         return _features(check, given, heads, dim, value_dim)
-    if given.kinds is not None or given.table is not None:
-        if given.attr is not None:
-            raise check.error(ValueError, "edge_attr", "None with edge_type and edge_table", "all of them")
-        _refuse(check, "with edge_type", given, _PROJECTIONS)
-        attr, proj = _one_hot(check, heads, value_dim if given.feat_in == "value" else dim, given)
-        given = given._replace(attr=attr, proj=proj)
     return _projections(check, given, heads, dim, value_dim)
 
 
@@ -142,32 +131,3 @@ def _projections(check: Checker, given: EdgeGiven, heads: int, dim: int, value_d
         value = (attr, weight, bias) if given.feat_in != "key" else nothing
     # A bias is the same for all edges, so that it is added to the nodes.
     return EdgeSorted(None, 0, EdgeTerms(key[0], key[1], value[0], value[1]), key[2], value[2])
-
-
-def _one_hot(check: Checker, heads: int, size: int, given: EdgeGiven) -> tuple[Tensor, Tensor]:
-    """(attr [E, T], proj [H D, T]): types as unit vectors, and the table as their projection."""
-    kinds, table = given.kinds, given.table
-    for name, x, other in (("edge_type", kinds, "edge_table"), ("edge_table", table, "edge_type")):
-        if x is None:
-            raise check.error(ValueError, name, f"a tensor with {other}", None)
-    check.tensor("edge_table", table, [(None, heads, size)])
-    check.tensor("edge_type", kinds, [(check.graph.num_edges,)], (torch.int64, torch.int32))
-    assert kinds is not None and table is not None
-    num_types = table.shape[0]
-    if not torch.compiler.is_compiling():
-        kinds = transforms.unwrapped(kinds)
-
-    def build():
-        if not torch.compiler.is_compiling() and kinds.numel():
-            low, high = (int(x) for x in kinds.aminmax())
-            if low < 0 or high >= num_types:
-                wrong = low if low < 0 else high
-                raise check.error(ValueError, "edge_type", f"types in [0, {num_types})", wrong)
-        return torch.nn.functional.one_hot(kinds.long(), num_types).to(table.dtype)
-
-    # The unit vectors of a tensor of types are made once and cached as long as it lives.
-    if torch.compiler.is_compiling():
-        attr = build()
-    else:
-        attr = _kept.once((kinds,), ("one_hot", num_types, table.dtype), build)
-    return attr, table.permute(1, 2, 0).reshape(heads * size, num_types)

@@ -37,8 +37,6 @@ class DotOptions(GatOptions, total=False):
     edge_proj_bias: Tensor | None
     edge_proj_value: Tensor | None
     edge_proj_bias_value: Tensor | None
-    edge_type: Tensor | None
-    edge_table: Tensor | None
 
 
 # fmt: off
@@ -80,8 +78,6 @@ def dot_attention(
     edge_proj_bias: Tensor | None = None,
     edge_proj_value: Tensor | None = None,
     edge_proj_bias_value: Tensor | None = None,
-    edge_type: Tensor | None = None,
-    edge_table: Tensor | None = None,
     out_bias: Tensor | None = None,
     dropout_p: float = 0.0,
     return_attention: bool = False,
@@ -120,15 +116,12 @@ def dot_attention(
         edge_attr: x [E, d], same dtype, same order, instead of edge_feat: e_ij = edge_proj x_ij +
             edge_proj_bias. The projection is folded into the attention, so that no E x H x D tensor exists:
             of edge size are [E, H] scores and weights, and their gradients. For any d, also above D: what it
-            takes per edge are H d multiplications in place of H D d.
+            takes per edge are H d multiplications in place of H D d. Of edges of T kinds x may be unit
+            vectors, ``F.one_hot(kind, T)``, and a column of edge_proj the feature of a kind.
         edge_proj: [H D, d], same dtype, as the weight of a Linear layer; with edge_feat_in="value" [H Dv, d].
         edge_proj_bias: [H D] likewise, or None.
         edge_proj_value, edge_proj_bias_value: [H Dv, d] and [H Dv] or None, where e^v is another projection
             of x (QCNet, HiVT, SMART); edge_proj and edge_proj_bias are then the key's (None: 0).
-        edge_type: int64 or int32 [E], same order, of edges of T kinds: e_ij = edge_table[edge_type_ij], for T
-            below D, and likewise folded. A tensor is read at its first use, and unit vectors [E, T] are
-            cached as long as it lives.
-        edge_table: [T, H, D], same dtype.
         edge_bias, bias_after, edge_gate, edge_mask, edge_weight: as in :func:`gat_attention`.
         out_bias, dropout_p, return_attention, schedule, sink: likewise.
         key_at: "edges": key and value have a row per edge, [E, H, D] and [E, H, Dv] in the order of the
@@ -141,7 +134,7 @@ def dot_attention(
         out [num_dst, H, Dv], or (out, attention [E, H]).
 
     Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
-    :func:`gat_attention`, but for [E, H] with edge_feat_value, edge_feat [E, D], edge_attr or edge_type;
+    :func:`gat_attention`, but for [E, H] with edge_feat_value, edge_feat [E, D] or edge_attr;
     raises as it does.
 
     Example, with relative positions r of which key and value have projections of their own::
@@ -158,7 +151,7 @@ def dot_attention(
         graph = edges_as_sources(_caller, graph, key_at)
     if (
         edge_bias is edge_gate is edge_mask is edge_weight is edge_feat is out_bias is sink is _seed is None
-        and edge_feat_value is edge_attr is edge_proj is edge_proj_bias is edge_type is edge_table is None
+        and edge_feat_value is edge_attr is edge_proj is edge_proj_bias is None
         and edge_proj_value is edge_proj_bias_value is None
         and schedule == "auto"
         and edge_feat_in == "both"
@@ -184,7 +177,7 @@ def dot_attention(
     given = _edges.EdgeGiven(
         *(edge_feat_in, edge_feat, edge_feat_value, edge_attr),
         *(edge_proj, edge_proj_value, edge_proj_bias, edge_proj_bias_value),
-        *(edge_type, edge_table, bias_after),
+        bias_after,
     )
     check.tensor("value", value, [(graph.num_src, heads, _edges.value_size(check, given, dim))])
     value_dim = value.shape[2]

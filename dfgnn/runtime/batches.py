@@ -75,8 +75,6 @@ def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads
             arguments[name] = _folded(function.__name__, name, x, batch, heads)
         elif name in _PROJECTIONS:
             arguments[name] = x.repeat(batch, *[1] * (x.dim() - 1))
-        elif name == "edge_table":
-            arguments[name] = x.repeat(1, batch, 1)
         elif name == "beta" and x.dim() > 1:  # broadcasts against [B, N, H, D]
             x = x[(None,) * (4 - x.dim())]
             arguments[name] = fold(x.expand(batch, -1, heads, -1), 0, 1, batch, heads)

@@ -22,7 +22,7 @@ class Case(NamedTuple):
 
     def tensors(self, graph, d=2, v=3, k=2, dtype=torch.float64, batch=True):
         generator = torch.Generator().manual_seed(0)
-        sizes = dict(b=B, n=graph.num_src, m=graph.num_dst, e=graph.num_edges, h=H, d=d, v=v, k=k, t=3, o=1)
+        sizes = dict(b=B, n=graph.num_src, m=graph.num_dst, e=graph.num_edges, h=H, d=d, v=v, k=k, o=1)
         sizes |= dict(D=H * d, V=H * v)
         found = {}
         for name, letters in (part.split(":") for part in self.text.split()):
@@ -36,11 +36,10 @@ class Case(NamedTuple):
 
     def __call__(self, graph, tensors, module=functional, **more):
         """All results, as a tuple."""
-        options = {n: x(graph) if callable(x) and n == "edge_type" else x for n, x in self.options.items()}
         given = dict(tensors)
         if "params" in given:
             given["params"] = (given["params"],)
-        found = getattr(module, self.function)(graph, **given, **options, **more)
+        found = getattr(module, self.function)(graph, **given, **self.options, **more)
         return found if isinstance(found, tuple) else (found,)
 
     def choose(self, monkeypatch):
@@ -56,10 +55,6 @@ def scores(q, k, e, w):
     """Of heads that w tells apart."""
     score = (q * k * w).sum(-1)
     return score.tanh() if e is None else score.tanh() + e.sum(-1)
-
-
-def types(graph):
-    return torch.arange(graph.num_edges, device=graph.device) % 3
 
 
 QKV, QKW = "query:bmhd key:bnhd value:bnhd", "query:bmhd key:bnhd value:bnhv"
@@ -86,7 +81,6 @@ CASES = {
     "dot sink, attention": Case("dot_attention", f"{QKV} sink:h", WEIGHTS),
     "dot edges": Case("dot_attention", "query:bmhd key:nhd value:bnhd edge_feat:behd edge_weight:beh"),
     "dot at edges": Case("dot_attention", "query:bmhd key:behd value:behv", {"key_at": "edges"}),
-    "dot types": Case("dot_attention", f"{QKV} edge_table:thd", {"edge_type": types}),
     "terms of heads": Case("dot_attention", f"{QKW} edge_feat:ehd edge_feat_value:behv"),
     "terms shared": Case("dot_attention", f"{QKW} edge_feat:ed edge_feat_value:ev"),
     "terms of heads, shared": Case("dot_attention", f"{QKW} edge_feat:behd edge_feat_value:ev"),

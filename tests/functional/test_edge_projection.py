@@ -176,39 +176,6 @@ def test_without_a_projection_of_edges_it_is_the_same(device):
         torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-13)
 
 
-@covered(
-    where=["key", "value", "both"],
-    kinds=[1, 4, 21],
-    name=["mixed_degrees", "no_edges"],
-    dtype=[torch.float32, torch.float16],
-    index_dtype=[torch.int32, torch.int64],
-)
-def test_types_of_edges(device, kinds, where, name, dtype, index_dtype):
-    graph = make_graph(name, device)
-    edge_type = torch.randint(kinds, (graph.num_edges,), device=device, dtype=index_dtype)
-    inputs = make_inputs("dot", graph, 3, 8, dtype)
-    inputs["edge_table"] = torch.randn(kinds, 3, 8).to(device, dtype)
-    asked = index_dtype == torch.int32
-    check("dot", graph, inputs, edge_type=edge_type, edge_feat_in=where, return_attention=asked)
-
-
-def test_types_that_change(device):
-    """What is kept of a tensor of types is made anew when it was written to."""
-    graph = make_graph("random", device)
-    inputs = make_inputs("dot", graph, 2, 8)
-    table = torch.randn(3, 2, 8, device=device)
-    edge_type = torch.zeros(graph.num_edges, dtype=torch.int64, device=device)
-    for kind in (0, 2, 1):
-        edge_type.fill_(kind)
-        found = functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
-        expected = reference.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
-        torch.testing.assert_close(found, expected)
-    for wrong in (3, -1):
-        edge_type[7] = wrong
-        with pytest.raises(ValueError, match=rf"edge_type: expected types in \[0, 3\), got {wrong}"):
-            functional.dot_attention(graph, **inputs, edge_type=edge_type, edge_table=table)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "shape", [(1, 1, 8, 8), (0, 2, 8, 8), (37, 5, 40, 16), (5000, 3, 64, 24), (300, 2, 136, 8)], ids=str

@@ -218,7 +218,6 @@ def test_wrong_arguments():
     with_terms(feats, graph, TERMS["of heads"])
     proj = {**base}
     with_terms(proj, graph, TERMS["projections with biases"])
-    kinds = dict(edge_type=torch.zeros(edges, dtype=torch.int64), edge_table=torch.randn(2, 3, 8))
     for given, change, kind, message in (
         (feats, dict(edge_feat=torch.ones(edges, 3, 5)), ValueError, "edge_feat: expected shape"),
         (feats, dict(edge_feat_value=torch.ones(edges, 8)), ValueError, "edge_feat_value: expected shape"),
@@ -237,9 +236,6 @@ def test_wrong_arguments():
                     edge_proj_bias_value=proj["edge_proj_bias_value"]), ValueError,
          "edge_proj_bias_value: expected None without edge_proj_value"),
         (base, dict(edge_attr=proj["edge_attr"], edge_feat_in="key"), ValueError, "edge_proj: expected"),
-        ({**base, **kinds}, dict(edge_proj_value=proj["edge_proj_value"]), ValueError, "None with edge_type"),
-        ({**base, **kinds}, dict(edge_feat_value=feats["edge_feat_value"]), ValueError,
-         "edge_feat_value: expected None"),
     ):  # fmt: skip
         with pytest.raises(kind, match="dot_attention: .*" + message):
             functional.dot_attention(graph, **{**given, **change})

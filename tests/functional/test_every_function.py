@@ -78,7 +78,7 @@ def test_derivatives(device, case):
 
 # Of every operator one case, in one form: the tensors of edges do not know where the edges came from.
 COMPILED = [
-    *("gat edges", "gat sink", "gatv2", "dot edges", "dot at edges", "dot types", "terms of heads"),
+    *("gat edges", "gat sink", "gatv2", "dot edges", "dot at edges", "terms of heads"),
     *("products", "score at edges", "agnn beta", "flex", "softmax", "sddmm", "spmm shared"),
     *("projections with biases, folded", "one projection, unfolded"),
 ]
@@ -96,8 +96,6 @@ def test_compiled(device, case, form):
     edges, more = graph, {}
     if form == "edge_index":
         edges, more = graph.edge_index.clone(), {"size": (graph.num_src, graph.num_dst)}
-    if callable(case.options.get("edge_type")):
-        case = case._replace(options={"edge_type": case.options["edge_type"](graph)})
     torch._dynamo.reset()
     # flex_attention reads the edges chunk by chunk.
     compiled = torch.compile(

@@ -293,20 +293,6 @@ def _function_cases():
     ):
         changes = apart | changes
         yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
-    kinds, table = torch.zeros(EDGES, dtype=torch.int64), rand(2, HEADS, DIM)
-    typed = dict(edge_feat=None, edge_type=kinds, edge_table=table)
-    for argument, wrong, error, words, changes in (
-        ("edge_type", "of floats", TypeError, "got torch.float32", dict(edge_type=kinds.float())),
-        ("edge_type", "too short", ValueError, "got [4]", dict(edge_type=kinds[1:])),
-        ("edge_type", "too large", ValueError, "types in [0, 2), got 2", dict(edge_type=kinds + 2)),
-        ("edge_type", "negative", ValueError, "types in [0, 2), got -1", dict(edge_type=kinds - 1)),
-        ("edge_type", "None", ValueError, "got None", dict(edge_type=None)),
-        ("edge_table", "None", ValueError, "got None", dict(edge_table=None)),
-        ("edge_table", "of one head", ValueError, "got [2, 1, 8]", dict(edge_table=table[:, :1])),
-        ("edge_attr", "beside edge_type", ValueError, "got all", dict(edge_attr=attr, edge_proj=proj)),
-    ):
-        changes = typed | changes
-        yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
     yield _function_case(
         "agnn_attention",
         "x_dst",

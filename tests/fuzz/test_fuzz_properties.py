@@ -18,7 +18,7 @@ SOURCES = ("feat", "alpha_src", "x_src", "key", "value")
 DESTINATIONS = ("alpha_dst", "x_dst", "query")
 PER_EDGE = (
     *("edge_bias", "edge_gate", "edge_weight", "edge_mask", "edge_feat", "score"),
-    *("edge_attr", "edge_type", "edge_feat_value"),
+    *("edge_attr", "edge_feat_value"),
 )
 EXACT = (torch.float32, torch.float64)
 

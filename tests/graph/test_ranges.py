@@ -208,10 +208,10 @@ def test_errors(few):
         with pytest.raises(ValueError, match=message):
             call()
     graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
-    table, kinds = torch.randn(2, 1, 4), torch.zeros(700, dtype=torch.int64)
+    attr, proj = torch.randn(700, 2), torch.randn(4, 2)
     with pytest.raises(NotImplementedError, match=r"2\*\*31 edges or more"):
         functional.dot_attention(
-            graph, torch.randn(60, 1, 4), *torch.randn(2, 40, 1, 4), edge_type=kinds, edge_table=table
+            graph, torch.randn(60, 1, 4), *torch.randn(2, 40, 1, 4), edge_attr=attr, edge_proj=proj
         )
     with pytest.raises(NotImplementedError, match=r"RangedGraph: csr is not to be had of a graph of 2\*\*31"):
         graph.csr()
