@@ -128,7 +128,7 @@ class CapturedStep:
     """A step that `capture` returns. ``replays``, ``eager_steps`` and ``captures`` count its calls;
     ``capacities`` are the sizes of its buffers."""
 
-    def __init__(self, body: Body, capacities: list[Sizes] | None, max_graphs: int):
+    def __init__(self, body: Body, capacities: list[tuple[int, ...]] | None, max_graphs: int):
         self._body, self.device = body, body.device
         self._user_capacities, self._max_graphs = capacities, max_graphs
         self._replays_anything = body.debug or self.device.type == "cuda"
