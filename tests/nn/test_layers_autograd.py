@@ -14,7 +14,6 @@ import dfgnn
 from dfgnn.graph.cache import graph_of
 from dfgnn.nn import dgl as dgl_like
 from dfgnn.nn import pyg as pyg_like
-from dfgnn.nn._typed import TypedLinear  # which layers have, and users cannot make
 
 NODES, EDGES = 50, 400
 
@@ -261,7 +260,7 @@ def test_types_made_under_a_transform(device):
 
 def test_types_behind_data(device):
     """``types.data = ...`` does not count as a modification, but the memory is another."""
-    layer = TypedLinear(3, 2, 3).to(device)
+    layer = dfgnn.nn.HGTConv(3, 2, 1, 3, 1).linear_k.to(device)  # a projection for each type
     x, types = torch.randn(6, 3, device=device), _types(3, 6, device).clone()
     layer(x, types)
     types.data = (types + 1) % 3

@@ -17,9 +17,8 @@ import pytest
 import torch
 from torch import nn
 
-from dfgnn import Graph, functional
-from dfgnn.nn import pyg
-from dfgnn.nn._typed import TypedLinear  # which layers have, and users cannot make
+from dfgnn import Graph
+from dfgnn.nn import HGTConv, pyg
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 NODES, EDGES = 12, 40
@@ -147,16 +146,9 @@ def grouped(name):
     return lambda layer, tensors: layer(tensors["rows"], **{name: tensors[name]})
 
 
-def typed_dot(layer, tensors):
-    x, table = tensors["x"].view(NODES, 2, 2), layer.weight.view(4, 2, 2)
-    graph = layer.graph
-    return functional.dot_attention(graph, x, x, x, edge_type=tensors["edge_type"], edge_table=table)
-
-
-def table():
-    layer = nn.Linear(4, 4)
-    layer.graph = Graph.from_edge_index(tensors_of(5)["edge_index"], num_nodes=NODES)
-    return layer
+def typed_linear(in_size, out_size, num_types):
+    """A projection for each type of the rows, as HGTConv has it."""
+    return HGTConv(in_size, out_size, 1, num_types, 1).linear_k
 
 
 EDGE = "x", "edge_index", "edge_attr"
@@ -207,9 +199,8 @@ SUBJECTS = {
         call=grouped("index"),
         home=torch_geometric.nn.aggr,
     ),
-    "dot_attention": lambda: Subject(table, None, ("x", "edge_type"), typed_dot),
     "TypedLinear": lambda: Subject(
-        lambda: TypedLinear(4, 3, 3),
+        lambda: typed_linear(4, 3, 3),
         None,
         ("x", "node_type"),
         lambda layer, t: layer(t["x"], t["node_type"]),
@@ -448,7 +439,7 @@ def test_nothing_that_is_kept_holds_its_tensors(name):
 @pytest.mark.parametrize("size", [1, 2, 31, 64, 65, 1000])
 def test_one_other_number_is_noticed(size, dtype):
     """Seen through the layer: types of rows, of which any one becomes another, or two are exchanged."""
-    layer, x = TypedLinear(1, 1, 3), torch.ones(size, 1)
+    layer, x = typed_linear(1, 1, 3), torch.ones(size, 1)
     layer.W.data = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1)
     types = torch.arange(size).remainder(3).to(dtype)
     places = range(size) if size <= 65 else range(0, size, 37)
@@ -463,7 +454,7 @@ def test_one_other_number_is_noticed(size, dtype):
 
 def test_long_tensors():
     """Of several runs, on any number of threads."""
-    layer, size = TypedLinear(1, 1, 2), 2**19
+    layer, size = typed_linear(1, 1, 2), 2**19
     layer.W.data = torch.tensor([1.0, 2.0]).view(2, 1, 1)
     types, x = torch.zeros(size, dtype=torch.int64), torch.ones(size, 1)
     for place in (0, 2**17 - 1, 2**17, 2**18 + 5, size - 1):

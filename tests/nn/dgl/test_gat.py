@@ -1,8 +1,6 @@
 """GATConv beside dgl.nn.GATConv with the same parameters: outputs, attention, every gradient, every quirk."""
 
-import gc
 import math
-import weakref
 
 import pytest
 import torch
@@ -10,9 +8,7 @@ from covering import covering
 from dgl_compare import DropoutContract, compare, dgl, dgl_graph
 from torch.nn.utils import parametrizations
 
-from dfgnn.graph import of_dgl
 from dfgnn.nn import GATConv, ZeroInDegreeError
-from dfgnn.nn import _graph as nn_graph  # the graph that a layer keeps of DGL's
 
 
 class TestGATConv(DropoutContract):
@@ -89,20 +85,6 @@ def test_a_replaced_projection_takes_effect(in_feats):
     theirs, ours = pair(in_feats)
     theirs.fc = ours.fc = torch.nn.Sequential(torch.nn.Linear(in_feats, 10), torch.nn.Tanh())
     compare(theirs, ours, g, torch.randn(g.num_nodes(), in_feats))
-
-
-def test_conversion_is_kept_as_long_as_dgls_graph():
-    g = dgl_graph()
-    first = nn_graph.as_graph(g)
-    assert nn_graph.as_graph(g) is first and nn_graph.as_graph(g.local_var()) is first
-    before = len(of_dgl._from_dgl)
-    g.add_edges([0, 1], [2, 3])
-    second = nn_graph.as_graph(g)
-    assert second is not first and second.num_edges == first.num_edges + 2
-    kept = weakref.ref(second)
-    del g, first, second
-    gc.collect()
-    assert kept() is None and len(of_dgl._from_dgl) == before - 1
 
 
 def test_inside_hetero_graph_conv():
