@@ -140,3 +140,13 @@ def test_private_names_of_torch_are_in_one_file():
     private = re.compile(r"torch\._[A-Za-z]|from torch[\w.]* import _|from torch\._")
     places = {p.name for p in (ROOT / "dfgnn").rglob("*.py") if private.search(p.read_text())}
     assert places == {"torch_internals.py"}
+
+
+def test_every_fault_can_be_made(monkeypatch):
+    """The lines that the faults of scripts/mutants.txt replace are where they were."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import mutants
+
+    faults = mutants.read_mutants()
+    texts = {fault.file: (ROOT / fault.file).read_text() for fault in faults}
+    assert len(faults) > 60 and [f.name for f in faults if texts[f.file].count(f.before) != 1] == []
