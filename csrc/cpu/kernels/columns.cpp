@@ -25,7 +25,7 @@ Columns<T>::Columns(const void* data, int heads, int dim)
 
 // Computes V vectors of columns, from `vector` on, which stay in registers over a row's edges.
 template <class T>
-template <int W, bool pairs, int V, class Terms>
+template <int W, bool pairs, TileHeads tile, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch,
                                 const Terms& all_terms, SumRows<T> a, SumRows<T> a2) const {
   using Vector = Vec<A, W>;
@@ -43,7 +43,11 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
     lane[v] = load_vector<Lanes>(offset_ + (vector + v) * W) + Bits<A>(head[v] - head[0]);
   const auto weight = [&](const A* w, int v) __attribute__((always_inline)) -> Vector {
     if constexpr (pairs) v = v / 2 * 2;  // both vectors of a pair belong to the same heads
-    if constexpr (Terms::kWide)
+    if constexpr (tile == TileHeads::same)
+      return splat<A, W>(w[head[0]]);
+    else if constexpr (tile == TileHeads::next)
+      return splat<A, W>((w + head[0])[pairs ? v / 2 : v]);
+    else if constexpr (tile == TileHeads::any)
       return splat<A, W>(w[head[v]]);
     else
       return spread<A, W>(w + head[0], lane[v]);  // one load for all vectors
@@ -63,14 +67,14 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
   };
   // The same for a row that is stored like `fixed` (Columns::paired).
   const auto each_of_fixed = [&](const A* x, const auto& f) __attribute__((always_inline)) {
-    if constexpr (pairs && Terms::kWide) {
+    if constexpr (pairs && tile != TileHeads::mixed) {
 #pragma GCC unroll 8
       for (int v = 0; v < V; ++v) f(load_vector<Vector>(x + v * W), v);
     } else {
       each_of(x, f);
     }
   };
-  group.each([&](int r, int begin, int end) {
+  group.each([&](int r, int begin, int end) __attribute__((always_inline)) {
     Vector sum[V] = {}, sum2[V] = {}, fixed[V] = {};
     if constexpr (Terms::kLeaky)
       each_of_fixed(all_terms.fixed + r * size + first,
@@ -129,16 +133,19 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
 
 namespace {
 
-// The terms that an aggregation adds. wide: each vector is within one head.
-template <class T, bool two, bool wide>
+template <TileHeads heads>
+using HeadsOf = std::integral_constant<TileHeads, heads>;
+
+// The terms that an aggregation adds.
+template <class T, bool two>
 struct Weighted {
-  static constexpr bool kTwo = two, kWide = wide, kLeaky = false;
+  static constexpr bool kTwo = two, kLeaky = false;
   const Acc<T>*w, *w2, *factor, *plus;
   int64_t plus_stride;
 };
-template <class T, bool two, bool wide>
+template <class T, bool two>
 struct LeakyWeighted {
-  static constexpr bool kTwo = two, kWide = wide, kLeaky = true;
+  static constexpr bool kTwo = two, kLeaky = true;
   const Acc<T>*w, *fixed, *attn;
   Acc<T> slope;
 };
@@ -153,22 +160,39 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
     constexpr int W = width.value;
     constexpr bool pairs = in_pairs.value;
     const auto run = [&](auto two, auto wide) {
-      const auto terms = make_terms(two, wide);
-      // Registers for accumulators and permutations: up to 24 of 32 with AVX-512, 12 of 16 otherwise.
-      constexpr bool many = two.value || decltype(terms)::kLeaky;
+      const auto terms = make_terms(two);
+      constexpr bool leaky = decltype(terms)::kLeaky, full = W == kLanes<A>;
       constexpr int least = pairs ? 2 : 1;
-      constexpr int most = W < kLanes<A>        ? 2
-                           : kVectorBytes == 64 ? (decltype(terms)::kLeaky && !wide.value ? 4 : 8)
-                           : many               ? 2
-                                                : 4;
+      // Registers for sums, fixed rows (leaky) and permutations (not wide): up to 24 of 32 with AVX-512, 8 of
+      // 16 otherwise.
+      constexpr int per_vector = 1 + two.value + leaky + !wide.value;
+      constexpr int most = !full                ? 2
+                           : kVectorBytes == 64 ? (leaky && !wide.value ? 4 : 8)
+                           : per_vector == 1    ? 8
+                           : per_vector == 2    ? 4
+                                                : 2;
       int v = 0;
       // Tiles of this many vectors, as long as there are so many and their heads fit in a vector.
       const auto tiles = [&](auto vectors) {
         constexpr int V = vectors.value;
-        if constexpr (V <= most && (!pairs || V > 1))
-          for (; v + V <= shape_.vectors && (wide.value || V == least || heads_between(v, v + V - 1, W) < W);
-               v += V)
-            aggregate_tile<W, pairs, V>(v, group, index, fetch, terms, a, a2);
+        if constexpr (V <= most && (!pairs || V > 1)) {
+          const auto run_tile = [&](auto heads) {
+            aggregate_tile<W, pairs, heads.value, V>(v, group, index, fetch, terms, a, a2);
+          };
+          const auto between = [&] { return heads_between(v, v + V - 1, W); };
+          for (; v + V <= shape_.vectors && (wide.value || V == least || between() < W); v += V) {
+            if constexpr (!wide.value)
+              run_tile(HeadsOf<TileHeads::mixed>());
+            else if constexpr (!full)
+              run_tile(HeadsOf<TileHeads::any>());
+            else if (dim_ == least * W)
+              run_tile(HeadsOf<TileHeads::next>());
+            else if (between() == 0)
+              run_tile(HeadsOf<TileHeads::same>());
+            else
+              run_tile(HeadsOf<TileHeads::any>());
+          }
+        }
       };
       tiles(std::integral_constant<int, 8>());
       tiles(std::integral_constant<int, 4>());
@@ -190,10 +214,7 @@ void Columns<T>::aggregate(const Group& group, const int32_t* index, Fetch fetch
                            const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a,
                            SumRows<T> a2) const {
   aggregate_all(
-      group, index, fetch,
-      [&](auto two, auto wide) {
-        return Weighted<T, two.value, wide.value>{w, w2, factor, plus, plus_stride};
-      },
+      group, index, fetch, [&](auto two) { return Weighted<T, two.value>{w, w2, factor, plus, plus_stride}; },
       a, a2);
 }
 
@@ -201,8 +222,7 @@ template <class T>
 void Columns<T>::leaky_aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* fixed,
                                  const A* attn, A slope, const A* w, SumRows<T> a, SumRows<T> a2) const {
   aggregate_all(
-      group, index, fetch,
-      [&](auto two, auto wide) { return LeakyWeighted<T, two.value, wide.value>{w, fixed, attn, slope}; }, a,
+      group, index, fetch, [&](auto two) { return LeakyWeighted<T, two.value>{w, fixed, attn, slope}; }, a,
       a2);
 }
 

@@ -77,6 +77,10 @@ struct Fetch {
   Fetch(int64_t limit, bool hot = false) : limit(limit), hot(hot && limit > 0) {}
 };
 
+// The heads of a tile's vectors: one for all; a head for each, or for each pair, whose heads are adjacent;
+// one for each; or several.
+enum class TileHeads { same, next, any, mixed };
+
 template <class T>
 class Columns {
  public:
@@ -116,7 +120,7 @@ class Columns {
                   A slope, A* s);
 
  private:
-  template <int W, bool pairs, int V, class Terms>
+  template <int W, bool pairs, TileHeads tile, int V, class Terms>
   void aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch, const Terms& terms,
                       SumRows<T> a, SumRows<T> a2) const;
   template <class MakeTerms>

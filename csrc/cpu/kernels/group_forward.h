@@ -147,9 +147,9 @@ class GroupWorker {
   // Clears rows and heads whose sum is 0: 0 times a value that is not finite is nan.
   void clear(const Group& group, T* out, T* positive) const {
     const A* sum = sums(group);
-    bool none = false;
-    for (int i = 0; i < group.rows * heads_; ++i) none |= sum[i] == 0;
-    if (!none) return;
+    Bits<A> none = 0;  // of the sums' size, so that the compiler vectorizes it
+    for (int i = 0; i < group.rows * heads_; ++i) none += sum[i] == 0;
+    if (none == 0) return;
     for (int r = 0, i = 0; r < group.rows; ++r)
       for (int h = 0; h < heads_; ++h, ++i) {
         if (sum[i] != 0) continue;
