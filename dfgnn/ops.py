@@ -13,7 +13,9 @@ An edge leads from its source u to its destination v. There are
 
 Features are ``[rows, ...]`` with any number of dimensions, which broadcast as in NumPy; float32, float64,
 float16 or bfloat16, one type in a call. Edge tensors are in the graph's order of edges. A destination
-without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. ``u_dot_v``,
+without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. Of equal maxima
+or minima the first has the gradient, as with ``dgl.ops``; on CUDA, and in float16 and bfloat16, they share
+it. ``u_dot_v``,
 ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
 tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
 :func:`~dfgnn.functional.spmm`), unless it has a few thousand numbers. They are differentiable; sums are
@@ -183,12 +185,13 @@ def _few(graph: Graph, size: int, x: Tensor) -> bool:
 
 
 def _extreme(graph: Graph, op: str, x: Any, y: Any, kind: str) -> Tensor:
-    csr = graph.csr()
     if op == "copy_lhs" and by_index.takes_of(graph, x):
-        rows = by_index.rows(x, csr.indices)
-    else:
-        message = _message(graph, op, x, y)
-        rows = message if csr.eids is None else message.index_select(0, csr.eids)
+        return by_index.extremes(graph, x, False, kind)
+    rows = _message(graph, op, x, y)
+    if by_index.takes_of(graph, rows):
+        return by_index.extremes(graph, rows, True, kind)
+    csr = graph.csr()
+    rows = rows if csr.eids is None else rows.index_select(0, csr.eids)
     empty = -math.inf if kind == "max" else math.inf
     return torch.segment_reduce(rows, kind, offsets=csr.indptr, initial=empty, unsafe=True)
 

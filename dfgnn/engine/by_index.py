@@ -6,6 +6,9 @@ The gradients of each function are calls of the others, so that they are differe
 
 from __future__ import annotations
 
+import math
+import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,11 +101,34 @@ def sums_of_sources(graph: Graph, rows: Tensor) -> Tensor:
     return out if flat is rows else out.view(graph.num_dst, *rows.shape[1:])
 
 
-def rows(x: Tensor, index: Tensor) -> Tensor:
-    """``[E, ...]``: x[index], whose gradient is a sum by the kernels."""
-    flat = x if x.dim() == 2 else _flat(x)
-    out = rules.apply(_Rows(len(x)), flat, index)
-    return out if flat is x else out.view(len(index), *x.shape[1:])
+def extremes(graph: Graph, rows: Tensor, of_edges: bool, kind: str) -> Tensor:
+    """``[num_dst, ...]``: the "max" or "min" over the edges into each destination of rows of edges, or of
+    sources; -inf or inf without edges. Of equal ones the first edge in the order of `Graph.csr` has the
+    gradient. PyTorch's product with a sparse matrix, which reads the rows where they are."""
+    flat, dtype = rows if rows.dim() == 2 else _flat(rows), rows.dtype
+    rule = _Extremes(kind, *of_graph(graph, ("extremes", of_edges, dtype), partial(_matrix, of_edges, dtype)))
+    if torch.is_grad_enabled() and flat.requires_grad and not is_few(graph.num_edges * flat.shape[1]):
+        out, _ = ByRule.at_once(rule, flat)
+    else:
+        out = rule.filled(torch.sparse.mm(rule.matrix, flat, f"a{kind}"))
+    return out if flat is rows else out.view(graph.num_dst, *rows.shape[1:])
+
+
+def _matrix(of_edges: bool, dtype: torch.dtype, graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Ones ``[num_dst, R]`` where a destination has one of R rows, those of edges or of sources; the rows in
+    the order of `Graph.csr` and R, int64 ``[E + 1]``; which destinations have none, bool ``[num_dst, 1]``."""
+    csr = graph.csr()
+    rows, count = (csr.eids, graph.num_edges) if of_edges else (csr.indices, graph.num_src)
+    rows = torch.arange(count) if rows is None else rows.long()
+    numbers = torch.cat([rows, torch.tensor([count])])
+    with warnings.catch_warnings():  # PyTorch says once in a process that it is in beta state
+        warnings.simplefilter("ignore")
+        matrix = torch.sparse_csr_tensor(
+            csr.indptr, numbers[:-1], torch.ones(len(numbers) - 1, dtype=dtype), (graph.num_dst, count),
+            check_invariants=False,
+        )  # fmt: skip
+    empty = csr.indptr.diff() == 0
+    return matrix, numbers, empty.unsqueeze(1) if bool(empty.any()) else None
 
 
 def _ends(graph: Graph, reverse: bool) -> tuple[Tensor, Tensor]:
@@ -223,3 +249,35 @@ class _Neighbours(Rule):
 
     def gradients(self, need, saved, grad):
         return (rules.apply(_Neighbours(self.graph, not self.reverse), grad),)
+
+
+class _Extremes(Rule):
+    """Of rows: what `extremes` describes, and the place of the edge that won, or E."""
+
+    __slots__ = "empty", "kind", "matrix", "numbers"
+
+    def __init__(self, kind: str, matrix: Tensor, numbers: Tensor, empty: Tensor | None):
+        self.kind, self.matrix, self.numbers, self.empty = kind, matrix, numbers, empty
+
+    def forward(self, rows):
+        with torch.enable_grad():  # else it tells no places, as torch.sparse.mm never does
+            out, place = torch.ops.aten._sparse_mm_reduce_impl(
+                self.matrix, rows.detach().requires_grad_(), f"a{self.kind}"
+            )
+        return self.filled(out.detach()), place
+
+    def filled(self, out: Tensor) -> Tensor:
+        if self.empty is None:
+            return out
+        return out.masked_fill_(self.empty, -math.inf if self.kind == "max" else math.inf)
+
+    def saved(self, tensors, results):
+        return results[1:]
+
+    def gradients(self, need, saved, grad, _):
+        if grad is None:
+            return (None,)
+        (place,) = saved
+        row = self.numbers.index_select(0, place.flatten()).view(place.shape)
+        out = grad.new_zeros(self.matrix.shape[1] + 1, grad.shape[1])
+        return (out.scatter_add(0, row, grad)[:-1],)

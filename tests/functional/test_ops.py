@@ -178,7 +178,64 @@ def test_sums_without_a_factor(edges, shape, device):
         torch.testing.assert_close(*found)
 
 
-def test_gradients_are_checked(device):
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("name", ["copy_u", "copy_e", "u_add_e"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("few", [True, False])
+def test_extremes_beside_loops(few, name, kind, size, device, monkeypatch):
+    """Small whole numbers, so that many are equal: of these the first has the gradient, on the CPU."""
+    if not few:
+        by_kernels(monkeypatch)
+    graph, _ = graphs(size, device)
+    tensors = [torch.randint(3, (rows(graph, t), 2, 3), device=device).double() for t in "ue"]
+    tensors = [x.requires_grad_() for x, t in zip(tensors, "ue") if t in name.split("_")]
+    message = tensors[0] if name == "copy_e" else tensors[0][graph.edge_index[0]]
+    message = message + tensors[1] if name == "u_add_e" else message
+    want = torch.full((graph.num_dst, 2, 3), -torch.inf if kind == "max" else torch.inf)
+    want = want.to(device, torch.float64)
+    parts = []
+    for node in range(graph.num_dst):
+        into = message[graph.edge_index[1] == node]
+        if len(into):
+            first = getattr(into.detach(), f"arg{kind}")(0, keepdim=True)
+            parts.append(into.gather(0, first) if device == "cpu" else getattr(into, f"a{kind}")(0)[None])
+            want[node] = parts[-1][0].detach()
+    out = getattr(ops, f"{name}_{kind}")(graph, *tensors)
+    assert torch.equal(out, want)
+    filled = out[torch.isfinite(out).all(-1).all(-1)]
+    weight = torch.rand_like(filled)
+    found = torch.autograd.grad((filled * weight).sum(), tensors)
+    if not parts:
+        assert all(not x.any() for x in found)
+        return
+    wanted = torch.autograd.grad((torch.cat(parts) * weight).sum(), tensors)
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_extremes_of_what_is_not_finite(dtype, device):
+    """nan wins, infinities are numbers, and PyTorch does not warn of what is used within."""
+    graph = Graph.from_coo(
+        torch.tensor([0, 1, 2, 2, 0], device=device),
+        torch.tensor([0, 0, 1, 1, 3], device=device),
+        num_src=3,
+        num_dst=4,
+    )
+    inf, nan = torch.inf, torch.nan
+    x = torch.tensor([[1.0, nan], [2.0, 3.0], [-inf, inf]], device=device, dtype=dtype, requires_grad=True)
+    out = ops.copy_u_max(graph, x)
+    want = [[2.0, nan], [-inf, inf], [-inf, -inf], [1.0, nan]]
+    torch.testing.assert_close(out, torch.tensor(want, device=device, dtype=dtype), equal_nan=True)
+    (found,) = torch.autograd.grad(out[:2].sum(), x)
+    assert found[1, 0] == 1 and found[2, 1] == 1
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_gradients_are_checked(few, device, monkeypatch):
+    if not few:
+        by_kernels(monkeypatch)
     graph, _ = graphs("block", device)
     x = torch.randn(9, 2, dtype=torch.float64, device=device, requires_grad=True)
     v = torch.randn(5, 2, dtype=torch.float64, device=device, requires_grad=True)
@@ -188,6 +245,10 @@ def test_gradients_are_checked(device):
         first = v if function is ops.v_sub_u else x
         second = x if function is ops.v_sub_u else v
         assert torch.autograd.gradcheck(lambda a, b, f=function: f(graph, a, b), (first, second))
+    for function in (ops.copy_u_max, ops.copy_u_min):
+        assert torch.autograd.gradcheck(lambda a, f=function: f(graph, a)[:4], (x,))
+    for function in (ops.u_mul_e_max, ops.u_sub_e_min):
+        assert torch.autograd.gradcheck(lambda a, b, f=function: f(graph, a, b)[:4], (x, e))
     for function in (ops.u_mul_e_mean, ops.u_div_e_sum):
         inputs = (x, e)
         assert torch.autograd.gradcheck(lambda a, b, f=function: f(graph, a, b), inputs)
