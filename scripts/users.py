@@ -8,7 +8,8 @@ their code is part of this project, and nothing is written into a checkout.
 
 Each case runs in two processes: ``python users.py`` with the libraries alone, and ``python -m dfgnn.run
 users.py``, where at most three lines of a temporary copy are changed. Both make the same model and inputs,
-and take training steps (forward, backward, Adam) in turns, one process at a time. Printed are the largest
+and take training steps (forward, backward, Adam; or those of the repository's own training script) in turns,
+one process at a time. Printed are the largest
 relative difference of the first losses; the least CPU seconds of a step, on one thread; how far the memory
 rose above what was resident before the first step; and what `dfgnn.run` reported.
 
@@ -49,32 +50,58 @@ def _memory(name: str) -> int:
     return 0
 
 
+class Steps:
+    """A step for each line of standard input; its loss and times on standard output."""
+
+    def __init__(self):
+        self.answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # repositories print
+        self.step, self.before, self.start = 0, 0, 0.0
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=self.answers, flush=True)
+
+    def ready(self) -> None:
+        versions = {"torch": torch.__version__}
+        for name in ("torch_geometric", "torch_scatter", "dgl"):
+            if name in sys.modules:
+                versions[name] = getattr(sys.modules[name], "__version__", "?")
+        self._answer({"versions": versions})
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        self.before = _memory("VmRSS")
+
+    def begin(self) -> bool:
+        if not sys.stdin.readline():
+            return False
+        torch.manual_seed(self.step)
+        self.step += 1
+        self.start = time.process_time()
+        return True
+
+    def end(self, loss: torch.Tensor) -> None:
+        seconds = time.process_time() - self.start
+        self._answer({"loss": loss.item(), "seconds": seconds, "memory": _memory("VmHWM") - self.before})
+
+
 def train(case: str, folder: Path) -> None:
-    """Take a step for each line of standard input; tell losses and times on standard output."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # repositories print
+    """What the process of a side does."""
+    steps = Steps()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, loss_of = repositories.all_repositories()[case].build(folder)
+    made = repositories.all_repositories()[case].build(folder)
+    if callable(made):
+        made(steps)
+        return
+    model, loss_of = made
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    versions = {"torch": torch.__version__}
-    for name in ("torch_geometric", "torch_scatter", "dgl"):
-        if name in sys.modules:
-            versions[name] = getattr(sys.modules[name], "__version__", "?")
-    print(json.dumps({"versions": versions}), file=answers, flush=True)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    before = _memory("VmRSS")
-    for step, _ in enumerate(sys.stdin):
-        torch.manual_seed(step)
-        begin = time.process_time()
+    steps.ready()
+    while steps.begin():
         optimizer.zero_grad()
         loss = loss_of()
         loss.backward()
         optimizer.step()
-        seconds = time.process_time() - begin
-        answer = {"loss": loss.item(), "seconds": seconds, "memory": _memory("VmHWM") - before}
-        print(json.dumps(answer), file=answers, flush=True)
+        steps.end(loss)
 
 
 class Side:
@@ -129,6 +156,19 @@ def changed_copy(checkout: Path, changes: tuple[repositories.Change, ...], into:
     return copy
 
 
+def turns(sides: dict[str, Side], epoch: int, args: argparse.Namespace) -> dict[str, list[dict]]:
+    """Steps of all sides in turns: those whose losses are compared, and timed ones (of an epoch the same)."""
+    steps: dict[str, list[dict]] = {name: [] for name in sides}
+    untimed, least = (0, epoch) if epoch else (args.steps, args.steps + 3)
+    for k in range(1, 1 + untimed + args.rounds * (epoch or 1)):
+        for name, side in sides.items():
+            steps[name].append(side.step())
+        timed = sum(step["seconds"] for rows in steps.values() for step in rows[untimed:])
+        if timed > args.seconds and k >= least and k % (epoch or 1) == 0:
+            break
+    return steps
+
+
 def measure(case: repositories.Repository, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     checkout = folder / case.folder
     commit = subprocess.run(
@@ -149,13 +189,7 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         sides = {name: Side(command, into / f"{name}.log") for name, command in commands.items()}
         try:
             versions = {name: side.answer()["versions"] for name, side in sides.items()}
-            steps: dict[str, list[dict]] = {name: [] for name in sides}
-            for k in range(args.steps + args.rounds):
-                for name, side in sides.items():
-                    steps[name].append(side.step())
-                timed = sum(step["seconds"] for rows in steps.values() for step in rows[args.steps :])
-                if timed > args.seconds and k >= args.steps + 2:
-                    break
+            steps = turns(sides, case.epoch, args)
         finally:
             for side in sides.values():
                 side.end()
@@ -170,15 +204,16 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
             "lines": sum(len(change.new.splitlines()) or 1 for change in case.lines),
             "versions": versions,
             "losses": {
-                name: [float(f"{step['loss']:.9g}") for step in rows[: args.steps]]
+                name: [float(f"{step['loss']:.9g}") for step in rows[: case.epoch or args.steps]]
                 for name, rows in steps.items()
             },
             "seconds": {
-                name: [round(step["seconds"], 5) for step in rows[args.steps :]]
+                name: [round(step["seconds"], 5) for step in rows[0 if case.epoch else args.steps :]]
                 for name, rows in steps.items()
             },
             "memory": {name: rows[-1]["memory"] for name, rows in steps.items()},
             "tolerance": case.tolerance,
+            "epoch": case.epoch,
             "report": {key: told[key] for key in ("layers", "served", "own_attention")},
         }
 
@@ -193,7 +228,9 @@ def difference(row: dict[str, Any]) -> float:
 
 
 def least(row: dict[str, Any], name: str) -> float:
-    return min(row["seconds"][name])
+    """Seconds of a step; of an epoch the mean over its steps, each the least of its repetitions."""
+    seconds, epoch = row["seconds"][name], row.get("epoch", 0) or 1
+    return sum(min(seconds[k::epoch]) for k in range(epoch)) / epoch
 
 
 def times(row: dict[str, Any]) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,19 @@ class Change:
     new: str
 
 
+class Steps(Protocol):
+    """Training steps, each of which waits until it is asked for."""
+
+    def ready(self) -> None:
+        """The model is made, its memory is not counted."""
+
+    def begin(self) -> bool:
+        """Before a step; False: none is wanted any more."""
+
+    def end(self, loss: Tensor) -> None:
+        """After a step."""
+
+
 @dataclass(frozen=True)
 class Repository:
     """One row of the table.
@@ -41,24 +54,27 @@ class Repository:
     case: its name in the table, unique.
     source: owner and name on GitHub; the checkout is the folder of that name.
     what: the module that is trained, and on what.
-    build: gets the folder and returns (model, loss).
+    build: gets the folder and returns (model, loss); or a function that gets `Steps`, runs the repository's
+        own training script, and says where a step begins and ends.
     options: those of ``python -m dfgnn.run``.
     lines: the lines of the repository that dfgnn's side changes; none means that `run` alone does it.
     to_run_here: changes for both sides, because there is no GPU or a dependency is missing.
     dgl_sparse: upstream's side needs an interpreter with a DGL that has dgl.sparse.
     tolerance: of the losses, relative.
+    epoch: as many steps go through all its data, each on another part; 0: all steps do the same.
     needs: packages to install beside the project's own.
     """
 
     case: str
     source: str
     what: str
-    build: Callable[[Path], tuple[nn.Module, Callable[[], Tensor]]]
+    build: Callable[[Path], tuple[nn.Module, Callable[[], Tensor]] | Callable[[Steps], None]]
     options: tuple[str, ...] = ()
     lines: tuple[Change, ...] = ()
     to_run_here: tuple[Change, ...] = ()
     dgl_sparse: bool = False
     tolerance: float = 1e-4
+    epoch: int = 0
     needs: tuple[str, ...] = ()
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import runpy
 import sys
-import tempfile
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from . import Change, absent, put_on_path, random_edges, repository, without_dropout
+from . import Change, Steps, absent, put_on_path, random_edges, repository
 
 # The key's and the value's terms of an edge, which `message` computes per edge, as one call.
 _ONE_CALL = (
@@ -75,38 +75,46 @@ def _smart(root: Path):
     absent("waymo_open_dataset", "waymo_open_dataset.protos", "torch_scatter")  # for metrics
     cluster = sys.modules["torch_cluster"] = ModuleType("torch_cluster")
     cluster.radius, cluster.radius_graph = _radius, _radius_graph  # type: ignore[attr-defined]
-    config = importlib.import_module("smart.utils.config").load_config_act(
-        "configs/train/train_scalable.yaml"
-    )
-    datamodule = importlib.import_module("smart.datamodules").MultiDataModule
-    config.Dataset.update(num_workers=0, pin_memory=False, persistent_workers=False, shuffle=False)
-    with tempfile.TemporaryDirectory() as temporary:
-        scenes = sorted((root / "data" / "valid_demo").iterdir(), key=lambda path: path.stat().st_size)
-        folders = []  # one for each scene, which keeps their order
-        for path in scenes[:2]:
-            folders.append(Path(temporary, path.stem))
-            folders[-1].mkdir()
-            (folders[-1] / path.name).symlink_to(path.resolve())
-        config.Dataset.update(train_raw_dir=folders, val_raw_dir=folders)
-        data = datamodule(**config.Dataset)
-        data.setup()
-        batches = list(data.train_dataloader())
-    model = without_dropout(importlib.import_module("smart.model").SMART(config.Model))
-    model.log = lambda *args, **kwargs: None  # there is no trainer
-    step = iter(range(1 << 30))
+    lightning = importlib.import_module("pytorch_lightning")
 
-    def loss():
-        return model.training_step(batches[next(step) % len(batches)].clone(), 0)
+    def run(steps: Steps) -> None:
+        class Turns(lightning.Callback):
+            def on_train_start(self, trainer, module):
+                steps.ready()
 
-    return model, loss
+            def on_train_batch_start(self, trainer, module, batch, batch_idx):
+                if not steps.begin():
+                    sys.exit()
+
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                steps.end(outputs["loss"])
+
+        class Trainer(lightning.Trainer):
+            def __init__(self, *args, callbacks, **options):  # without validation, which generates traffic
+                options["check_val_every_n_epoch"] = 1 << 30
+                super().__init__(*args, callbacks=[*callbacks, Turns()], **options)
+
+        lightning.Trainer = Trainer
+        sys.argv = ["train.py", "--save_ckpt_path", "checkpoints"]
+        runpy.run_path("train.py", run_name="__main__")
+
+    return run
 
 
-_SMART = "the model of configs/train on the two smallest scenes of data/valid_demo, in turns, dropout off"
+_SMART = "train.py with configs/train on the eleven scenes of data/valid_demo, dropout off; means over scenes"
+_CONFIG = "configs/train/train_scalable.yaml"
+_HERE = (
+    # The name of a transform's method in torch_geometric ≥ 2.3.
+    Change("smart/transforms/target_builder.py", "def __call__(", "def forward("),
+    # The scenes in the same order in every epoch and on both sides.
+    Change("smart/datasets/scalable_dataset.py", "os.listdir(raw_dir)", "sorted(os.listdir(raw_dir))"),
+    Change(_CONFIG, "shuffle: True", "shuffle: False"),
+    Change(_CONFIG, 'accelerator: "gpu"', 'accelerator: "cpu"'),
+    Change(_CONFIG, "dropout: 0.1", "dropout: 0.0"),
+)
 _NEEDS = ("pytorch_lightning", "easydict")
-# The name of a transform's method in torch_geometric ≥ 2.3.
-_FORWARD = Change("smart/transforms/target_builder.py", "def __call__(", "def forward(")
-repository("SMART", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=(_FORWARD,))(_smart)
+repository("SMART", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=_HERE, epoch=11)(_smart)
 repository(
-    "SMART, one call", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=(_FORWARD,), tolerance=1e-3,
+    "SMART, one call", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=_HERE, epoch=11, tolerance=1e-3,
     lines=_lines("smart/layers/attention_layer.py"),
 )(_smart)  # fmt: skip
