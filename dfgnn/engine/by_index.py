@@ -1,7 +1,6 @@
 """Softmax and sums over groups of rows, where an index gives the group of each row: on the CPU, without a
-graph (csrc/cpu/by_index.h).
-
-The gradients of each function are calls of the others, so that they are differentiable any number of times.
+graph (csrc/cpu/by_index.h). Their gradients are calls of each other, so that they are differentiable any
+number of times. Maxima and minima over the edges of a graph, by PyTorch and differentiable once.
 """
 
 from __future__ import annotations
