@@ -28,8 +28,8 @@ inline constexpr int kMostParts = 16;
 // kernels that do not support kJoins.
 inline constexpr int kWideBytes = 2048;
 
-// A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end. They
-// are merged in this order.
+// A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end
+// (stride is 1 but for tiles). They are merged in this order.
 struct Split {
   int32_t row, slot_begin, slot_end, stride;
 };
@@ -109,7 +109,7 @@ struct EdgeAttr {
 struct Shape {
   int64_t num_dst, num_src, num_edges;
   int32_t heads;      // H
-  int32_t dim;        // D (additive: equal to value_dim)
+  int32_t dim;        // D (additive, and on CUDA always: equal to value_dim)
   int32_t value_dim;  // Dv
 };
 

@@ -165,7 +165,7 @@ inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
     return Tensor(made);
   });
 }
-// Returns a dense tensor with another shape. Autograd does not see that it is a view.
+// Returns a view of t, which must be dense, in another shape. Autograd does not know that it is a view.
 inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
   int64_t strides[kMostDims], step = 1;
   for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;

@@ -92,8 +92,8 @@ inline constexpr const char* kSecondOrder =
 inline constexpr const char* kSddmm = "sddmm(Tensor row_feat, Tensor feat, " DFGNN_GRAPH ") -> Tensor";
 inline constexpr const char* kSpmm =
     "spmm(Tensor weight, Tensor feat, " DFGNN_GRAPH ", int num_rows) -> Tensor";
-// The operators of core/edge_terms.h. There is a row of `rows` for each row of the graph, so that nothing is
-// gathered.
+// The operators of core/edge_terms.h. `rows` has a row for each row of the CSR, for all of its edges, so that
+// no row is gathered per edge.
 inline constexpr const char* kEdgeDot =
     "edge_dot(Tensor rows, Tensor attr, " DFGNN_GRAPH ", float scale) -> Tensor";
 inline constexpr const char* kEdgeSum =

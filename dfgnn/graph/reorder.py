@@ -129,9 +129,10 @@ class Reordering(Generic[G]):
         )
 
 
-# ---- orders -------------------------------------------------------------------------------------- Each
-# function returns int64 [num_nodes], the old node of every new one. If num_src != num_dst, the nodes are the
-# sources and then the destinations, ordered together.
+# ---- orders ------------------------------------------------------------------------------------------
+
+# Each function returns int64 [num_nodes], the old node of every new one. If num_src != num_dst, the nodes
+# are the sources and then the destinations, ordered together.
 
 
 def _degrees(graph: Any) -> Tensor:

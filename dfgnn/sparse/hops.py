@@ -19,10 +19,10 @@ _PAIRS = 32
 def without_repetition(degree: Tensor, draws: Tensor) -> Tensor:
     """int64 [n, k]: k different numbers below each degree, in rising order; 0 .. k - 1 if the degree is <= k.
 
-    draws: float64 [n, k] in [0, 1). R. Floyd's algorithm: the t-th number is drawn from 0 .. bound_t = degree
-    - k + t, and replaced by bound_t if it occurs before: as a draw, or as the bound of a replaced s < t. All
-      t are computed in parallel: each has a pointer to the s on which it depends, to k once it is known to be
-      replaced, else to 0, which never is replaced; pointer doubling resolves the chains.
+    draws: float64 [n, k] in [0, 1). R. Floyd's algorithm: the t-th number is drawn from 0 .. bound_t, where
+    bound_t = degree - k + t, and replaced by bound_t if it occurs before: as a draw, or as the bound of a
+    replaced s < t. All t are computed in parallel: each has a pointer to the s on which it depends, to k once
+    it is known to be replaced, else to 0, which never is replaced; pointer doubling resolves the chains.
     """
     n, k = draws.shape
     first = (degree - k).clamp_(min=0)[:, None]  # bound_0

@@ -92,7 +92,7 @@ __device__ __host__ __forceinline__ int dst_bits(const StructureParams& p) {
   return bits;
 }
 
-// The key of a row's first edge, by source or by destination.
+// The smallest key that an edge of this row can have, of the keys by source or by destination.
 __device__ __forceinline__ uint64_t row_key(const StructureParams& p, bool by_src, int64_t row) {
   return by_src ? uint64_t(row + 1) << dst_bits(p) : uint64_t(row);
 }

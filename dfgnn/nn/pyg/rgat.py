@@ -142,7 +142,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         else:
             weight = (self.att @ self.basis.flatten(1)).unflatten(1, self.basis.shape[1:])
         value = _of_pairs(relations.src, x_src, weight)
-        # Nothing but this term is needed of W_r x_i, so that it is not made.
+        # Of W_r x_i only its product with q is needed, which is that of x_i with W_r q: W_r x_i is not made.
         blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
         query = _of_pairs(relations.dst, x_dst, (weight @ blocks).flatten(1, -2))
         scores = {"alpha_src": value @ self.k, "alpha_dst": None}
