@@ -1,7 +1,22 @@
 // Backward of dot attention: a pass over destinations for the gradient of the query, then one over sources
 // for those of key and value. The second one computes alpha and ds of every edge again (dot_sources_kernel),
-// or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h; the residual of delta:
-// backward_steps.cuh.
+// or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h. Words, steps and common
+// names: the head of lanes.cuh. Names from other files:
+// backward_steps.cuh:
+//   first_delta           delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
+//   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
+//                         sum, of rows by mass, is subtracted; the pass over sources uses delta0 + residual
+//   SavedEdge             alpha and ds of an edge, for the pass over sources; alpha is negative where z <= 0
+//   gradient_of_own_edge  of own edge s: eid, alpha, ds, draw; weight() = f alpha; mass() = alpha L'(z)
+//                         gate; store(p) writes grad_bias, grad_gate and grad_weight
+//   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes
+//   add_scaled            (sum, w, other, v, x): sum += w x, other += v x
+//   PairArrays            x, y, b, d: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
+//   FeatureTargets        adds an edge's feature row to the key, to the value, or to both
+// edge_projection.cuh:
+//   AttrLanes             the lane's share of an edge's projected features: load, dot, axpy, store_row
+//   NodeProducts          onto: W^T x of the warp's rows, into shared memory; back: y += W a
+//   ItemFeatures          row(n, k): the row of item n in the k-th of these arrays
 #pragma once
 
 #include "backward_steps.cuh"
@@ -130,7 +145,7 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTar
 // Computes the scores, not scaled yet, and g . v of an iteration's edges: sums over columns of the row's
 // operands x and b and the neighbours' y_rows and d_rows, to which feat_rows are added. Every lane adds up
 // its own columns; then the sums of a head's lanes are reduced into the lanes that own the edges. keys: with
-// features, y + e.
+// features, y + e. (core/pair_scores.h, an operator of the CPU for GATv2, has nothing to do with it.)
 template <class C, bool FEAT, int B, int K, int N, int S, class Projected>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const FeatureTargets<C, FEAT>& features,
@@ -183,9 +198,11 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   using Own = OwnEdges<C, B>;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
+  // Ids are loaded ahead, with the neighbours, where every edge's is needed (FEAT and PROJ always save), and
+  // where a lane owns one edge. Of several edges they would take too many registers.
   constexpr bool EIDS = SAVES || (EDGE && SLOTS == 1);
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -194,12 +211,12 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> keys = me.rows(p.key), values = me.rows(p.value);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // This pass does not read the array. Without this line nvcc 13.0 orders the kernel's instructions
+  // This pass does not read node_stats. Without this line nvcc 13.0 orders the kernel's instructions
   // differently, with more of them per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   ProjectedDestinations<C, PROJ, B> projected(me, t, p);
 
-  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw query_raw[NV], grad_raw[NV], out_raw[NV];
   RowStats<A> next_stats = {};
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
@@ -217,12 +234,11 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     projected.load(index);
   };
 
-  // ---- Begin and open a row: unpack its operands, compute the first guess of delta, and set its sums to 0.
+  // ---- 3. Begin and open a row: unpack its operands, compute delta0, and set its sums to 0.
   int row, item;
-  bool writes;
+  bool writes;  // whether this lane's sub-warp stores the row's results
   RowStats<A> stats;
-  // These are initialized because open() is not called for rows without edges, whose sums are multiplied by
-  // them.
+  // open() may not be called for a row without edges. Nothing reads its query, so that `= {}` has no effect.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
   A sum[NV][VEC], sum_of_mass[NV][VEC], residual;
   const auto open = [&] {
@@ -248,15 +264,15 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v, in the lanes that own the edges.
+    // ---- 4. Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     pair_scores(me, t, p, features, projected, {p.query, p.key, p.grad_out, p.value}, row, index, query, grad,
                 key_rows, value_rows, feat_rows, sum_keys, scores, dots);
 
-    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
+    // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, true, true> draws;  // all: draw; positive: the masses
+    Weights<A, SLOTS, true, true> draws;  // all: draw; positive, here the second weight: mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -265,7 +281,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
       draws.set(s, of.draw, true);
       draws.positive[s] = of.mass();
       residual += of.ds;
-      if constexpr (SAVES) {
+      if constexpr (SAVES) {  // one lane per edge and head writes: others hold copies
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
           *me.template at<SavedEdge<A>>(p.handed, of.eid) = {PROJ || of.z.positive ? of.alpha : -of.alpha,
                                                              of.ds};
@@ -274,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
       }
     }
 
-    // ---- Sums of the neighbours' keys, weighted by draw and by mass.
+    // ---- 6. Sums of the neighbours' keys, weighted by draw and by mass.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
@@ -286,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     });
   };
 
-  // ---- Epilogue: the residual of delta, and the row's gradient.
+  // ---- 7. Epilogue: the residual of delta, and the row's gradient.
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) me.across(sum, t);
     residual = reduce_sum<Own::PERIOD>(residual);
@@ -324,7 +340,7 @@ __global__ void __launch_bounds__(kThreads,
   constexpr bool EDGE = has_options(EDGES), EIDS = EDGE && SLOTS == 1;
   static_assert(!has_features(EDGES) && !projects(EDGES));
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -338,7 +354,7 @@ __global__ void __launch_bounds__(kThreads,
   Raw no_rows[1][NV];
   A no_keys[1][NV][VEC];
 
-  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw key_raw[NV], value_raw[NV];
   NodeStats<A> stats[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
@@ -353,7 +369,7 @@ __global__ void __launch_bounds__(kThreads,
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin and open a row: unpack its operands, and set its sums to 0.
+  // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row;
   A key[NV][VEC] = {}, value[NV][VEC];
   A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
@@ -369,12 +385,12 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v, in the lanes that own the edges.
+    // ---- 4. Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     pair_scores(me, t, p, no_features, no_projection, {p.key, p.query, p.value, p.grad_out}, row, index, key,
                 value, query_rows, grad_rows, no_rows, no_keys, scores, dots);
 
-    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
+    // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -390,7 +406,7 @@ __global__ void __launch_bounds__(kThreads,
       }
     }
 
-    // ---- Sums of the neighbours' gradients by weight, and of their queries by draw.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by draw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
@@ -398,7 +414,7 @@ __global__ void __launch_bounds__(kThreads,
     });
   };
 
-  // ---- Epilogue: the row's gradients.
+  // ---- 7. Epilogue: the row's gradients.
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) {
       me.across(sum_key, t);
@@ -426,7 +442,7 @@ __global__ void __launch_bounds__(kThreads,
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -441,7 +457,7 @@ __global__ void __launch_bounds__(kThreads,
   const Terms<A> residuals = me.template terms<A>(p.node_stats);
   const auto saved_at = [&](int eid) { return me.template at<SavedEdge<A>>(p.handed, eid); };
 
-  // ---- Load: the arrays of an iteration's neighbours and edges.
+  // ---- 2. Load: the arrays of an iteration's neighbours and edges.
   A residual[SLOTS];
   int index[2 * SLOTS] = {};  // neighbours, and the edges' ids
   Raw query_rows[B][NV], grad_rows[B][NV];
@@ -455,7 +471,7 @@ __global__ void __launch_bounds__(kThreads,
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin a row: set its sums to 0.
+  // ---- 3. Begin a row: set its sums to 0.
   A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
   const auto begin = [&](int, int) {
     zero(sum_key);
@@ -480,7 +496,7 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Softmax weights: read the own edges' alpha and ds, and apply the options on edges to them.
+    // ---- 5. Softmax weights: read the own edges' alpha and ds, and apply the options on edges to them.
     const auto eid_at = [&](int s) { return eid_of<C, B, true>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -515,7 +531,7 @@ __global__ void __launch_bounds__(kThreads,
       }
     }
 
-    // ---- Sums of the neighbours' gradients by weight, and of their queries by draw.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by draw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
@@ -527,7 +543,7 @@ __global__ void __launch_bounds__(kThreads,
     });
   };
 
-  // ---- Epilogue: the row's gradients.
+  // ---- 7. Epilogue: the row's gradients.
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) {
       me.across(sum_key, t);

@@ -1,6 +1,20 @@
 // Backward of the additive score (GAT): a kernel for the statistics of the destinations, then one pass over
 // sources, which computes no product per edge (additive_sources_kernel), or g . v of every edge
-// (gat_edge_sources_kernel). Formulas: params.h.
+// (gat_edge_sources_kernel). Formulas: params.h. Words, steps and common names: the head of lanes.cuh. Names
+// from other files:
+// lanes.cuh:
+//   follow()              waits until the results of the kernel before are written; the first thing that a
+//                         kernel does
+//   me.joins(slot)        whether the work item adds to what an earlier source partition wrote to the row
+// softmax.cuh:
+//   NodeStats             term: alpha_dst; row: RowStats; delta. prepare_additive_kernel writes them,
+//                         load_stats loads them
+// backward_steps.cuh:
+//   gradient_of_own_edge  of own edge s: alpha, ds, draw; weight() = f alpha; store(p) writes grad_bias,
+//                         grad_gate, grad_weight and grad_raw
+//   for_edges             (left, draws, weights, index, f): f(u, draw, weight, eid) for a chunk's edges u,
+//                         in all lanes
+//   FeatureTargets        adds an edge's feature row to the value, if feat_in_value says so
 #pragma once
 
 #include "backward_steps.cuh"
@@ -69,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC;
   constexpr int CHUNK = B > LPH ? B : LPH, SLOTS = CHUNK / LPH;
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
@@ -77,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   const Rows<C> grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
-  // ---- Load: a row's term, and the arrays of an iteration's neighbours.
+  // ---- 2. Load: a row's term, and the arrays of an iteration's neighbours.
   A alpha_src;
   NodeStats<A> stats[SLOTS];
   constexpr bool EIDS = EDGE && SLOTS == 1;
@@ -89,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
     load_rows<C, B>(grads, 0, index, rows);
   };
 
-  // ---- Begin a row: load its value, and set its sums to 0.
+  // ---- 3. Begin a row: load its value, and set its sums to 0.
   Raw value_row[NV];
   A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
   const auto begin = [&](int row, int) {
@@ -100,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
   };
 
   const auto iterate = [&](const int done, const int left) {
-    // ---- Softmax weights f alpha, and the sum of the terms with delta.
+    // ---- 5. Softmax weights f alpha, and the sum of the terms with delta.
     Weights<A, SLOTS, true, EDGE> weights;
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
@@ -116,14 +130,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       shared_weight += valid ? 1 - alpha : A(0);
       weights.set(s, alpha * factor, z.positive);
     }
-    // ---- Weighted sums of the neighbours' rows: over all edges, and over those with z > 0.
+    // ---- 6. Weighted sums of the neighbours' rows: over all edges, and over those with z > 0.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       add_chunk<C, decltype(whole)::value, true, B, CHUNK>(grads, left, index, weights, rows, acc,
                                                            acc_positive);
     });
   };
 
-  // ---- Epilogue: the row's gradients.
+  // ---- 7. Epilogue: the row's gradients.
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) {
       me.across(acc, t);
@@ -169,7 +183,7 @@ __global__ void __launch_bounds__(kThreads,
   constexpr bool FEAT = has_features(EDGES), EIDS = FEAT || SLOTS == 1;
   static_assert(has_options(EDGES));
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -179,7 +193,7 @@ __global__ void __launch_bounds__(kThreads,
   const Rows<C> grads = me.rows(p.grad_out), feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
-  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw value_raw[NV];
   A alpha_src = 0;
   NodeStats<A> stats[SLOTS];
@@ -195,7 +209,7 @@ __global__ void __launch_bounds__(kThreads,
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin and open a row: unpack its operand, and set its sums to 0.
+  // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
   A value[NV][VEC];
@@ -223,7 +237,7 @@ __global__ void __launch_bounds__(kThreads,
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- g . (v + e), in the lanes that own the edges.
+    // ---- 4. g . (v + e), in the lanes that own the edges.
     A dots[Own::SHARE] = {};
 #pragma unroll
     for (int u = 0; u < B; ++u) {
@@ -249,7 +263,7 @@ __global__ void __launch_bounds__(kThreads,
     }
     reduce_scatter<Own::SHARE, LPH>(dots, me.hl);
 
-    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
+    // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, true, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -265,7 +279,7 @@ __global__ void __launch_bounds__(kThreads,
       if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
     }
 
-    // ---- Weighted sums of the neighbours' rows.
+    // ---- 6. Weighted sums of the neighbours' rows.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
@@ -276,7 +290,7 @@ __global__ void __launch_bounds__(kThreads,
     });
   };
 
-  // ---- Epilogue: the row's gradients.
+  // ---- 7. Epilogue: the row's gradients.
   const auto finish = [&](const int row, const int slot) {
     sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
     if (me.shared()) {

@@ -1,13 +1,39 @@
 // Backward of additive_v2 (GATv2): a pass over destinations for the gradient of x_dst, then a pass over
 // sources for the gradient of the values. Both compute the scores again, and both add to the gradient of
-// attn. Formulas: params.h; the residual of delta: backward_steps.cuh; QUADS, scores by tensor cores:
-// quads.cuh.
+// attn. Formulas: params.h. Words, steps and common names: the head of lanes.cuh.
 //
 // With u = x_i + v_j (+ e_ij), L'(u) is slope or 1, and so
 //   sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw:
 // kernels add up, per column, only the draw of the edges with u > 0. As L(u) = u L'(u), the gradient of attn
 // is the sum of x_i times this sum over destinations, of v_j times it over sources and of e_ij times it over
 // edges.
+//
+// Names from other files:
+// backward_steps.cuh:
+//   first_delta           delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
+//   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
+//                         sum, by mass, is subtracted; the pass over sources uses delta0 + residual
+//   gradient_of_own_edge  of own edge s: ds, draw; weight() = f alpha; mass() = alpha gate; store(p) writes
+//                         grad_bias, grad_gate and grad_weight
+//   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes; with
+//                         two Weights and index: f(u, draw, weight, eid)
+//   PairArrays            x, y, b, d: a score is of x and y, g . v is b . d; x, b: rows, y, d: neighbours
+//   FeatureTargets        adds an edge's feature row to the key, which is the value
+// scores.cuh:
+//   PairScore pair        attn, slope; the score of a row x and a neighbour y. add(k, x, y, sum): adds the
+//                         part of load k; join(sum): the score; add_far: the part of columns that other
+//                         blocks have; linear: attn . x
+//   store_share_of_block  adds up the warps' shares of grad_attn, and stores the sum as the block's partial
+//                         sum
+// quads.cuh:
+//   QUADS                 (kQuads) 16 bits, without feature rows: scores by tensor cores
+//   QuadRows quads        two rows per four lanes, by which neighbours' rows are multiplied: set(first,
+//                         second)
+//   pair.quad_sum         (scores.cuh) the score of the own edge, but for attn . x; or if LINEAR is false
+//                         only the sum of attn max(-x, y)
+//   first_of_own_edge     the product of the own edge's neighbour with the first row of `quads`
+//   negated               -x, of 16-bit numbers as loaded
+//   add_where_greater     (a, b, x, low, high): adds x for each 16-bit half of a that exceeds that of b
 #pragma once
 
 #include "backward_steps.cuh"
@@ -167,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
   constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -176,13 +202,13 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // This pass does not read the array. Without this line nvcc 13.0 orders the kernel's instructions
+  // This pass does not read node_stats. Without this line nvcc 13.0 orders the kernel's instructions
   // differently, with more of them per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   __shared__ A shares[kWarps][NV * VEC][32];
   AttnShare<C, QUADS> grad_attn(shares);
 
-  // ---- Load: a row's own arrays, and those of the neighbours of an iteration.
+  // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw x_raw[NV], grad_raw[NV], out_raw[NV];
   A row_term = 0;  // slope attn . x_i, or with QUADS attn . x_i
   RowStats<A> next_stats = {};
@@ -199,7 +225,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     load_rows<C, B>(values, 0, index, value_rows);
   };
 
-  // ---- Begin and open a row: unpack its operands, compute the first guess of delta, and set its sums to 0.
+  // ---- 3. Begin and open a row: unpack its operands, compute delta0, and set its sums to 0.
   int row;
   bool writes;
   RowStats<A> stats;
@@ -251,7 +277,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v, in the lanes that own the edges.
+    // ---- 4. Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
@@ -262,10 +288,10 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
                               x, grad, value_rows, value_rows, feat_rows, sum_keys, scores, dots);
     }
 
-    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
+    // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, true, true> draws;  // all: draw; positive: the masses
+    Weights<A, SLOTS, true, true> draws;  // all: draw; positive, here the second weight: mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -278,12 +304,12 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
       sum_mass += of.mass();
     }
 
-    // ---- Sums of draw and of mass, by column.
+    // ---- 6. Sums of draw and of mass, by column.
     whole_or_not<B>(left,
                     [&](auto whole) { for_edges<LPH, B, decltype(whole)::value>(left, draws, add_edge); });
   };
 
-  // ---- Epilogue: the residual of delta, the row's gradient and its share of that of attn.
+  // ---- 7. Epilogue: the residual of delta, the row's gradient and its share of that of attn.
   const auto finish = [&](const int row, const int slot) {
     sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
     if (me.shared()) {
@@ -323,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
   constexpr bool LINEAR = FEAT;  // else statistics and row_term hold the linear part of the score
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -337,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   __shared__ A shares[kWarps][NV * VEC][32];
   AttnShare<C, QUADS> grad_attn(shares);
 
-  // ---- Load: a row's own array, and those of the neighbours of an iteration.
+  // ---- 2. Load: a row's own array, and those of the neighbours of an iteration.
   Raw value_raw[NV];
   A row_term = 0;  // slope attn . v_j, or with QUADS attn . v_j
   NodeStats<A> stats[SLOTS];
@@ -351,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     load_rows<C, B>(grads, 0, index, grad_rows);
   };
 
-  // ---- Begin and open a row: unpack its operand, and set its sums to 0.
+  // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
   A value[NV][VEC] = {};               // initialized for the same reason as in gatv2_destinations_kernel
@@ -402,7 +428,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores and g . v, in the lanes that own the edges.
+    // ---- 4. Scores and g . v, in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
@@ -415,7 +441,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
                                  index, value, value, x_rows, grad_rows, feat_rows, no_keys, scores, dots);
     }
 
-    // ---- Softmax weights: compute alpha again, then the gradients of the own edges' scores.
+    // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
     Weights<A, SLOTS, false, true> weights, draws;
@@ -433,7 +459,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       }
     }
 
-    // ---- Sums of the neighbours' gradients by weight, and of draw by column.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of draw by column.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
@@ -446,7 +472,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     });
   };
 
-  // ---- Epilogue: the row's gradient, and its share of the gradient of attn.
+  // ---- 7. Epilogue: the row's gradient, and its share of the gradient of attn.
   const auto finish = [&](const int row, const int slot) {
     sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
     if (me.shared()) {

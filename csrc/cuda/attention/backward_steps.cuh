@@ -7,7 +7,8 @@
 //     = sum_j alpha (dalpha - delta0) y_j - residual sum_j alpha y_j,
 // the row's gradient is exact if a second sum of rows is added up, with the `mass` of every edge. The pass
 // over sources, which also writes the gradients of edge tensors, reads delta0 + residual. Rows of several
-// chunks use delta0.
+// chunks use delta0, and so do rows of which a launch sees some edges only (part_of_rows: a sink, processes
+// that share a graph, source partitions).
 #pragma once
 
 #include "edge_projection.cuh"

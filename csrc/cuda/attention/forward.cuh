@@ -1,9 +1,30 @@
 // The forward kernel of all scores: online softmax over the edges of a work item, which are visited once.
 //
-// Mapping: lanes.cuh. Formulas: params.h. A lane holds in registers its columns of the row's sum (and with
-// POSITIVE of the sum over edges with z > 0), of the query (dot, additive_v2) and of the B neighbours' rows
-// that are in flight (2 B for dot, B more with edge features). Per edge the kernel reads the index, alpha_src
-// or the key, and the value; per row it writes `out` and the softmax's statistics, or a partial result.
+// Formulas: params.h. Mapping, words, steps and common names: the head of lanes.cuh. A lane holds in
+// registers its columns of the row's sum (and with POSITIVE of the sum over edges with z > 0), of the query
+// (dot, additive_v2) and of the B neighbours' rows that are in flight (2 B for dot, B more with edge
+// features). Per edge the kernel reads the index, alpha_src or the key, and the value; per row it writes
+// `out` and the softmax's statistics, or a partial result.
+//
+// Names from other files:
+// scores.cuh:
+//   PairScore pair   the score of a row x and a neighbour y. add(k, x, y, sum): adds the part of load k;
+//                    join(sum): the score; add_far: the part of columns that other blocks have; linear:
+//                    attn . x, over the head
+// quads.cuh:
+//   QUADS            (kQuads) additive_v2 in 16 bits, without feature rows: scores by tensor cores
+//   QuadRows quads   two rows per four lanes, by which neighbours' rows are multiplied: set(first, second)
+//   pair.quad_score  (scores.cuh) the score of the own edge, but for attn . x
+//   negated, turned  -x, and x of lane ^ 8, of 16-bit numbers as loaded
+// edge_projection.cuh:
+//   AttrLanes        the lane's share of an edge's projected features: load, dot, axpy, store_row
+//   NodeProducts     onto: W^T x of the warp's rows, into shared memory; back: y += W a
+//   ItemFeatures     row(n, k): the row of item n in the k-th of these arrays
+// softmax.cuh:
+//   softmax.raise    (peak): the maximum is at least peak; returns the factor for earlier sums
+//   softmax.add      (e, p): adds an edge's exponential to mass, and if p to positive
+//   softmax.join     adds what an earlier source partition left in the row
+//   softmax          reference(): what is subtracted from scores; norm(): 1 / mass
 #pragma once
 
 #include "edge_projection.cuh"
@@ -184,7 +205,8 @@ __device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
 }
 
 // Returns the product of dropout's factor and the edge weight of this lane's s-th edge, by which its softmax
-// weight is multiplied. If attention is returned, also writes the edge's score to that array.
+// weight is multiplied. If attention is returned, also writes the edge's score to that array, where
+// attention_kernel (epilogue.cuh) replaces it once the row's sum is known.
 template <class C, int PERIOD, class D>
 __device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, const ForwardParams& p,
                                                           const EdgeReader<typename C::T>& edge,
@@ -241,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   constexpr int SLOTS = Own::SLOTS;
   constexpr bool QUADS = kQuads<C, SCORE, EDGES>, EIDS = PROJ || FEAT || (EDGE && SLOTS == 1);
 
-  // ---- The place of this lane, and the arrays that it reads.
+  // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
@@ -254,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
   ProjectedForward<C, PROJ, B> projected(me, t, p);
 
-  // ---- Load: a row's own array or term, and the arrays of an iteration's neighbours.
+  // ---- 2. Load: a row's own array or term, and the arrays of an iteration's neighbours.
   Raw query_raw[NV];
   A alpha_dst = 0, raw_score[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
@@ -274,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     projected.load(index);
   };
 
-  // ---- Begin and open a row: unpack its operands, and set its sums to 0.
+  // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row, item;
   A query[PAIR ? NV : 1][VEC], row_term = 0, sum[NV][VEC], sum_positive[POSITIVE ? NV : 1][VEC];
   Raw minus_query;  // QUADS: -q
@@ -298,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- Scores: sums over columns in the lanes that own the edges, or sums of two terms.
+    // ---- 4. Scores: sums over columns in the lanes that own the edges, or sums of two terms.
     A scores[SLOTS];
     if constexpr (QUADS) {
       scores[0] = row_term + pair.quad_score(quads, minus_query, rows);
@@ -309,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // ---- Options on edges give the scores, and the factors of the weights. Edges beyond the end score -inf.
+    // ---- 4., with options on edges: scores, and factors of weights. Edges beyond the end score -inf.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
@@ -327,7 +349,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       peak = max(peak, scores[s]);
     }
 
-    // ---- Softmax weights. Where the maximum rises, all sums are scaled down.
+    // ---- 5. Softmax weights. Where the maximum rises, all sums are scaled down.
     peak = reduce_max<Own::PERIOD>(peak);
     if (__any_sync(kAll, peak > softmax.top)) {
       const A shrink = softmax.raise(peak);
@@ -343,7 +365,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       weights.set(s, factor[s] * e, positive[s]);
     }
 
-    // ---- Weighted sums of the neighbours' rows.
+    // ---- 6. Weighted sums of the neighbours' rows.
     whole_or_not<CHUNK>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (PAIR || FEAT) {
@@ -359,7 +381,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     });
   };
 
-  // ---- Epilogue: writes the sums and the softmax's statistics, of a row or of a row chunk.
+  // ---- 7. Epilogue: writes the sums and the softmax's statistics, of a row or of a row chunk.
   const auto finish = [&](const int row, const int slot) {
     softmax = over_lanes<Own::PERIOD>(softmax);
     if (me.shared()) softmax = add_subwarps(me, t, softmax, sum, sum_positive, projected);

@@ -1,4 +1,5 @@
-// How the lanes of a warp share the work on its edges.
+// How the lanes of a warp share the work on its edges; and words, steps and names that the kernels on rows
+// have in common.
 //
 // A *sub-warp* of `lanes` = heads_per_tile * LPH lanes covers the row of one neighbour: LPH lanes per head,
 // NV loads of 16 bytes per lane. A warp holds 32 / lanes sub-warps. They take the edges of one row in turn,
@@ -10,6 +11,72 @@
 //     edges.
 // Shared memory holds only the records of the work items, so that its size does not depend on degrees. A warp
 // takes several work items (main_loop.cuh) and reads all their records at the start.
+//
+// Words:
+//   row, neighbour  the node of a work item (Item in params.h), and the other end of its edges: destination
+//                   and source, or in a pass over sources the reverse
+//   chunk           the edges of an iteration, B or CHUNK of them; of a wide head: the COLS columns that a
+//                   block takes; of a split row: the edges of a work item
+//   slot            which of a lane's own edges of a chunk; of a work item: where the partial result of a
+//                   row chunk goes, or below 0 for a whole row
+//   T, A            the type of the features, and that of sums: double for double, else float
+//   C               Config: LPH; NV; VEC elements of a load; COLS = LPH * NV * VEC; B rows in flight; WIDE:
+//                   such heads may be cut into chunks
+//
+// Steps, under the same headings in every kernel. Some have no scores, others nothing to open:
+//   1. The place of this lane, and the arrays that it reads.
+//   2. Load: functions that issue the loads of a work item, and of an iteration.
+//   3. Begin and open a row: set its sums to 0, and unpack its operands.
+//   4. Scores of an iteration's edges; in backward also g . v.
+//   5. Softmax weights of the own edges; in backward the gradients of their scores.
+//   6. Weighted sums of the neighbours' rows.
+//   7. Epilogue: the results of the work item.
+//
+// Names that kernels use:
+// accumulate.cuh, vec.cuh:
+//   repeat<N>(f)        f(0), ..., f(N - 1), unrolled. copy, zero, scale: operations on arrays in registers
+//   Raw                 16 bytes of a row, as loaded. Pack<T>::unpack, pack: to and from VEC numbers
+//   axpy, dot           axpy(acc, w, raw): acc += w raw; dot(a, raw, sum): sum + a . raw
+//   minus, plus, times  rounded on their own, not in a fused multiply-add
+//   read_number         reads what an earlier launch wrote
+// this file:
+//   Place me            the lane. hl: its number in its head; head_ok: whether this head exists; inside(k):
+//                       whether its k-th load is in the head; row: that of the work item it is at
+//   me.writes           whether its sub-warp stores a row's results. Item n exists unless slot_of(n) =
+//                       kNoItem
+//   me.shared()         whether sub-warps share a row; across(x): the sum over them
+//   me.load_row         the lane's columns of a row; unpack_row: as numbers; store_row: stores a result
+//   me.at<X>            (array, row): address of the head's X. Terms, Rows: the same for many rows of an
+//                       array
+//   me.far_dot          part of a product in the columns of a wide head that other blocks have
+//   Tiling t            heads_per_tile: of a sub-warp; chunks: of a wide head; items: of a warp
+//   keep(x)             leaves x in a register, which the compiler would otherwise compute again
+//   of_lane<LPH>        (v, lane): v of another lane of the head. reduce_sum<W>(v): sum over W lanes
+//   reduce_scatter      sums an array over a head's lanes; each lane gets the entries of its own edges
+//   kMinBlocks          <C, LOAD>, a launch bound, caps registers. clang-format spaces its brackets: < C,
+//                       LOAD >
+// main_loop.cuh:
+//   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
+//                       iterate(edges done, edges left); then finish(row, slot). Ahead: which loads come
+//                       earlier. With Ahead::rows, open() is not called for a row without edges
+//   OwnEdges Own        a lane owns SLOTS edges; lanes hl and hl + PERIOD of a head have the same; SHARE: a
+//                       chunk's edges, rounded up to a power of two; left(rest): those that exist
+//   eid_of              id of own edge s. EIDS: ids are loaded with neighbours, in the second half of
+//                       `index`
+//   whole_or_not        passes true (FULL) where no sub-warp lacks an edge of the chunk
+// gather.cuh:
+//   load_rows           issues the loads of the rows of B edges
+//   Weights             of the own edges, for one sum (all) or two (all, positive): set(s, w, whether z > 0)
+//   add_rows            acc += w_u rows_u, with the weights of the lanes that own edges u; add_chunk also
+//                       loads
+// edge_options.cuh, softmax.cuh:
+//   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
+//                       ones
+//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight. Dropout: factor(s)
+//   EdgeScore           makes z and the score from the raw score; positive: z > 0; slope: L'(z)
+//   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term, row, delta
+//   Softmax             online: top, mass, positive (mass where z > 0); raise(peak): the factor of earlier
+//                       sums
 #pragma once
 
 #include "../../core/params.h"

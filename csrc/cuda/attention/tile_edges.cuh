@@ -1,5 +1,13 @@
 // The passes on tiles and their arrays, and the computation edge by edge of rows for which dense products do
 // not serve.
+//
+// Names from other files:
+// params.h:
+//   kTileCols, kTileInts  columns of a chunk; integers of a chunk: its columns, then a mask per row
+// softmax.cuh:
+//   Softmax               online: top, mass, positive; raise(peak): the factor for earlier sums;
+//                         reference(): what is subtracted
+//   RowStats              max, log_sum. NodeStats: term, RowStats, delta. load_stats loads them
 #pragma once
 
 #include "../../core/math.h"

@@ -1,5 +1,20 @@
 // Tiles (tiles.cuh): the layout of shared memory, the operands of the tensor cores, and the place of a
 // thread.
+//
+// Names from other files:
+// params.h, softmax.cuh:
+//   kTileRows      rows of a window; kTileCols: columns of a chunk; Item: a work item
+//   NodeStats      what the pass over sources needs of a destination and head
+// tile_edges.cuh:
+//   TileParams p   a pass's arrays: operands a, b of rows and c, d of columns (with a table by pass), and
+//                  results
+// mma.cuh:
+//   multiply<T>    (c, a, b0, b1): c += a b, m16n8k16. In lane 4 g + t, c[e] is in row g + 8 (e / 2) and
+//                  column 2 t + e % 2
+//   load_matrices  four 8 x 8 blocks of shared memory (ldmatrix); load_transposed: each transposed
+//   pack_two<T>    two numbers, rounded to 16 bits, in a word
+// lanes.cuh:
+//   reduce_sum<W>  the sum over W lanes, in all of them; reduce_max<W>: the maximum
 #pragma once
 
 #include "../mma.cuh"

@@ -1,4 +1,26 @@
-// Tiles (tiles.cuh): the rows' statistics, the sums that a pass adds up chunk by chunk, and its results.
+// Tiles (tiles.cuh): the rows' statistics, the sums that a pass adds up chunk by chunk, and its results. Lane
+// 4 g + t has the rows g and g + 8 of its warp's 16: x[i] is of row g + 8 i; x[n][e] of row g + 8 (e / 2) and
+// column 8 n + 2 t + e % 2.
+//
+// Names from other files:
+// tile_edges.cuh:
+//   TileParams p        a pass's arrays: operands a, b of rows and c, d of columns (with a table by pass),
+//                       and results
+// tile_operands.cuh:
+//   TilePlace me        warp, lane, g, t, item, head; row_of(r): node of the window's row r; element(array,
+//                       node): its row; slot_head(i): index of row i in partial results
+//   TileTraits X        DOT or additive; FORWARD, DESTINATIONS, SOURCES; OUT_C, OUT_D: the results of the
+//                       pass; C: 16-byte pieces of a row; N, SOME: groups of 8 columns of a chunk, and how
+//                       many backward takes at a time
+//   a.times(s, ...)     s += rows' operand times a chunk's columns (tensor cores). Packed: weights in 16 bits
+//   add_columns         acc += weights x columns (tensor cores); add_weights: sums of the rounded weights
+//   quad_sum, quad_max  over the four lanes of a row. piece_at: a piece of a row in shared memory
+//   kLag, is_large      how far the maximum may rise before sums are scaled; whether its rounding may exceed
+//                       1
+// mma.cuh, softmax.cuh:
+//   exp2_fast           2^x; kLog2E: log2 e. pack_two: two numbers in 16 bits each
+//   RowStats            max, log_sum. NodeStats: term, RowStats, delta. Softmax: top, mass, positive;
+//                       stats(): RowStats
 #pragma once
 
 #include "tile_operands.cuh"

@@ -15,6 +15,32 @@
 // mask has no room. A weight of 0 times a number that is not finite is NaN, and stays in the sums. Therefore
 // a warp looks for NaN in its sums at the end and, where it finds one, computes its 16 rows again edge by
 // edge (tile_edges.cuh), so that such a number reaches its neighbours only.
+//
+// Names from other files:
+// tile_edges.cuh:
+//   TileParams p     a pass's arrays: operands a, b of rows and c, d of columns (with a table by pass), and
+//                    results
+//   Pass PASS        forward, destinations or sources. POSITIVE: forward also sums over edges with z > 0
+// tile_operands.cuh:
+//   TilePlace me     thread, warp, lane, item, head; row_of(r): node of the window's row r; element(array,
+//                    node): its row; smem: address of shared memory
+//   TileLayout L     offsets in shared memory: A, B: rows' operands; FIRST_STAGE, STAGE, COLS: a stage has
+//                    the columns of c, then of d, then their statistics; DELTA: delta of the rows
+//   TileTraits X     HAS_A, ..., OUT_C, OUT_D: the operands that a pass reads and writes; C: 16-byte pieces
+//                    of a row; STAT: bytes of a column's statistics; KEEP: the rows' operands stay in
+//                    registers
+//   piece_at<D>      (row, piece): offset of a piece, swizzled
+//   RowOperand a, b  the warp's 16 rows for the tensor cores; init: loads them
+// tile_sums.cuh:
+//   TileRows rows    score terms and statistics of the lane's rows, g and g + 8
+//   TileChunk here   a chunk: where its columns and statistics are, and which pairs are edges (masks)
+//   TileSums sums    add_forward, add_backward: scores, weights and sums of a chunk; are_doubtful(): some
+//                    result is not finite, or the maximum too large
+//   store_forward    (_backward): writes the results, or partial results of a split window
+// mma.cuh, lanes.cuh:
+//   copy_async       starts a copy to shared memory; commit_copies: ends a group of them; wait_copies<N>:
+//                    until no more than N groups are under way
+//   follow()         waits until the results of the kernel before are written
 #pragma once
 
 #include "tile_sums.cuh"
@@ -95,7 +121,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   using L = TileLayout<D>;
   using X = TileTraits<D, SCORE, PASS>;
 
-  // ---- Load: the first copies are started, then the rows' statistics are read.
+  // ---- 1. Load: the first copies are started, then the rows' statistics are read.
   follow();
   extern __shared__ __align__(128) char shared[];
   const TilePlace<T, D> me(p, shared);
@@ -105,7 +131,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   TileRows<T, D, SCORE, PASS> rows;
   rows.load(me);
 
-  // ---- The rows' operands, which the first copies have brought.
+  // ---- 2. The rows' operands, which the first copies have brought.
   wait_copies<L::STAGES - 1>();
   __syncthreads();
   RowOperand<T, D, X::KEEP> a, b;
@@ -118,7 +144,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   }
   if constexpr (X::HAS_B) b.init(me.smem + L::B, me.warp, me.lane);
 
-  // ---- Main loop over chunks: scores, softmax weights and sums of a chunk, while the next ones are copied.
+  // ---- 3. Main loop over chunks: scores, weights and sums of a chunk, while the next ones are copied.
   TileSums<T, D, SCORE, PASS, POSITIVE> sums;
   const int32_t* masks = p.tiles + kTileCols + me.warp * 16 + me.g;
   uint32_t next_mask[2] = {};
@@ -149,7 +175,7 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   }
   wait_copies<0>();
 
-  // ---- Epilogue: the results, or the rows once more edge by edge.
+  // ---- 4. Epilogue: the results, or the rows once more edge by edge.
   if (__any_sync(kAll, sums.are_doubtful(rows))) {
     tile_rows_by_edges<T, D, SCORE, PASS, POSITIVE>(p, me.item, me.head, me.warp, me.lane,
                                                     reinterpret_cast<const float*>(shared + L::DELTA));
