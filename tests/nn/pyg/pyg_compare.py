@@ -12,6 +12,7 @@ import torch
 from graphs import make_graph
 from torch import Tensor
 
+import dfgnn
 from dfgnn import reference
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -27,6 +28,17 @@ def pair(theirs_class, ours_class, *args, dtype=torch.float64, **kwargs):
     ours = ours_class(*copy.deepcopy(args), **copy.deepcopy(kwargs)).to(dtype)
     ours.load_state_dict(theirs.state_dict())
     return theirs, ours
+
+
+def features(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype)
+
+
+def accelerated(theirs):
+    ours = copy.deepcopy(theirs)
+    report = dfgnn.accelerate(ours)
+    assert report.replaced and not report.kept, report
+    return ours
 
 
 def edges(name="random", dtype=torch.int64):

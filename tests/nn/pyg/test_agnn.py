@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-from pyg_compare import compare, compare_low_precision, edges, pair, torch_geometric
+from pyg_compare import compare, compare_low_precision, edges, features, pair, torch_geometric
 
 from dfgnn.nn.pyg import AGNNConv
 
 PyGConv = torch_geometric.nn.AGNNConv
 N = 50  # nodes of the graph "random"
-
-
-def features(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype)
 
 
 def agnn_pair(beta=1.7, dtype=torch.float64, **options):

@@ -1,27 +1,25 @@
 """HEATConv, GeneralConv and FAConv beside torch_geometric's: edges in the message, unnormalised scores."""
 
-import copy
-
 import pytest
 import torch
-from pyg_compare import assert_same, compare, edges, inject_dropout, pair, run, sparse_forms, torch_geometric
+from pyg_compare import (
+    accelerated,
+    assert_same,
+    compare,
+    edges,
+    features,
+    inject_dropout,
+    pair,
+    run,
+    sparse_forms,
+    torch_geometric,
+)
 
 import dfgnn
 from dfgnn.nn import pyg
 
 nn = torch_geometric.nn
 N, E = 50, 400  # of the graph "random"
-
-
-def features(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype)
-
-
-def accelerated(theirs):
-    ours = copy.deepcopy(theirs)
-    report = dfgnn.accelerate(ours)
-    assert report.replaced and not report.kept, report
-    return ours
 
 
 def heat_inputs(graph="random", dtype=torch.float64):

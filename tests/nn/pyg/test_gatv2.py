@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-from pyg_compare import compare, edges, pair, torch_geometric
+from pyg_compare import compare, edges, features, pair, torch_geometric
 
 from dfgnn.nn.pyg import GATv2Conv
 
 PyGConv = torch_geometric.nn.GATv2Conv
 N = 50  # nodes of the graph "random"
-
-
-def features(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(

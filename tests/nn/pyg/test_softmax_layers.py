@@ -6,9 +6,11 @@ import pickle
 import pytest
 import torch
 from pyg_compare import (
+    accelerated,
     assert_same,
     compare,
     edges,
+    features,
     inject_dropout,
     pair,
     replace_their_dropout,
@@ -23,17 +25,6 @@ from dfgnn.nn import pyg
 nn = torch_geometric.nn
 GATEConv = torch_geometric.nn.models.attentive_fp.GATEConv
 N, E = 50, 400  # of the graph "random"
-
-
-def features(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype)
-
-
-def accelerated(theirs):
-    ours = copy.deepcopy(theirs)
-    report = dfgnn.accelerate(ours)
-    assert report.replaced and not report.kept, report
-    return ours
 
 
 # ---- HANConv ---------------------------------------------------------------------------------------------

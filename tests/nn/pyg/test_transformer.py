@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pyg_compare import compare, edges, inject_dropout, pair, torch_geometric
+from pyg_compare import compare, edges, features, inject_dropout, pair, torch_geometric
 
 from dfgnn.nn.pyg import TransformerConv, _base
 from dfgnn.nn.whole import attention as _attention
@@ -11,10 +11,6 @@ from dfgnn.nn.whole import traced as _traced
 
 PyGConv = torch_geometric.nn.TransformerConv
 N = 50  # nodes of the graph "random"
-
-
-def features(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", [(400, 2, 5), (400, 1, 5), (400, 2, 1), (2, 5), (5,)], ids=str)
