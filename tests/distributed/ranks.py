@@ -1,5 +1,6 @@
 """Processes of a gloo group, and what the tests run in them: functions that get the group."""
 
+import contextlib
 import multiprocessing as mp
 import traceback
 from datetime import timedelta
@@ -63,8 +64,9 @@ class Ranks:
         return [found for _, found in results]
 
     def close(self):
-        for pipe in self.pipes:
-            pipe.close()
+        for pipe in self.pipes:  # told, because workers of other tests may hold a copy of the pipe open
+            with contextlib.suppress(OSError):
+                pipe.send(None)
         for process in self.processes:
             process.join(10)
             process.kill()
@@ -75,10 +77,10 @@ def _serve(rank, size, port, pipe):
     groups = {members: dist.new_group(members) for members in GROUPS}
     groups[tuple(range(size))] = None
     while True:
-        try:
-            call, args, ranks = pipe.recv()
-        except EOFError:
+        order = pipe.recv()
+        if order is None:
             return
+        call, args, ranks = order
         try:
             torch.manual_seed(0)
             pipe.send((None, call(groups[ranks], *args)))
