@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +13,16 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("DFGNN_DATA", "no folder"))
 
 
-def run_example(name, *arguments):
-    command = [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run_example(dfgnn_run):
+    """Gives what a program of examples/ prints, in a process that has imported the libraries."""
+
+    def run(name, *arguments):
+        done = dfgnn_run.program(ROOT / "examples" / name, *arguments, path=[ROOT / "examples"])
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_cluster_batches(cluster):
 
 
 @exhaustive
-def test_demo_ends_with_a_table(cluster):
+def test_demo_ends_with_a_table(run_example):
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     small = ["--epochs", 1, "--graphs", 8, "--batch-size", 4, "--layers", 2, "--device", "cpu"]
     lines = run_example("demo_cluster.py", *small).splitlines()
@@ -84,7 +87,7 @@ def test_demo_ends_with_a_table(cluster):
 
 @exhaustive
 @pytest.mark.parametrize("model", ["gat", "gt"])
-def test_planetoid_prints_the_accuracy_last(model):
+def test_planetoid_prints_the_accuracy_last(model, run_example):
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     if not (DATA / "planetoid" / "Cora" / "raw").is_dir():
@@ -92,14 +95,14 @@ def test_planetoid_prints_the_accuracy_last(model):
     processed = DATA / "planetoid" / "Cora" / "processed"
     before = processed.exists()
     arguments = ["--dataset", "Cora", "--model", model, "--root", DATA / "planetoid", "--device", "cpu"]
-    last = run_example("train_planetoid.py", *arguments, "--seeds", 2, "--epochs", 60).splitlines()[-1]
+    last = run_example("train_planetoid.py", *arguments, "--seeds", 1, "--epochs", 30).splitlines()[-1]
     match = re.fullmatch(r"test accuracy: (\d+\.\d\d) ± (\d+\.\d\d) %", last)
     assert match and float(match[1]) > 70
     assert processed.exists() == before, "the loader's files were left beside raw/"
 
 
 @exhaustive
-def test_forces_have_the_losses_of_plain_operations(tmp_path):
+def test_forces_have_the_losses_of_plain_operations(run_example, tmp_path):
     """The potential learns, and every implementation takes the same steps."""
     size = [
         "--atoms",

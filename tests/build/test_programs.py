@@ -333,7 +333,7 @@ def test_interrupted_and_resumed(harness, tmp_path, capsys):
 @exhaustive
 def test_the_benchmark_is_interrupted_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dfgnn.bench", "--device", "cpu", "--graphs", "er-2000-20"]
-    command += ["--budget", "60", "--json", str(tmp_path / "out.json")]
+    command += ["--budget", "2", "--json", str(tmp_path / "out.json")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     process.stdout.readline()  # what is measured on
     time.sleep(0.1)

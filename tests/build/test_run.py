@@ -445,9 +445,7 @@ def test_safe_path(programs, words):
 
 
 @exhaustive
-@pytest.mark.parametrize(
-    "redirected, is_none, status", [("2>&-", True, 3), ("2>&-", True, 0), ("2>/dev/full", False, 0)]
-)
+@pytest.mark.parametrize("redirected, is_none, status", [("2>&-", True, 3), ("2>/dev/full", False, 0)])
 def test_streams_that_are_closed(tmp_path, redirected, is_none, status):
     """No report then, and no other exit status; never on stdout."""
     (tmp_path / "script.py").write_text("import sys; print(sys.stderr is None); sys.exit(int(sys.argv[1]))")

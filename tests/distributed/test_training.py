@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from covering import some
 from torch import nn
 
 from dfgnn.distributed import average_gradients, partition
@@ -23,7 +22,7 @@ def _losses(group, runs):
     return [train_distributed.main(line.split()) for line in runs]
 
 
-@some(["--shard"], ["", "--shard"], "shard")
+@pytest.mark.parametrize("shard", ["", "--shard"])
 def test_resume_is_an_uninterrupted_run(four, tmp_path, shard):
     """With dropout, of which the generators' states are part of a checkpoint."""
     stopped = f"graph {SMALL} {shard} --checkpoint {tmp_path}"

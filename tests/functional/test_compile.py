@@ -202,8 +202,8 @@ CASES = [("GATConv", None)]
 CASES += [(name, True) for name in ("EGATConv", "EdgeGATConv", "HGTConv", "EdgeGraphTransformerConv flex")]
 # Other layers take the same steps, or are in test_recorded.py.
 MORE = [(name, True) for name in ("GATv2Conv", "AGNNConv", "DotGatConv", "GraphTransformerConv")]
-MORE += [(name, None) for name in LAYERS if name.startswith(("EGAT", "HGT", "EdgeG", "GraphTransformerL"))]
-MORE += [("EdgeGATConv", False)]
+MORE += [(name, None) for name in ("EdgeGATConv wide", "HGTConv norm", "EdgeGraphTransformerLayer")]
+MORE += [("GraphTransformerLayer", True), ("EdgeGraphTransformerConv", True), ("EdgeGATConv", False)]
 
 
 @pytest.mark.parametrize("name, dynamic", CASES + [pytest.param(*case, marks=exhaustive) for case in MORE])

@@ -29,11 +29,8 @@ LAYERS = {
 }
 
 
-def layers(*few):
-    return some(few, LAYERS)
-
-
-of_every_score = layers("GATConv", "GATv2Conv mean", "TransformerConv edges", "GraphTransformerConv")
+OF_EVERY_SCORE = ["GATConv", "GATv2Conv mean", "TransformerConv edges", "GraphTransformerConv"]
+of_every_score = pytest.mark.parametrize("name", OF_EVERY_SCORE)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +73,7 @@ def recording(found):
     return aot_autograd(fw_compiler=compile, bw_compiler=compile)
 
 
-@layers("GATConv", "GATv2Conv", "TransformerConv beta", "TransformerConv edges", "DGL DotGatConv")
+@some(["GATConv", "GATv2Conv", "TransformerConv beta", "TransformerConv edges", "DGL DotGatConv"], LAYERS)
 def test_one_operator_each_way(name, device):
     layer, calls = LAYERS[name]().to(device), []
     if name.startswith("DGL G"):
@@ -96,7 +93,7 @@ def test_one_operator_each_way(name, device):
             assert re.search(r"Autograd\[alias\].*fallthrough", torch._C._dispatch_dump(op.name())), op
 
 
-@layers("GATConv", "TransformerConv edges")
+@some(["GATConv", "TransformerConv edges"], [*OF_EVERY_SCORE, "DGL DotGatConv"])
 def test_rows_with_padding(name, device, monkeypatch):
     """As CUDA's kernels want them, of heads of any size; here on every device."""
     monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced._Rows(heads, size, 3))

@@ -47,10 +47,6 @@ def rgat(mode, mechanism, **options):
 layers = pytest.mark.parametrize("name", LAYERS)
 
 
-def these(*few):
-    return some(few, LAYERS)
-
-
 @pytest.fixture(autouse=True)
 def _fresh():
     torch._dynamo.reset()
@@ -91,7 +87,7 @@ def export(layer, inputs, **options):
 # ---- torch.compile ---------------------------------------------------------------------------------------
 
 
-@these("agnn", "rgat_multiplicative_within")
+@some(["agnn", "rgat_multiplicative_within"], LAYERS)
 def test_training_without_a_break(name, device):
     """Batches of changing sizes, cold: one recording for the first, one for all others."""
     layer = make(name, device)
@@ -133,7 +129,7 @@ def test_a_layer_that_samples_breaks_and_goes_on(device):
     layer.get_attention_loss().backward()
 
 
-@these("gat_edges")
+@some(["gat_edges"], ["gat_edges", "transformer_edges", "rgat"])
 def test_fifty_batches(name):
     layer = make(name)
     backend = CompileCounterWithBackend("aot_eager")

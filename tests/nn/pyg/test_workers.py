@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from covering import exhaustive, some
+from covering import exhaustive
 from every_layer import ATTR, EDGES, LAYERS, E, N, assert_equal, both, drawn, with_gradients
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
@@ -96,15 +96,14 @@ class Encode:
         return data
 
 
-@some(["fork"], ["fork", "spawn"], "method")
-def test_sampled_neighbourhoods(method):
+def test_sampled_neighbourhoods():
     """A node loader, of which NeighborLoader is one, whose workers sample, and compute a first layer."""
     (first, ours_first), (second, ours_second) = both("GATv2Conv"), both("TransformerConv")
     data, seeds = Data(x=X[0], edge_index=EDGES), torch.arange(N)
     loader = NodeLoader(
         *(data, Hops(EDGES), seeds),
         transform=Encode(ours_first),
-        **dict(batch_size=4, num_workers=1, multiprocessing_context=method, persistent_workers=True),
+        **dict(batch_size=4, num_workers=1, multiprocessing_context="fork", persistent_workers=True),
         filter_per_worker=True,
     )
     whole = first(X[0], EDGES)
