@@ -43,10 +43,10 @@ class Interpreters:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
         )  # fmt: skip
 
-    def program(self, path, *words, **options):
-        """``python path words...``"""
+    def program(self, file, *words, **options):
+        """``python file words...``"""
         return self(
-            *words, code=f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')", **options
+            *words, code=f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')", **options
         )
 
     def __call__(self, *words, code=None, cwd=".", path=(), environment=(), gpus=0):

@@ -198,10 +198,10 @@ def train(call, layer, graph, x, *more):
 
 
 # Without a word on sizes a layer is recorded twice: as they are, and with variables.
-CASES = [("GATConv", None)]
+CASES = [("GATConv", None), ("AGNNConv", True)]
 CASES += [(name, True) for name in ("EGATConv", "EdgeGATConv", "HGTConv", "EdgeGraphTransformerConv flex")]
 # Other layers take the same steps, or are in test_recorded.py.
-MORE = [(name, True) for name in ("GATv2Conv", "AGNNConv", "DotGatConv", "GraphTransformerConv")]
+MORE = [(name, True) for name in ("GATv2Conv", "DotGatConv", "GraphTransformerConv")]
 MORE += [(name, None) for name in ("EdgeGATConv wide", "HGTConv norm", "EdgeGraphTransformerLayer")]
 MORE += [("GraphTransformerLayer", True), ("EdgeGraphTransformerConv", True), ("EdgeGATConv", False)]
 

@@ -237,27 +237,6 @@ def test_no_tensor_of_edges_and_channels(device):
     assert max(made.sizes) == most
 
 
-def test_wrong_arguments():
-    graph = make_graph("random")
-    inputs = with_projection(make_inputs("dot", graph, 3, 8), graph, 4, bias=True)
-    attr, proj, edges = inputs["edge_attr"], inputs["edge_proj"], graph.num_edges
-    for change, kind, message in (
-        (dict(edge_attr=attr[1:]), ValueError, "edge_attr: expected shape"),
-        (dict(edge_attr=attr.double()), TypeError, "edge_attr: expected torch.float32, got torch.float64"),
-        (dict(edge_attr=attr[:, :0], edge_proj=proj[:, :0]), ValueError, "edge_attr: expected shape"),
-        (dict(edge_proj=proj[:, 1:]), ValueError, r"edge_proj: expected shape \[24, 4\], got \[24, 3\]"),
-        (dict(edge_proj=None), ValueError, "edge_proj: expected a tensor"),
-        (dict(edge_proj_bias=proj), ValueError, r"edge_proj_bias: expected shape \[24\]"),
-        (dict(edge_attr=None), ValueError, "edge_proj: expected None without edge_attr"),
-        (dict(edge_attr=None, edge_proj=None), ValueError, "edge_proj_bias: expected None without edge_attr"),
-        (dict(edge_feat=torch.ones(edges, 3, 8)), ValueError, "edge_feat: expected None with edge_attr"),
-        (dict(bias_after=True), ValueError, "bias_after: expected False with edge_attr"),
-        (dict(value=inputs["value"][:, :, :4]), ValueError, "value: expected shape"),
-    ):
-        with pytest.raises(kind, match="dot_attention: " + message):
-            functional.dot_attention(graph, **{**inputs, **change})
-
-
 # ---- the attention's own kernels -------------------------------------------------------------------------
 
 

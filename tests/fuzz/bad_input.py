@@ -113,6 +113,7 @@ def _function_case(function, argument, wrong, error, *words, **changes):
 
 def _tensor_cases(function):
     tensors = FUNCTIONS[function]
+    first = next(iter(tensors))
     for argument, shape in tensors.items():
         right = arguments(function)[argument]
 
@@ -127,13 +128,17 @@ def _tensor_cases(function):
             yield case("complex", TypeError, "torch.complex64", right.to(torch.complex64))
         yield case("one row too many", ValueError, "", torch.cat([right, right[:1]]))
         yield case("a number", ValueError, "[]", right.flatten()[0])
+        if shape[1:2] == (HEADS,) and argument != first:
+            yield case("of one head", ValueError, "", right[:, :1])
+        if shape[2:] == (DIM,) and argument not in ("value", first) and function != "flex_attention":
+            yield case("of half the size", ValueError, "", right[..., : DIM // 2])
         if shape == (EDGES, HEADS) and argument != "score":  # whose shape is free behind the edges
             yield case("[E, H, 1]", ValueError, "[5, 2, 1]; ", right[..., None], "expected")
         if argument != "score" and shape != (EDGES,) and function != "flex_attention":
             yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
         yield case("sparse", TypeError, "layout torch.sparse_coo", right.to_sparse())
         yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
-        if argument not in (next(iter(tensors)), "edge_mask"):
+        if argument not in (first, "edge_mask"):
             yield case("of another dtype", TypeError, "torch.float64", right.double())
 
 
@@ -264,6 +269,7 @@ def _function_cases():
         ("edge_proj_bias", "a matrix", ValueError, "got [16, 1]", dict(edge_proj_bias=proj_bias[:, None])),
         ("edge_feat", "beside edge_attr", ValueError, "got both", dict(edge_feat=rand(EDGES, HEADS, DIM))),
         ("bias_after", "with edge_attr", ValueError, "expected False", dict(bias_after=True)),
+        ("value", "of another size with edge_attr", ValueError, "got", dict(value=rand(N_SRC, HEADS, 4))),
         ("edge_proj_value", "transposed", ValueError, "got [3, 16]", dict(edge_proj_value=proj.T)),
         (
             "edge_proj_bias_value",

@@ -317,10 +317,12 @@ class Small(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = pygnn.GATConv((-1, -1), 4, 2, add_self_loops=False)
-        self.second = pygnn.TransformerConv((-1, -1), 3)
+        self.second = pygnn.GATv2Conv((-1, -1), 6, add_self_loops=False)
+        self.third = pygnn.TransformerConv((-1, -1), 3)
 
     def forward(self, x, edge_index):
-        return self.second(self.first(x, edge_index).relu(), edge_index)
+        x = self.second(self.first(x, edge_index).relu(), edge_index).relu()
+        return self.third(x, edge_index)
 
 
 def hetero():
@@ -340,13 +342,13 @@ def test_to_hetero(before):
     expected = model(x, edge_index)
     if before:
         small = Small()
-        assert len(dfgnn.accelerate(small).replaced) == 2
+        assert len(dfgnn.accelerate(small).replaced) == 3
         other = pygnn.to_hetero(small, metadata)
         other(x, edge_index)
         other.load_state_dict(model.state_dict())
     else:
         other = model
-        assert len(dfgnn.accelerate(other).replaced) == 6
+        assert len(dfgnn.accelerate(other).replaced) == 9
     for key, out in other(x, edge_index).items():
         torch.testing.assert_close(out, expected[key])
 

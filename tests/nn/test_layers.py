@@ -80,17 +80,6 @@ def test_deterministic(name, device):
         assert all(torch.equal(x, y) for x, y in zip(first, run(layer, graph, inputs)))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_compile(name):
-    graph = make_graph("duplicates")
-    layer = make_layer(name)
-    inputs = make_inputs(name, graph, torch.float32)
-    expected = run(layer, graph, inputs)
-    torch._dynamo.reset()
-    for one, other in zip(run(torch.compile(layer, backend="eager"), graph, inputs), expected):
-        torch.testing.assert_close(one, other)
-
-
 def test_without_dgl(plain_python):
     """An import of dgl fails there; every layer still runs, and says itself that a row is empty."""
     code = """

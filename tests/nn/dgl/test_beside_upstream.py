@@ -131,11 +131,6 @@ CHANGES = {
 }
 
 
-@EVERY
-def test_as_it_is(name):
-    check(name)
-
-
 @pytest.mark.parametrize("what", CHANGES)
 @EVERY
 def test_what_a_program_changes(name, what):

@@ -63,13 +63,6 @@ def test_sums_are_fused(cls, aggr):
     compare(*layer_pair(cls, aggr=aggr), torch.randn(N, 9, dtype=torch.float64), edges())
 
 
-def test_an_assigned_aggregation():
-    theirs, ours = layer_pair(GATConv)
-    for layer in (theirs, ours):
-        layer.aggr_module = PyG.MaxAggregation()
-    assert_falls_back(theirs, ours, "aggr")
-
-
 def test_decomposed_layers():
     # torch_geometric cannot decompose these layers: what counts is that it is asked.
     _, ours = layer_pair(GATConv, decomposed_layers=2)
@@ -100,14 +93,6 @@ def test_hooks(cls, step, when):
         assert (ours in calls) == (theirs in calls) == called
         handles[1].remove()
     assert fusable(ours) is None
-
-
-@pytest.mark.parametrize("cls", LAYERS)
-def test_a_hook_that_changes_messages(cls):
-    theirs, ours = layer_pair(cls)
-    for layer in (theirs, ours):
-        layer.register_message_forward_hook(lambda module, args, out: 2 * out)
-    assert_falls_back(theirs, ours, "hooks")
 
 
 @pytest.mark.parametrize("cls", LAYERS)
@@ -235,32 +220,6 @@ def test_explain_of_derived_classes(cls, order, monkeypatch):
         assert not torch.allclose(layer(x, edges()), plain)
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
-def test_gnn_explainer():
-    class Model(torch.nn.Module):
-        def __init__(self, conv):
-            super().__init__()
-            self.conv = conv
-
-        def forward(self, x, edge_index):
-            return self.conv(x, edge_index)
-
-    x, masks = torch.randn(N, 9, dtype=torch.float64), []
-    for layer in layer_pair(GATConv):
-        torch.manual_seed(1)
-        explainer = torch_geometric.explain.Explainer(
-            Model(layer),
-            torch_geometric.explain.GNNExplainer(epochs=3),
-            explanation_type="model",
-            node_mask_type="object",
-            edge_mask_type="object",
-            model_config={"mode": "regression", "task_level": "node", "return_type": "raw"},
-        )
-        masks.append(explainer(x, edges(), index=3).edge_mask)
-    assert masks[0].any()
-    torch.testing.assert_close(*masks)
-
-
 # TorchScript, compilation, heterogeneous models
 
 
@@ -297,43 +256,6 @@ def test_scripting(cls, monkeypatch):
     torch.testing.assert_close(scripted(x, edges()), torch.jit.script(Scripted(theirs))(x, edges()))
     assert type(model.conv) is type(theirs) and type(ours) is cls
     compare(theirs, ours, x, edges())
-
-
-def test_compile():
-    theirs, ours = layer_pair(GATConv)
-    compiled = torch.compile(ours, backend="eager")
-    x = torch.randn(N, 9, dtype=torch.float64)
-    for edge_index in (edges(), edges("complete")):
-        torch.testing.assert_close(compiled(x, edge_index), theirs(x, edge_index), rtol=1e-10, atol=1e-10)
-
-
-def test_to_hetero():
-    class Model(torch.nn.Module):
-        def __init__(self, gat, gatv2, transformer):
-            super().__init__()
-            self.first = gat((-1, -1), 6, heads=2, add_self_loops=False)
-            self.second = gatv2((-1, -1), 6, add_self_loops=False)
-            self.third = transformer((-1, -1), 4)
-
-        def forward(self, x, edge_index):
-            x = self.second(self.first(x, edge_index).relu(), edge_index).relu()
-            return self.third(x, edge_index)
-
-    metadata = ["a", "b"], [("a", "to", "b"), ("b", "to", "a"), ("b", "self", "b")]
-    x = {"a": torch.randn(30, 5), "b": torch.randn(80, 7)}
-    edge_index = {
-        metadata[1][0]: edges("fewer_sources"),
-        metadata[1][1]: edges("fewer_destinations"),
-        metadata[1][2]: torch.randint(80, (2, 200)),
-    }
-    outs = []
-    for classes in ((PyG.GATConv, PyG.GATv2Conv, PyG.TransformerConv), (GATConv, GATv2Conv, TransformerConv)):
-        torch.manual_seed(1)
-        model = PyG.to_hetero(Model(*classes), metadata)
-        torch.manual_seed(2)  # the lazy parameters draw in the first call
-        outs.append(model(x, edge_index))
-        assert any(type(module) is classes[0] for module in model.modules())
-    torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)
 
 
 # The package
