@@ -13,39 +13,10 @@ _BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda: Graph(1, 2), TypeError, "Graph: expected one of Graph.from_edge_index"),
-        (lambda: Graph.from_csr([0, 1], _IDX), TypeError, "indptr: expected a torch.Tensor, got list"),
-        (
-            lambda: Graph.from_csr(_PTR.float(), _IDX),
-            TypeError,
-            "indptr: expected dtype torch.int32 or torch.int64, got torch.float32",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX.short()),
-            TypeError,
-            "indices: expected dtype torch.int32 or torch.int64, got torch.int16",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR[None], _IDX),
-            ValueError,
-            r"indptr: expected shape \[\*\], got \[1, 3\]",
-        ),
-        (lambda: Graph.from_csr(_PTR[:0], _IDX[:0]), ValueError, "indptr: expected at least 1 value, got 0"),
         (
             lambda: Graph.from_csr(_PTR, _IDX.to("meta")),
             ValueError,
             "indices: expected device cpu like indptr, got meta",
-        ),
-        (lambda: Graph.from_csr(_PTR + 1, _IDX), ValueError, r"indptr: expected indptr\[0\] == 0, got 1"),
-        (
-            lambda: Graph.from_csr(torch.tensor([0, 2, 1, 3]), _IDX),
-            ValueError,
-            "indptr: expected values that do not decrease, got 2 then 1 at position 2",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX[:2]),
-            ValueError,
-            r"indptr: expected indptr\[-1\] == len\(indices\) = 2, got 3",
         ),
         (
             lambda: Graph.from_csr(_PTR, torch.tensor([0, 1, 7]), num_src=5),
@@ -84,19 +55,9 @@ _BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
             r"destination 0: expected fewer than 2\*\*31 edges into it",
         ),
         (
-            lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX[:2]),
-            ValueError,
-            r"eids: expected shape \[3\], got \[2\]",
-        ),
-        (
             lambda: Graph.from_csr(_PTR, _IDX, eids=torch.tensor([0, 1, 3])),
             ValueError,
             r"eids: expected values in \[0, num_edges=3\), got 3 at position 2",
-        ),
-        (
-            lambda: Graph.from_csr(_PTR, _IDX, eids=torch.tensor([2, 1, 2])),
-            ValueError,
-            r"eids: expected every number in \[0, num_edges=3\) once, got 2 more than once",
         ),
         (
             lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX.to("meta")),
@@ -104,24 +65,9 @@ _BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
             "eids: expected device cpu like indptr, got meta",
         ),
         (
-            lambda: Graph.from_edge_index(torch.zeros(3, 2, dtype=torch.long)),
-            ValueError,
-            r"Graph.from_edge_index: edge_index: expected shape \[2, \*\], got \[3, 2\]",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.zeros(2, 2)),
-            TypeError,
-            "edge_index: expected dtype torch.int32 or torch.int64, got torch.float32",
-        ),
-        (
             lambda: Graph.from_edge_index(torch.eye(2).to_sparse()),
             TypeError,
             "edge_index: expected a dense tensor, got layout torch.sparse_coo",
-        ),
-        (
-            lambda: Graph.from_edge_index(torch.tensor([[0, 1], [1, 4]]), 4),
-            ValueError,
-            r"edge_index\[1\]: expected values in \[0, num_dst=4\), got 4 at position 1",
         ),
         (
             lambda: Graph.from_edge_index(torch.tensor([[-3, 1], [1, 4]])),
@@ -139,26 +85,15 @@ _BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
             "expected either num_nodes or num_src and num_dst, got both",
         ),
         (
-            lambda: Graph.from_coo(_IDX, _IDX[:2]),
-            ValueError,
-            "Graph.from_coo: dst: expected 3 values like src, got 2",
-        ),
-        (
             lambda: Graph.from_coo(_IDX, _IDX, num_dst=1),
             ValueError,
             r"dst: expected values in \[0, num_dst=1\), got 1 at position 1",
-        ),
-        (
-            lambda: Graph.from_coo(_IDX, _IDX.to("meta")),
-            ValueError,
-            "dst: expected device cpu like src, got meta",
         ),
         (
             lambda: Graph.from_coo(_IDX, _IDX, 2**31),
             ValueError,
             r"num_src: expected a number in \[0, 2\*\*31\), got 2147483648",
         ),
-        (lambda: Graph.batch([]), ValueError, "graphs: expected at least one graph, got none"),
         (
             lambda: Graph.batch([small(), 3]),
             TypeError,
