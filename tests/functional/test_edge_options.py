@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
+from attention import DTYPES, SCORES, check, function, make_inputs, run
 from covering import covered
 from graphs import make_graph
 
@@ -173,25 +173,3 @@ def test_gradients_not_wanted(device, frozen):
     error = 1e-5 if frozen == "edge_feat" else 0
     for name, found in others.items():
         torch.testing.assert_close(found, all_of_them[name], rtol=error, atol=error, msg=name)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_wrong_edge_tensors(score):
-    graph = make_graph("random")
-    inputs = make_inputs(score, graph, 3, 8)
-    edges, attend = graph.num_edges, function(score)
-    assert VALUES[score] in inputs
-    for name, wrong, error in [
-        ("edge_gate", torch.ones(edges, 2), ValueError),
-        ("edge_gate", torch.ones(edges, 3, dtype=torch.int64), TypeError),
-        ("edge_mask", torch.ones(edges), TypeError),
-        ("edge_mask", torch.ones(edges - 1, dtype=torch.bool), ValueError),
-        ("edge_feat", torch.ones(edges, 3, 7), ValueError),
-        ("edge_feat", torch.ones(edges, 3, 8, dtype=torch.float64), TypeError),
-        ("out_bias", torch.ones(8), ValueError),
-    ]:
-        with pytest.raises(error, match=f"{name}: expected .*, got"):
-            attend(graph, **inputs, **{name: wrong})
-    if score == "dot":
-        with pytest.raises(ValueError, match="edge_feat_in: expected .*got 'query'"):
-            attend(graph, **inputs, edge_feat=torch.ones(edges, 3, 8), edge_feat_in="query")

@@ -158,27 +158,3 @@ def test_no_further_tensor_of_edges_and_channels():
     with Made() as made:
         functional.edge_product_attention(graph, *leaves, clamp=5.0).sum().backward()
     assert sum(n >= 4000 * 32 for n in made.sizes) == 1
-
-
-def test_wrong_arguments():
-    graph = make_graph("random")
-    inputs = make_inputs(graph, 3, 8, torch.float32)
-    edges = graph.num_edges
-    for change, kind, message in (
-        (dict(key=inputs["key"][:, :, :4]), ValueError, "key: expected shape"),
-        (dict(edge_feat=inputs["edge_feat"][1:]), ValueError, "edge_feat: expected shape"),
-        (dict(edge_feat=inputs["edge_feat"].double()), TypeError, "edge_feat: expected torch.float32"),
-        (dict(value=inputs["value"][1:]), ValueError, "value: expected shape"),
-        (dict(clamp=0.0), ValueError, "clamp: expected a number above 0 or None, got 0.0"),
-        (dict(clamp="5"), TypeError, "clamp: expected a number, got str"),
-        (dict(scale="5"), TypeError, "scale: expected a number, got str"),
-        (
-            dict(return_edges="all"),
-            ValueError,
-            "return_edges: expected None, 'products' or 'scores', got 'all'",
-        ),
-        (dict(edge_bias=torch.ones(edges)), ValueError, "edge_bias: expected shape"),
-        (dict(edge_mask=torch.ones(edges, 2)), TypeError, "edge_mask: expected torch.bool"),
-    ):
-        with pytest.raises(kind, match="edge_product_attention: " + message):
-            functional.edge_product_attention(graph, **{**inputs, **change})

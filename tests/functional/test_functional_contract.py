@@ -132,13 +132,6 @@ def test_every_schedule_gives_the_same_results(device, score, schedule, name, sh
         assert relative_error(results[key], x, 1.0) < 1e-10, key
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_unknown_schedule(device, score):
-    graph = make_graph("random", device)
-    with pytest.raises(ValueError, match="no_such_schedule"):
-        function(score)(graph, **make_inputs(score, graph, 2, 4), schedule="no_such_schedule")
-
-
 # Dropout
 
 

@@ -94,14 +94,3 @@ def test_agnn(device, name):
     else:
         with pytest.raises(ValueError, match="x_dst: expected a tensor"):
             functional.agnn_attention(graph, x_src)
-
-
-def test_wrong_products():
-    graph = make_graph("random")
-    x = torch.randn(graph.num_src, 3, 8)
-    with pytest.raises(ValueError, match="sddmm: key: expected shape"):
-        functional.sddmm(graph, x, x[:, :2])
-    with pytest.raises(ValueError, match="spmm: edge_weight: expected shape"):
-        functional.spmm(graph, torch.ones(graph.num_edges, 2), x)
-    with pytest.raises(TypeError, match="spmm: edge_weight: expected torch.float32"):
-        functional.spmm(graph, torch.ones(graph.num_edges, dtype=torch.float64), x)
