@@ -8,8 +8,8 @@ import torch
 from dgl_compare import DTYPES, Contract, assert_close, compare, dgl, dgl_block, dgl_graph
 from graphs import make_graph
 
+from dfgnn import Graph
 from dfgnn.nn import HGTConv, _typed
-from dfgnn.nn._graph import as_graph  # the graph that a layer keeps of DGL's
 
 NTYPES, ETYPES = 3, 4
 
@@ -188,7 +188,7 @@ def test_pairs_instead_of_edges():
     """A source that sends many edges of a relation has one key there."""
     g = dgl_graph("super_source")
     etype = torch.arange(g.num_edges()) % 2
-    relations = _typed.relations_of(as_graph(g), etype, 2)
+    relations = _typed.relations_of(Graph.from_dgl(g), etype, 2)
     src, dst = g.edges(order="eid")
     pairs = torch.stack([etype, src]).unique(dim=1)
     assert relations.graph.num_src == pairs.shape[1] < g.num_edges() / 10
