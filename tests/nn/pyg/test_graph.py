@@ -13,7 +13,6 @@ from dfgnn import Graph, functional
 from dfgnn.graph import cache as _kept
 from dfgnn.graph.cache import graph_of, once
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg import _graph  # sizes of all forms of edges, without a layer
 
 
 @pytest.fixture(autouse=True)
@@ -148,24 +147,24 @@ def test_small_integers_need_self_loops(dtype):
 
 
 def test_sizes():
-    def sizes_of(edge_index, x_src, x_dst, size=None):
-        return _graph.sizes_of(torch.nn.Identity(), edge_index, x_src, x_dst, size)
+    """The rows of the result: one per destination."""
+    layer = pyg.GATConv((1, 1), 2, add_self_loops=False)
+
+    def rows(edge_index, x_src, x_dst, size=None):
+        return len(layer((x_src, x_dst), edge_index, size=size))
 
     x, y = torch.zeros(4, 1), torch.zeros(3, 1)
     edge_index = torch.zeros(2, 1, dtype=torch.long)
-    assert sizes_of(edge_index, x, y) == (4, 3)
-    assert sizes_of(edge_index, x, None) == (4, 4)
-    assert sizes_of(edge_index, x, None, (4, 3)) == (4, 3)
-    assert sizes_of(edge_index, x, None, (4, None)) == (4, 4)
+    assert rows(edge_index, x, y) == rows(edge_index, x, None, (4, 3)) == 3
+    assert rows(edge_index, x, None) == rows(edge_index, x, None, (4, None)) == 4
     declared = torch_geometric.EdgeIndex([[0], [0]], sparse_size=(4, 3))
-    assert sizes_of(declared, x, None) == sizes_of(declared, x, y, (9, 9)) == (4, 3)
-    matrix = sparse_forms(edge_index, 4, 3)["csr"]
-    assert sizes_of(matrix, x, None) == sizes_of(matrix, x, y, (9, 9)) == (4, 3)
-    for wrong in (edge_index, declared, matrix):
+    for given in (declared, sparse_forms(edge_index, 4, 3)["csr"]):
+        assert rows(given, x, None) == rows(given, x, y, (9, 9)) == 3
+    for wrong in (edge_index, declared, sparse_forms(edge_index, 4, 3)["csr"]):
         with pytest.raises(ValueError, match="x: expected 3 destination rows, .* got 4"):
-            sizes_of(wrong, x, x, (4, 3))
+            rows(wrong, x, x, (4, 3))
         with pytest.raises(ValueError, match="x: expected 4 source rows, .* got 3"):
-            sizes_of(wrong, y, y, (4, 3))
+            rows(wrong, y, y, (4, 3))
 
 
 # What is kept
