@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   constexpr bool EIDS = SAVES || (EDGE && SLOTS == 1);
 
   // ---- 1. The place of this lane, and the arrays that it reads.
-  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw query_raw[NV], grad_raw[NV], out_raw[NV];
-  RowStats<A> next_stats = {};
+  RowStats<A> next_stats = {};               // begin() copies it
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw key_rows[B][NV], value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
@@ -240,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   RowStats<A> stats;
   // open() may not be called for a row without edges. Nothing reads its query, so that `= {}` has no effect.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
-  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;
+  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;  // sums of keys by draw, and by mass
   const auto open = [&] {
     me.unpack_row(query_raw, query, A(1));
     me.unpack_row(grad_raw, grad, A(1));
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) me.across(sum, t);
     residual = reduce_sum<Own::PERIOD>(residual);
-    if (me.shared()) {
+    if (me.shared()) {  // independent of the sums above
       me.across(sum_of_mass, t);
       residual = me.across(residual, t);
     }
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(kThreads,
   static_assert(!has_features(EDGES) && !projects(EDGES));
 
   // ---- 1. The place of this lane, and the arrays that it reads.
-  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
@@ -349,6 +349,7 @@ __global__ void __launch_bounds__(kThreads,
   const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
+  // pair_scores without features of edges:
   const FeatureTargets<C, false> no_features(p.edge);
   const ProjectedDestinations<C, false, B> no_projection(me, t, p);
   Raw no_rows[1][NV];
@@ -371,8 +372,8 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row;
-  A key[NV][VEC] = {}, value[NV][VEC];
-  A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
+  A key[NV][VEC] = {}, value[NV][VEC];                     // `= {}` as in dot_destinations_kernel
+  A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];  // unused: add_rows has one sum here
   const auto open = [&] {
     me.unpack_row(key_raw, key, A(1));
     me.unpack_row(value_raw, value, A(1));
@@ -401,7 +402,7 @@ __global__ void __launch_bounds__(kThreads,
                                                  slope, dots[s], stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
       draws.set(s, of.draw, true);
-      if constexpr (EDGE) {
+      if constexpr (EDGE) {  // one lane per edge and head writes
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
       }
     }
@@ -443,7 +444,7 @@ __global__ void __launch_bounds__(kThreads,
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
 
   // ---- 1. The place of this lane, and the arrays that it reads.
-  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
@@ -472,7 +473,7 @@ __global__ void __launch_bounds__(kThreads,
   };
 
   // ---- 3. Begin a row: set its sums to 0.
-  A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];
+  A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];  // unused: add_rows has one sum here
   const auto begin = [&](int, int) {
     zero(sum_key);
     zero(sum_value);

@@ -5,7 +5,6 @@
 // lanes.cuh:
 //   follow()              waits until the results of the kernel before are written; the first thing that a
 //                         kernel does
-//   me.joins(slot)        whether the work item adds to what an earlier source partition wrote to the row
 // softmax.cuh:
 //   NodeStats             term: alpha_dst; row: RowStats; delta. prepare_additive_kernel writes them,
 //                         load_stats loads them
@@ -105,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 
   // ---- 3. Begin a row: load its value, and set its sums to 0.
   Raw value_row[NV];
-  A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
+  A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;  // shared_weight: sum of 1 - alpha
   const auto begin = [&](int row, int) {
     me.load_row(p.value, value_row, row);
     zero(acc);

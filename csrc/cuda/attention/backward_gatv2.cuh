@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
 
   // ---- 1. The place of this lane, and the arrays that it reads.
-  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw x_raw[NV], grad_raw[NV], out_raw[NV];
-  A row_term = 0;  // slope attn . x_i, or with QUADS attn . x_i
-  RowStats<A> next_stats = {};
+  A row_term = 0;                            // slope attn . x_i, or with QUADS attn . x_i
+  RowStats<A> next_stats = {};               // begin() copies it
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     }
     residual = reduce_sum<Own::PERIOD>(residual);
     sum_mass = reduce_sum<Own::PERIOD>(sum_mass);
-    if (me.shared()) {
+    if (me.shared()) {  // independent of the sums above
       me.across(sum_of_mass, t);
       residual = me.across(residual, t);
       sum_mass = me.across(sum_mass, t);
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   constexpr bool LINEAR = FEAT;  // else statistics and row_term hold the linear part of the score
 
   // ---- 1. The place of this lane, and the arrays that it reads.
-  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
@@ -454,7 +454,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       weights.set(s, of.weight(), true);
       draws.set(s, of.draw, true);
       sum_draw += of.draw;
-      if constexpr (EDGE) {
+      if constexpr (EDGE) {  // one lane per edge and head writes
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
       }
     }

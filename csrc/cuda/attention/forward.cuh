@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   constexpr bool QUADS = kQuads<C, SCORE, EDGES>, EIDS = PROJ || FEAT || (EDGE && SLOTS == 1);
 
   // ---- 1. The place of this lane, and the arrays that it reads.
-  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);
+  Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
@@ -299,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row, item;
   A query[PAIR ? NV : 1][VEC], row_term = 0, sum[NV][VEC], sum_positive[POSITIVE ? NV : 1][VEC];
-  Raw minus_query;  // QUADS: -q
+  Raw minus_query;  // QUADS: -q; row_term: attn . q
   QuadRows quads;   // QUADS: attn as both rows, the first one turned
   if constexpr (QUADS) quads.set(turned(pair.words), pair.words);
   Softmax<A, POSITIVE> softmax;
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // ---- 4., with options on edges: scores, and factors of weights. Edges beyond the end score -inf.
+    // ---- 4. (with options on edges) Scores, and factors of weights. Edges beyond the end score -inf.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };

@@ -6,7 +6,9 @@
 // or (packed) each sub-warp takes a row of its own. A sub-warp computes CHUNK edges per iteration, in two
 // phases:
 //   scores, edge-parallel: lane hl of a head owns the edges hl, hl + LPH, ... of the chunk for its head, so
-//     that an edge and head takes one index, one score and one exponential;
+//     that an edge and head takes one index, one score and one exponential. A score that is a sum over
+//     columns is added up in all lanes of the head first, and reduce_scatter brings it to the lane that owns
+//     the edge;
 //   sums, feature-parallel: a lane owns columns. Weights and indices are shuffled from the lanes that own the
 //     edges.
 // Shared memory holds only the records of the work items, so that its size does not depend on degrees. A warp
@@ -21,7 +23,7 @@
 //                   row chunk goes, or below 0 for a whole row
 //   T, A            the type of the features, and that of sums: double for double, else float
 //   C               Config: LPH; NV; VEC elements of a load; COLS = LPH * NV * VEC; B rows in flight; WIDE:
-//                   such heads may be cut into chunks
+//                   such heads may be cut into chunks; FEATS: projected features of an edge in a lane
 //
 // Steps, under the same headings in every kernel. Some have no scores, others nothing to open:
 //   1. The place of this lane, and the arrays that it reads.
@@ -44,6 +46,7 @@
 //                       whether its k-th load is in the head; row: that of the work item it is at
 //   me.writes           whether its sub-warp stores a row's results. Item n exists unless slot_of(n) =
 //                       kNoItem
+//   me.joins(slot)      whether the item adds to what an earlier source partition wrote to the row
 //   me.shared()         whether sub-warps share a row; across(x): the sum over them
 //   me.load_row         the lane's columns of a row; unpack_row: as numbers; store_row: stores a result
 //   me.at<X>            (array, row): address of the head's X. Terms, Rows: the same for many rows of an
@@ -53,8 +56,9 @@
 //   keep(x)             leaves x in a register, which the compiler would otherwise compute again
 //   of_lane<LPH>        (v, lane): v of another lane of the head. reduce_sum<W>(v): sum over W lanes
 //   reduce_scatter      sums an array over a head's lanes; each lane gets the entries of its own edges
-//   kMinBlocks          <C, LOAD>, a launch bound, caps registers. clang-format spaces its brackets: < C,
-//                       LOAD >
+//   kMinBlocks          <C, LOAD>, a launch bound, caps registers; LOAD: rows that the kernel holds in them.
+//                       clang-format spaces its brackets: < C, LOAD >
+//   kThreads, kAll      threads of a block, which are kWarps warps; the mask of all lanes
 // main_loop.cuh:
 //   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
 //                       iterate(edges done, edges left); then finish(row, slot). Ahead: which loads come
