@@ -8,11 +8,14 @@
 //                         sum, of rows by mass, is subtracted; the pass over sources uses delta0 + residual
 //   SavedEdge             alpha and ds of an edge, for the pass over sources; alpha is negative where z <= 0
 //   gradient_of_own_edge  of own edge s: eid, alpha, ds, draw; weight() = f alpha; mass() = alpha L'(z)
-//                         gate; store(p) writes grad_bias, grad_gate and grad_weight
+//                         gate; store(p) writes grad_bias, grad_gate and grad_weight;
+//                         store_of_destinations(p): grad_weight, and as grad_gate raw, which the pass over
+//                         sources multiplies by dz
 //   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes
 //   add_scaled            (sum, w, other, v, x): sum += w x, other += v x
 //   PairArrays            x, y, b, d: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
-//   FeatureTargets        adds an edge's feature row to the key, to the value, or to both
+//   FeatureTargets        adds an edge's feature row to the key, to the value, or to both; of_key, of_value:
+//                         the features, or null
 // edge_projection.cuh:
 //   AttrLanes             the lane's share of an edge's projected features: load, dot, axpy, store_row
 //   NodeProducts          onto: W^T x of the warp's rows, into shared memory; back: y += W a

@@ -18,7 +18,7 @@
 //   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes; with
 //                         two Weights and index: f(u, draw, weight, eid)
 //   PairArrays            x, y, b, d: a score is of x and y, g . v is b . d; x, b: rows, y, d: neighbours
-//   FeatureTargets        adds an edge's feature row to the key, which is the value
+//   FeatureTargets        adds an edge's feature row to v in the scores (the key), never to v in sums
 // scores.cuh:
 //   PairScore pair        attn, slope; the score of a row x and a neighbour y. add(k, x, y, sum): adds the
 //                         part of load k; join(sum): the score; add_far: the part of columns that other
@@ -27,8 +27,7 @@
 //                         sum
 // quads.cuh:
 //   QUADS                 (kQuads) 16 bits, without feature rows: scores by tensor cores
-//   QuadRows quads        two rows per four lanes, by which neighbours' rows are multiplied: set(first,
-//                         second)
+//   QuadRows quads        two rows per four lanes; multiply_by(neighbour, results): their products with it
 //   pair.quad_sum         (scores.cuh) the score of the own edge, but for attn . x; or if LINEAR is false
 //                         only the sum of attn max(-x, y)
 //   first_of_own_edge     the product of the own edge's neighbour with the first row of `quads`

@@ -37,10 +37,11 @@
 // Names that kernels use:
 // accumulate.cuh, vec.cuh:
 //   repeat<N>(f)        f(0), ..., f(N - 1), unrolled. copy, zero, scale: operations on arrays in registers
-//   Raw                 16 bytes of a row, as loaded. Pack<T>::unpack, pack: to and from VEC numbers
+//   Raw                 16 bytes of a row, which load_raw loads and store_raw stores
+//   Pack<T>             unpack, pack: Raw to and from kVec<T> = VEC numbers of type Acc<T> = A
 //   axpy, dot           axpy(acc, w, raw): acc += w raw; dot(a, raw, sum): sum + a . raw
 //   minus, plus, times  rounded on their own, not in a fused multiply-add
-//   read_number         reads what an earlier launch wrote
+//   read_number         reads what an earlier launch wrote, past the L1 cache; read_stats: RowStats
 // this file:
 //   Place me            the lane. hl: its number in its head; head_ok: whether this head exists; inside(k):
 //                       whether its k-th load is in the head; row: that of the work item it is at
@@ -49,8 +50,8 @@
 //   me.joins(slot)      whether the item adds to what an earlier source partition wrote to the row
 //   me.shared()         whether sub-warps share a row; across(x): the sum over them
 //   me.load_row         the lane's columns of a row; unpack_row: as numbers; store_row: stores a result
-//   me.at<X>            (array, row): address of the head's X. Terms, Rows: the same for many rows of an
-//                       array
+//   me.at<X>            (array, row): address of the head's X. me.terms, me.rows: the same for many rows, as
+//                       Terms: at(row), or Rows: load(row, k)
 //   me.far_dot          part of a product in the columns of a wide head that other blocks have
 //   Tiling t            heads_per_tile: of a sub-warp; chunks: of a wide head; items: of a warp
 //   keep(x)             leaves x in a register, which the compiler would otherwise compute again
@@ -76,9 +77,11 @@
 // edge_options.cuh, softmax.cuh:
 //   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
 //                       ones
-//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight. Dropout: factor(s)
+//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: some are tensors.
+//                       Dropout: factor(s)
 //   EdgeScore           makes z and the score from the raw score; positive: z > 0; slope: L'(z)
-//   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term, row, delta
+//   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term, row, delta.
+//                       load_stats loads them
 //   Softmax             online: top, mass, positive (mass where z > 0); raise(peak): the factor of earlier
 //                       sums
 #pragma once

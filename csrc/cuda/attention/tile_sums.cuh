@@ -12,7 +12,8 @@
 //   TileTraits X        DOT or additive; FORWARD, DESTINATIONS, SOURCES; OUT_C, OUT_D: the results of the
 //                       pass; C: 16-byte pieces of a row; N, SOME: groups of 8 columns of a chunk, and how
 //                       many backward takes at a time
-//   a.times(s, ...)     s += rows' operand times a chunk's columns (tensor cores). Packed: weights in 16 bits
+//   a.times(s, ...)     s += rows' operand times a chunk's columns (tensor cores)
+//   Packed              weights in 16 bits; keep_only: some of them, by bits
 //   add_columns         acc += weights x columns (tensor cores); add_weights: sums of the rounded weights
 //   quad_sum, quad_max  over the four lanes of a row. piece_at: a piece of a row in shared memory
 //   kLag, is_large      how far the maximum may rise before sums are scaled; whether its rounding may exceed

@@ -30,7 +30,8 @@
 //                    of a row; STAT: bytes of a column's statistics; KEEP: the rows' operands stay in
 //                    registers
 //   piece_at<D>      (row, piece): offset of a piece, swizzled
-//   RowOperand a, b  the warp's 16 rows for the tensor cores; init: loads them
+//   RowOperand a, b  the warp's 16 rows for the tensor cores; init: loads them; negate: changes the sign
+//   kTileBlocks      blocks per multiprocessor, which caps registers; kLeastNormal: the least normal float
 // tile_sums.cuh:
 //   TileRows rows    score terms and statistics of the lane's rows, g and g + 8
 //   TileChunk here   a chunk: where its columns and statistics are, and which pairs are edges (masks)
