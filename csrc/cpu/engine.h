@@ -18,7 +18,7 @@ enum class RowWay { automatic, grouped, single };
 // Short rows are grouped if the mean degree of a plan's items is below this. The values are measured: a row
 // processed alone costs most with many heads. dfgnn/plan/cost.py repeats them to print plans.
 constexpr int64_t forward_degree(int64_t heads) { return 24 + 8 * heads; }
-constexpr int64_t backward_degree(int64_t heads) { return 2 + 6 * heads; }
+constexpr int64_t backward_degree(int64_t heads) { return heads > 1 ? 2 + 6 * heads : 12; }
 struct Parallel {
   void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* ctx);
   int num_threads;

@@ -169,7 +169,9 @@ _ON_CPU = "threads take equal numbers of edges"
 
 def grouped_below(heads: int, backward: bool) -> int:
     """The mean edges per work item below which the CPU groups short rows (csrc/cpu/engine.h)."""
-    return 2 + 6 * heads if backward else 24 + 8 * heads
+    if backward:
+        return 2 + 6 * heads if heads > 1 else 12
+    return 24 + 8 * heads
 
 
 def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple[Candidate, ...]:

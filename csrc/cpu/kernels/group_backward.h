@@ -83,16 +83,17 @@ class AdditiveGroups {
   void gather(const Group& group) {
     A* const to[] = {edges_.z(), edges_.largest(), edges_.log_sum(), edges_.delta()};
     const int heads = heads_;
+    const int32_t* const index = block_.index;
     const int64_t stride = int64_t(heads) * kNodeStats, limit = block_.limit;
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       const A *nodes = a_.node_stats + h, *rows = a_.alpha_src + group.row * heads + h;
       group.each_edge([&](int r, int e) {
         if (e + kTableAhead < limit) {
-          const A* next = nodes + block_.index[e + kTableAhead] * stride;
+          const A* next = nodes + index[e + kTableAhead] * stride;
           __builtin_prefetch(next), __builtin_prefetch(next + stride - heads);
         }
-        const A* from = nodes + block_.index[e] * stride;
+        const A* from = nodes + index[e] * stride;
         store_vector(to[0] + e * heads + h, load_vector<W>(from) + load_vector<W>(rows + r * heads));
 #pragma GCC unroll 3
         for (int k = 1; k < kNodeStats; ++k)

@@ -24,13 +24,16 @@ class AdditiveGroupScore : public Activation<T> {
   void raw(const Block& block, const Group& group, A* z) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using Heads = Vec<A, width.value>;
-      const A* fixed = fixed_ ? fixed_ + group.row * heads_ + h : nullptr;
+      const int heads = heads_;
+      const int32_t* const index = block.index;
+      const int64_t stride = stride_, limit = block.limit;
+      const A* const gathered = gathered_ + h;
+      const A* const fixed = fixed_ ? fixed_ + group.row * heads + h : nullptr;
       group.each_edge([&](int r, int e) {
-        if (e + kTableAhead < block.limit)
-          __builtin_prefetch(gathered_ + block.index[e + kTableAhead] * stride_ + h);
-        Heads score = load_vector<Heads>(gathered_ + block.index[e] * stride_ + h);
-        if (fixed) score += load_vector<Heads>(fixed + r * heads_);
-        store_vector(z + e * heads_ + h, score);
+        if (e + kTableAhead < limit) __builtin_prefetch(gathered + index[e + kTableAhead] * stride);
+        Heads score = load_vector<Heads>(gathered + index[e] * stride);
+        if (fixed) score += load_vector<Heads>(fixed + r * heads);
+        store_vector(z + e * heads + h, score);
       });
     });
   }

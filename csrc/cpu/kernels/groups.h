@@ -26,12 +26,15 @@ struct Group {
   // Calls f(r, first edge, end) for all rows, with edges relative to `begin`.
   template <class F>
   [[gnu::always_inline]] void each(const F& f) const {
-    for (int r = 0; r < rows; ++r) f(r, int(items[r].begin - begin), int(items[r].end - begin));
+    const Item* const items = this->items;  // members would be read again after each store
+    const int64_t begin = this->begin;
+    for (int r = 0, n = rows; r < n; ++r) f(r, int(items[r].begin - begin), int(items[r].end - begin));
   }
   // Calls f(r, edge) for all edges, without a loop per row, whose end would be mispredicted.
   template <class F>
   [[gnu::always_inline]] void each_edge(const F& f) const {
-    for (int e = 0; e < n; ++e) f(int(row_of[e]), e);
+    const int32_t* const row_of = this->row_of;
+    for (int e = 0, n = this->n; e < n; ++e) f(int(row_of[e]), e);
   }
 };
 

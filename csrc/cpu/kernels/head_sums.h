@@ -22,15 +22,14 @@ template <class A, int L, bool neighbours, int... I>
            __builtin_shufflevector(a, b, (I / L * 2 * L + I % L + L)...);
 }
 
-// Reduces heads of D lanes from x on to L lanes each, in the order of sum4.
-template <class A, int L, int D>
-[[gnu::always_inline]] static inline Vec<A, kLanes<A>> folded(const A* x) {
-  constexpr int W = kLanes<A>;
+// Reduces heads of D lanes, from vector k on, to L lanes each, in the order of sum4. at(k): vector k.
+template <class A, int L, int D, class At>
+[[gnu::always_inline]] static inline Vec<A, kLanes<A>> folded(const At& at, int k = 0) {
   if constexpr (L == D)
-    return load_vector<Vec<A, W>>(x);
+    return at(k);
   else
-    return add_lanes<A, L, (L < D / 4)>(folded<A, 2 * L, D>(x), folded<A, 2 * L, D>(x + W * D / (2 * L)),
-                                        std::make_integer_sequence<int, W>());
+    return add_lanes<A, L, (L < D / 4)>(folded<A, 2 * L, D>(at, k), folded<A, 2 * L, D>(at, k + D / (2 * L)),
+                                        std::make_integer_sequence<int, kLanes<A>>());
 }
 
 // sums[k] = sum of the lanes [k * width, (k + 1) * width) of x. It reads and writes up to a vector of sums
@@ -41,7 +40,10 @@ static inline void sum_lanes(const A* x, int64_t count, int width, A* sums) {
     __builtin_memcpy(sums, x, std::size_t(count) * sizeof(A));
   } else {
     if (width < W) return sum_lanes<A, W / 2>(x, count, width, sums);
-    for (int64_t k = 0; k < count; k += kLanes<A>) store_vector(sums + k, folded<A, 1, W>(x + k * W));
+    for (int64_t k = 0; k < count; k += kLanes<A>, x += kLanes<A> * W)
+      store_vector(sums + k, folded<A, 1, W>([x](int v) __attribute__((always_inline)) {
+                     return load_vector<Vec<A, kLanes<A>>>(x + v * kLanes<A>);
+                   }));
   }
 }
 
@@ -82,6 +84,8 @@ class HeadSums {
         run([&](const auto& term, A* to) __attribute__((always_inline)) { of_pairs<1>(term, to); });
       else
         run([&](const auto& term, A* to) __attribute__((always_inline)) { of_pairs<0>(term, to); });
+    } else if (head_.dim == W && heads_ % W == 0) {
+      of_squares(each, sums);
     } else if (head_.dim == head_.width) {  // vectors of whole heads
       if (row_.width == W && row_.dim % (4 * W) == 0)
         run([&](const auto& term, A* to) __attribute__((always_inline)) { of_rows<W, 4>(term, to); });
@@ -107,6 +111,22 @@ class HeadSums {
       return x;
     }
   };
+
+  // W heads of W columns at a time, whose products stay in registers.
+  template <class Each>
+  [[gnu::always_inline]] void of_squares(const Each& each, A* sums) const {
+    constexpr int W = kLanes<A>;
+    constexpr std::integral_constant<int, W> width;
+    each([&](const auto& term) __attribute__((always_inline)) {
+      for (int h = 0; h < heads_; h += W, sums += W) {
+        Vec<A, W> products[W];
+#pragma GCC unroll 16
+        for (int k = 0; k < W; ++k) products[k] = term(width, (h + k) * W, All(), Vec<A, W>{});
+        const auto at = [&](int k) __attribute__((always_inline)) { return products[k]; };
+        store_vector(sums, folded<A, 1, W>(at));
+      }
+    });
+  }
 
   // Adds up V vectors at a time, of heads of any size.
   template <int W, int V, class Term>
