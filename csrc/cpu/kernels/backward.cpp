@@ -1,6 +1,50 @@
 // Backward. First a pass over the destinations, which reads their rows in order, computes delta. Then the
 // additive score gathers grad_out, over the sources. dot and additive_v2 gather twice: over the destinations
 // and over the sources.
+//
+// Steps of a row alone (FeatureRows), per block:
+//   1. load: z of the edges and t = g . (v + e).
+//   2. solve: weights f alpha and the gradients of the scores. Over the destinations, unless rows lack
+//      edges, it is two steps: guess, for all blocks of a row, and then settle, with the residual of delta.
+//   3. sum: sums of the gathered rows by these; gradients of the edges' options and features.
+// and at the end:
+//   4. write: the row's sums, or the partial result of a chunk.
+//
+// Words, vectors, pack and unpack: rows.h. Formulas and delta: params.h. Names from other files:
+// gradients.h:
+//   Arrays a                the arrays of BackwardParams, with their types; edges: scratch in which the
+//                           first pass saves weights and gradients of edges, or null; whole_rows: rows have
+//                           all their edges; per_edge(): some arrays besides the options are of edges
+//   EdgeGradients edges_    of a block: start: z; t(): g . (v + e); stats_of_row, stats_of_edges: the
+//                           destinations' statistics; solve: weight() = f alpha and draw(), the gradient of
+//                           raw
+//   edges_.guess            the first part of solve, with delta = g . out, whose `out` is rounded: draw() =
+//                           ds; add_draw: their sum, which is the residual of delta, `rest`
+//   edges_.settle           the second part, with the residual (set_rest). correct: adds it to node_stats
+//   edges_.each_guess       calls f for the arrays that settle reads; SaveArrays, RestoreArrays,
+//                           CountArrays: such f
+//   edges_.keep, find       save weight() and draw() in the scratch, and read them
+//   edges_.scatter_options  writes the gradients of the options on edges
+// long_rows.h:
+//   Pieces                  chunks of split rows, which are numbered and processed some rows at a time:
+//                           walk(first run, per row, second run); rest(k), kept(k): residual and saved
+//                           scalars of chunk k. num_blocks(item): its blocks
+// scores.h, gathered.h:
+//   Score                   fix(row); load, raw(block, z); accumulate: adds the gradient of the fixed row;
+//                           finish(sum); scatter_feat
+//   Gathered values_        the neighbours' rows, to which features are added, or to the fixed row (Feat).
+//                           dots: t; aggregate: weighted sum
+// edges.h, groups.h, schedule.h:
+//   EdgeBlock block_        a block's edges: load(begin, end, whether positions are wanted); locate: without
+//                           options
+//   Grouping                which items are grouped; walk: calls one function for groups, another for other
+//                           items
+//   Chunks                  the items, in chunks of equal cost: boundary(k); parallel_items, parallel_range:
+//                           on ranges by threads
+// merge.h, backward_additive.h:
+//   write_sum               stores an item's packed sum in its row or its slot; merge_splits: adds up the
+//                           slots of split rows
+//   node_stats              computes delta and the other statistics of the destinations
 #include "backward_additive.h"
 #include "group_backward.h"
 #include "kernels.h"
@@ -101,6 +145,7 @@ class FeatureRows {
     if (over_rows_) edges_.stats_of_row(item);
   }
 
+  // Step 4.
   void write(const Item& item) {
     score_.finish(score_sum_);
     if (over_rows_) {
@@ -114,7 +159,7 @@ class FeatureRows {
     write_sum<T>(item, values_.shape(), value_sum_, p_.grad_value, p_.partial_value);
   }
 
-  // Loads a block, and computes z and t of its edges.
+  // Step 1: loads a block, and computes z and t of its edges.
   void load(int64_t begin, int64_t end) {
     block_.load(begin, end, a_.per_edge() || a_.edges);
     // Keys are loaded last if they are summed next.
@@ -125,6 +170,7 @@ class FeatureRows {
     if (!scores_first) edges_.start(score_, block_);
   }
 
+  // Steps 1 and 2, or reads what the first pass has saved.
   void solve(int64_t begin, int64_t end) {
     if (given_) {
       block_.load(begin, end, true);
@@ -184,7 +230,7 @@ class FeatureRows {
     return kept_;
   }
 
-  // Adds the results of the block's edges to the sums.
+  // Step 3: adds the results of the block's edges to the sums.
   void sum(bool first) {
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);

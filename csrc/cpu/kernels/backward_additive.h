@@ -1,5 +1,7 @@
 // Backward of the additive score, whose terms belong to single nodes: the statistics of destinations (delta
-// and the gradient of alpha_dst), and the gradients that need one gather over the sources.
+// and the gradient of alpha_dst), and the gradients that need one gather over the sources. Names from other
+// files: the head of backward.cpp, and HeadSums (head_sums.h), which sums over each head's columns of many
+// rows.
 #pragma once
 
 #include "group_backward.h"

@@ -1,3 +1,4 @@
+// The loops of columns.h, which explains the names.
 #include "columns.h"
 
 #include "ahead.h"

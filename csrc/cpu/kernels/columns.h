@@ -2,6 +2,19 @@
 // may cover columns of several heads, and the last vector overlaps the one before. A permutation copies a
 // scalar per edge and head to its D columns; products are added up per head by halving, for all edges of a
 // group together. Arrays per edge and head are edge-major; arrays per row are [rows, C] or [rows, H].
+//
+// Words and vectors: rows.h. Names from other files:
+// groups.h:
+//   Group         rows, n edges; row, begin: the first ones. each(f): f(r, first edge, end) per row;
+//                 each_edge(f): f(r, e)
+// rows.h, simd.h:
+//   RowShape      vectors of a row: width, vectors, last; feature(shape, v, width): first element of vector
+//                 v
+//   with_layout   calls f(width, whether vectors come in pairs), as constants
+//   spread<A, W>  (x, lanes): x[lane] in each lane; kInPairs, load_pair: bfloat16 as even and odd elements
+// head_sums.h, ahead.h:
+//   HeadSums      sums per head of a row's columns, for many edges together
+//   Ahead         (e): the index of the row to prefetch during edge e; prefetch: does so
 #pragma once
 
 #include "groups.h"

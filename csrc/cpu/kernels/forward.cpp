@@ -1,6 +1,42 @@
 // Forward: one pass over the rows' items. Short rows are processed in groups (group_forward.h), the others
 // alone: per block of edges the scores of all heads, an online softmax, and the weighted sum of the gathered
 // values. Then the chunks of split rows are merged.
+//
+// Steps of a row alone (Worker), per block:
+//   1. Raw scores of all heads; the options on edges make z of them.
+//   2. Scores, softmax weights and the row's softmax so far, head by head.
+//   3. Sums of the values by these weights. If a maximum has risen, the earlier sums are scaled first.
+// and at the end:
+//   4. The sums, divided by those of the exponentials; or the partial result of a chunk.
+//
+// Words, vectors, pack and unpack: rows.h. Names from other files:
+// group_forward.h:
+//   Outputs o            the results of ForwardParams, with their types
+//   origin_of            the maximum, or 0 for -inf: what is subtracted from scores
+//   GroupWorker          does for groups what Worker does for items
+// groups.h, schedule.h, engine.h:
+//   Grouping             which items are grouped: takes(item); walk: calls one function for groups, another
+//                        for other items
+//   forward_degree       rows are grouped if the mean degree is below it
+//   parallel_items       calls a function on ranges of items with equal numbers of edges; parallel_range: on
+//                        any range
+// edges.h:
+//   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n; index: the
+//                        gathered rows; eid: positions in the user's order; factor: edge weight times
+//                        dropout, null for 1
+//   block_.transform(z)  z = gate * z (+ bias); score(L(z), i): the score: late bias, mask
+//   for_blocks           (item, f): f(begin, end, whether it is the first); for_edges<A>(h, n, f): f(i,
+//                        mask) for vectors of n edges of head h
+//   gather, scatter      an array of a block from and to a table [E, H]
+// gathered.h:
+//   Gathered values_     the rows of a block's neighbours, with features of the edges where these are added
+//                        to them (Feat::gathered). load, then aggregate(block, w, w2, a, a2, first): a +=
+//                        sum of w x, a2 with w2
+// scores.h, group_scores.h:
+//   Score                fix(row), raw(block, z): raw scores; activate(z): L(z). kGathersValues: it reads
+//                        the values' rows
+// merge.h:
+//   PartialSum           a packed sum of partial results: add(row, factor), packed()
 #include "group_forward.h"
 #include "kernels.h"
 #include "merge.h"
@@ -8,8 +44,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// Softmax state of a row or item, per head: largest score, sum of exp(score - largest), and its part with z >
-// 0.
+// Softmax state of a row or item, per head: largest score, sum of exp(score - largest), its part over edges
+// with z > 0, and by what earlier sums are to be multiplied since the largest score has risen.
 template <class A>
 struct Softmax {
   int heads;
@@ -40,6 +76,7 @@ class RowWriter {
       A* stats = o_.stats + (row * heads + h) * 2;
       stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);
       if (o_.positive_mass) o_.positive_mass[row * heads + h] = s.positive[h] * factor_[h];
+      // 0 times a value that is not finite is nan.
       for (int d = h * shape_.packed; empty && d < (h + 1) * shape_.packed; ++d) {
         a[d] = 0;
         if (o_.positive) a2[d] = 0;
@@ -77,11 +114,12 @@ class Worker {
   void operator()(const Item& item) {
     softmax_.reset();
     score_.fix(item.row);
-    if (item.begin == item.end) {
+    if (item.begin == item.end) {  // no block does it
       a_.clear(values_.shape().packed_size());
       a2_.clear(values_.shape().packed_size());
     }
     for_blocks(item, [&](int64_t begin, int64_t end, bool first) { block(begin, end, first); });
+    // ---- 4. The results.
     if (item.slot < 0)
       write_(item.row, softmax_, a_, a2_);
     else
@@ -92,22 +130,26 @@ class Worker {
   void block(int64_t begin, int64_t end, bool first) {
     const int heads = values_.shape().heads, n = int(end - begin);
     A *z = edges_, *s = z + heads * kBlock, *w = s + heads * kBlock, *w2 = w + heads * kBlock;
+    // ---- 1. Raw scores, and the options on edges.
     block_.load(begin, end, o_.attention != nullptr);
     score_.raw(block_, z);
     block_.transform(z);
+    // ---- 2. Softmax weights.
     bool rescale = false;
     for (int h = 0; h < heads; ++h) rescale |= head(h, n, z, s, w, w2);
+    // ---- 3. Weighted sums of the values.
     if (rescale && !first) {
       scale_heads<A>(values_.shape(), softmax_.rescale, a_);
       if (o_.positive) scale_heads<A>(values_.shape(), softmax_.rescale, a2_);
     }
-    values_.load(block_, !Score::kGathersValues);
+    values_.load(block_, !Score::kGathersValues);  // else the score has gathered the same rows
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
     // Stores scores, because the row's sum is not known yet. finish_attention replaces them.
     if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
   }
 
-  // Computes a block of one head in the online softmax. Returns whether earlier sums must be rescaled.
+  // Step 2 for one head. s: scores; w, w2: weights, and weights where z > 0. Returns whether earlier sums
+  // must be scaled.
   bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
     V top = splat<A, kLanes<A>>(-kInfinity<A>);
     for_edges<A>(h, n, [&](int i, auto inside) {
@@ -160,7 +202,7 @@ class Worker {
 };
 
 template <class T>
-void merge_splits(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
+void merge_split_rows(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
   using A = Acc<T>;
   const int heads = p.shape.heads;
   const RowShape shape = row_shape<A>(heads, p.shape.value_dim);
@@ -230,7 +272,7 @@ void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make
         [&](auto each) { each(Worker<T, decltype(make_score())>(p, o, make_score)); });
   });
   parallel_range(parallel, p.csr.num_splits, 1,
-                 [&](int64_t first, int64_t last) { merge_splits<T>(p, o, first, last); });
+                 [&](int64_t first, int64_t last) { merge_split_rows<T>(p, o, first, last); });
   if (o.attention)
     parallel_items(parallel, p.csr,
                    [&](int64_t first, int64_t last) { finish_attention<T>(p, o, grouping, first, last); });

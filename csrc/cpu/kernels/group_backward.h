@@ -1,4 +1,5 @@
-// Backward of groups of short rows.
+// Backward of groups of short rows. Names from other files: the heads of backward.cpp and group_forward.h,
+// and HeadSums (head_sums.h), which sums over each head's columns of many rows.
 #pragma once
 
 #include "gradients.h"

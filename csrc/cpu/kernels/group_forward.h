@@ -1,4 +1,29 @@
-// Forward of a group of short rows.
+// Forward of a group of short rows:
+//   1. Scores of all edges and heads, from raw scores and the options on edges.
+//   2. Exponentials, weights, and the statistics of the rows.
+//   3. Returned attention, if it is asked for.
+//   4. Weighted sums of the values, divided by the rows' sums of exponentials; rows without mass are cleared.
+//
+// Words and vectors: rows.h. Names from other files:
+// groups.h:
+//   Group                rows, n edges; row, begin: the first ones. each(f): f(r, first edge, end) per row;
+//                        each_edge(f): f(r, e)
+//   for_heads            (heads, f): f(width, h) for vectors that cover the heads
+// columns.h:
+//   Columns values_      the matrix that is gathered. aggregate: out[r] = factor[r] * sum of w x + bias, and
+//                        the same with w2
+//   Fetch                what is prefetched meanwhile: as many indices may be read; whether the group's rows
+//                        are in cache
+//   for_columns          (n, f): f(width, i) for vectors of n elements, and then for single ones
+// edges.h:
+//   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n; index: the
+//                        gathered rows; eid: positions in the user's order; factor: edge weight times
+//                        dropout, null for 1
+//   block_.transform(z)  z = gate * z (+ bias); score(L(z), i): the score: late bias, mask
+//   block_.each(f)       f(i) for vectors of all entries
+// scores.h, group_scores.h:
+//   Score                raw(block, group, z); activate(z): L(z). kGathersValues: it has read the values'
+//                        rows
 #pragma once
 
 #include "group_scores.h"
@@ -54,13 +79,17 @@ class GroupWorker {
   void operator()(const Group& group) {
     const int64_t size = int64_t(heads_) * EdgeMajor::kEdges;
     A *z = edges_, *s = z + size, *w = s + size, *w2 = w + size;
+    // ---- 1. Scores.
     block_.load(group.begin, group.begin + group.n, o_.attention != nullptr);
     score_.raw(block_, group, z);
     block_.transform(z);
     block_.each([&](int i) { store_vector(s + i, block_.score(score_.activate(load_vector<V>(z + i)), i)); });
+    // ---- 2. Softmax weights.
     softmax(group, z, s, w, w2);
     if (!block_.factor) w = s;
+    // ---- 3. Attention.
     if (o_.attention) write_attention(group, w, z);
+    // ---- 4. Weighted sums of the values.
     const int64_t size_of_row = values_.size(), first = group.row * size_of_row;
     T *const out = o_.out + first, *const positive = o_.positive ? o_.positive + first : nullptr;
     values_.aggregate(group, block_.index, Fetch(block_.limit, Score::kGathersValues), w, w2, factors(group),

@@ -10,7 +10,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// How many scalars split rows may save. It is more if the gradients of the features are larger.
+// The most scalars that split rows may save at a time; or as many as the gradients of query, key and value
+// have elements, if these are more (run_pieces in backward.cpp).
 constexpr int64_t kMostKept = int64_t(1) << 24;
 // How many chunks per thread are processed together.
 constexpr int64_t kPiecesPerThread = 4;

@@ -1,3 +1,14 @@
+// The loops of rows.h: an aggregation keeps a tile of accumulators in registers over a block's edges; a dot
+// product takes four edges at a time. Functors say what they add for an edge and a vector.
+//
+// Names from other files:
+// ahead.h:
+//   Ahead       (e): the index of the row to prefetch during edge e; index[e]: that of its own row;
+//               prefetch<bytes>: does so
+// simd.h:
+//   load_pair   2 W elements as their even and their odd ones
+//   sum4        (v, sums): the sums of the lanes of four vectors
+//   leaky_relu  L(z); leaky_slope: L'(z)
 #include "ahead.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {

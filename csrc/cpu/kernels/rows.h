@@ -10,6 +10,26 @@
 // a head covers its last `width` features. If the width does not divide the dimension it overlaps the one
 // before, so that no masks are needed and nothing is read beyond a row. `a` holds the overlapping features
 // twice; in `r` and `attn` their second copy is 0. In a paired shape vectors come in pairs (simd.h).
+//
+// Other words and names that the CPU kernels have in common:
+//   row, item        a node that aggregates, or in a pass over the sources a source; a work item: a row or a
+//                    chunk of it
+//   block            at most kBlock edges of one row, which are processed together
+//   group            consecutive short rows with up to 128 edges (groups.h). Its arrays per edge and head
+//                    are "edge-major": entry (h, e) lies at e * H + h
+//   RowShape         a row's heads, dim; packed: elements of a packed head; size(), packed_size(): of a row.
+//                    row_shape and matrix_shape make it
+//   limit            how many indices may be read in order to prefetch rows; 0: none
+// simd.h:
+//   T, A = Acc<T>    the type of the features, and that of sums: double for double, else float
+//   Vec<A, W>        a vector of W lanes; kLanes<A>: lanes of the widest one. V: such a vector
+//   load<T, W>       W features as accumulators; store: the reverse. load_vector, store_vector: without
+//                    conversion
+//   splat            a vector of one number; sum, max: over the lanes of a vector; larger: of two numbers;
+//                    exp1: the exponential of one number
+//   before<A, W>     (begin, end): the mask of the lanes l with begin + l < end
+//   Pair             the even and the odd ones of 2 W elements: bfloat16 is converted so (kInPairs)
+//   Buffer<A>        an array that lives as long as its scope
 #pragma once
 
 #include "simd.h"
@@ -40,7 +60,8 @@ static inline RowShape row_shape(int heads, int dim) {
   return {heads, dim, width, vectors, dim - width, vectors * width, false};
 }
 
-// The shape of a matrix of T, paired if possible.
+// The shape of a matrix of T, paired if possible. It must not be (may_pair) where features of edges are added
+// to the rows, which is done in the order of memory (Rows::add_pairs).
 template <class T>
 static inline RowShape matrix_shape(int heads, int dim, bool may_pair = true) {
   RowShape shape = row_shape<Acc<T>>(heads, dim);
