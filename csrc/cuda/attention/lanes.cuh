@@ -66,11 +66,11 @@
 //                       earlier. With Ahead::rows, open() is not called for a row without edges
 //   OwnEdges Own        a lane owns SLOTS edges; lanes hl and hl + PERIOD of a head have the same; SHARE: a
 //                       chunk's edges, rounded up to a power of two; left(rest): those that exist
-//   eid_of              id of own edge s. EIDS: ids are loaded with neighbours, in the second half of
-//                       `index`
+//   eid_of              id of own edge s. EIDS: ids were loaded ahead, into the second half of `index` behind
+//                       the neighbours; else eid_of loads it, as ids of several own edges need registers
 //   whole_or_not        passes true (FULL) where no sub-warp lacks an edge of the chunk
 // gather.cuh:
-//   load_rows           issues the loads of the rows of B edges
+//   load_rows           issues the loads of the rows of B edges: of neighbours, or (SLOTS) rows by edge id
 //   Weights             of the own edges, for one sum (all) or two (all, positive): set(s, w, whether z > 0)
 //   add_rows            acc += w_u rows_u, with the weights of the lanes that own edges u; add_chunk also
 //                       loads
