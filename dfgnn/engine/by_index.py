@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..graph.derived import of_graph
-from ..runtime import eager, rules
+from ..runtime import eager, rules, torch_internals
 from ..runtime.rules import ByRule, Rule
 from . import operators
 
@@ -260,9 +260,8 @@ class _Extremes(Rule):
 
     def forward(self, rows):
         with torch.enable_grad():  # else it tells no places, as torch.sparse.mm never does
-            out, place = torch.ops.aten._sparse_mm_reduce_impl(
-                self.matrix, rows.detach().requires_grad_(), f"a{self.kind}"
-            )
+            leaf = rows.detach().requires_grad_()
+            out, place = torch_internals.extremes_of_neighbours(self.matrix, leaf, f"a{self.kind}")
         return self.filled(out.detach()), place
 
     def filled(self, out: Tensor) -> Tensor:

@@ -41,6 +41,8 @@ linear = torch._C._nn.linear
 # F.scaled_dot_product_attention would replace them, if it had second derivatives on the CPU.
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# torch.sparse.mm(reduce=) would replace it, if it returned which element of a row is the extreme.
+extremes_of_neighbours = torch.ops.aten._sparse_mm_reduce_impl.default
 
 # ---- what autograd is doing: the user may modify results, and saved tensors may have hooks. Public functions
 # of the same meaning would replace these.
