@@ -103,7 +103,7 @@ struct EdgeAttr {
                        //   [H, group, step, word, g, t, j, i, e]
   void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 beyond dim; or null
   void* partial;       // [csr.num_slots, H, width] acc
-  int32_t keep_edges;  // backward writes f alpha and draw to `handed`
+  int32_t keep_edges;  // the pass over sources replaces what is in `handed` by f alpha and draw
 };
 
 struct Shape {

@@ -11,7 +11,6 @@
 
 namespace dfgnn::cpu {
 
-// run(begin, end, grain, fn, ctx) calls fn on disjoint ranges that cover [begin, end), in parallel.
 using RangeFn = void (*)(int64_t begin, int64_t end, void* ctx);
 // Whether short rows are processed in groups (kernels/groups.h). automatic: the plan and the shape decide.
 enum class RowWay { automatic, grouped, single };
@@ -19,6 +18,7 @@ enum class RowWay { automatic, grouped, single };
 // processed alone costs most with many heads. dfgnn/plan/cost.py repeats them to print plans.
 constexpr int64_t forward_degree(int64_t heads) { return 24 + 8 * heads; }
 constexpr int64_t backward_degree(int64_t heads) { return heads > 1 ? 2 + 6 * heads : 12; }
+// run(begin, end, grain, fn, ctx) calls fn on disjoint ranges that cover [begin, end), in parallel.
 struct Parallel {
   void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* ctx);
   int num_threads;

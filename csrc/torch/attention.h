@@ -22,8 +22,8 @@ struct Attention : Graphs<Backend> {
 
   // ---- arguments -------------------------------------------------------------------------------
 
-  // Bits of `flags` and `need` in the schemas. kIdsElsewhere: edge ids are not positions in edge tensors, so
-  // that the call may have no edge tensors.
+  // Bits of `flags` and `need` in the schemas. kIdsElsewhere: edge ids are not positions in edge tensors; a
+  // call with it must not have edge tensors.
   enum Flag : int64_t {
     kBiasAfter = 1,
     kFeatInKey = 2,

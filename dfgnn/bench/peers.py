@@ -42,7 +42,7 @@ def pyg(layer: str, graph, dropout: float = 0.0):
 def pyg_compile(layer: str, graph, dropout: float = 0.0):
     """The same under torch.compile, in one graph."""
     function = pyg(layer, graph, dropout)
-    # Beyond its limit of recompilations, torch.compile would silently run eagerly.
+    # With fullgraph, torch.compile raises an error beyond its limit of recompilations.
     torch.compiler.reset()
     return torch.compile(function, fullgraph=True, dynamic=False)
 

@@ -274,7 +274,7 @@ def _(weight, positive, attr, proj, indices, *rest):
     num_rows, _, _ = rest[-3:]
     heads, dim = positive.shape[1:]
     attrs = proj.shape[1] if proj is not None else attr.shape[1] if attr is not None else 0
-    # Partial sums, as many as the work items are divided into.
+    # One partial sum per part into which the plan's work items are divided (pair_parts in csrc/cpu).
     parts = 0 if attr is None else library.get_ctx().new_dynamic_size()
     return (
         weight.new_empty(num_rows, heads, dim),

@@ -18,7 +18,7 @@
 //   Grouping             which items are grouped: takes(item); walk: calls one function for groups, another
 //                        for other items
 //   forward_degree       rows are grouped if the mean degree is below it
-//   parallel_items       calls a function on ranges of items with equal numbers of edges; parallel_range: on
+//   parallel_items       calls a function on ranges of items of equal cost; parallel_range: on
 //                        any range
 // edges.h:
 //   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n; index: the

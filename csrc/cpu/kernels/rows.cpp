@@ -1,7 +1,7 @@
 // The loops of rows.h: an aggregation keeps a tile of accumulators in registers over a block's edges; a dot
 // product takes four edges at a time. Functors say what they add for an edge and a vector.
 //
-// Names from other files:
+// Words, vectors, packed rows: rows.h. DFGNN_ISA: the instruction set (simd.h). Names from other files:
 // ahead.h:
 //   Ahead       (e): the index of the row to prefetch during edge e; index[e]: that of its own row;
 //               prefetch<bytes>: does so
@@ -70,7 +70,8 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
           terms(x, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
         } else {
           const auto x = load_pair<T, W>(row + h * dim + v * W);
-          terms(x.even, e, h, h * packed + v * W, sum[h][v], sum2[h][v]), ++v;
+          terms(x.even, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
+          ++v;  // the odd elements are the next vector
           terms(x.odd, e, h, h * packed + v * W, sum[h][v], sum2[h][v]);
         }
       }
@@ -88,7 +89,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
 template <class T, int W, bool paired, class Terms>
 void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
                    bool fresh, bool fresh2) {
-  // Accumulators take 8 or 16 of the 16 registers (32 with AVX-512).
+  // Accumulators take 8 of 16 registers; with AVX-512 8 of 32, or 16 if there are two sums.
   constexpr int most = Terms::kTwo && kVectorBytes < 64 ? 4 : 8;
   const int heads = rows.shape.heads, vectors = rows.shape.vectors;
   const auto tile = [&](auto h, auto v, int head, int vector) {
@@ -203,7 +204,7 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
 #pragma GCC unroll 4
         for (int i = 0; i < E; ++i) total[i] += run[i];
       }
-      if (!paired && most >= 0) add(total, shape.last, most, true);  // heads may be empty
+      if (!paired && most >= 0) add(total, shape.last, most, true);  // most is -1 if D is 0
       A sums[E];
       sum4<A, W>(total, sums);
 #pragma GCC unroll 4
@@ -213,7 +214,8 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
 }
 
 // Writes to row y_index_e of y the vectors term(e, h, position in the row, position in a packed row). A
-// head's last vector is written first, because its second copies are undefined.
+// head's last vector is written first, because its second copies may be wrong (rows.h): the vector before
+// overwrites them.
 template <class T, int W, class Term>
 void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, const Term& term) {
   for (int e = 0; e < n; ++e)
@@ -380,7 +382,7 @@ void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row
     constexpr int W = width.value;
     using Vector = Vec<A, W>;
     for (int h = 0; h < shape.heads; ++h, row += shape.dim)
-      for (int v = shape.vectors - 1; v >= 0; --v) {  // last vector first: its second copies may be 0
+      for (int v = shape.vectors - 1; v >= 0; --v) {  // last vector first: its second copies may be wrong
         const int at = h * shape.packed + v * W;
         const Vector x = load_vector<Vector>(a + at) * (factor ? factor[h] : A(1));
         store<T, W>(row + feature(shape, v, W), bias ? x + load_vector<Vector>(bias + at) : x);

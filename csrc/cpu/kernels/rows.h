@@ -9,7 +9,9 @@
 // A row of accumulators (r and a above) is "packed": each head consists of whole vectors. The last vector of
 // a head covers its last `width` features. If the width does not divide the dimension it overlaps the one
 // before, so that no masks are needed and nothing is read beyond a row. `a` holds the overlapping features
-// twice; in `r` and `attn` their second copy is 0. In a paired shape vectors come in pairs (simd.h).
+// twice; their second copy is in the last vector. In `r` and `attn` it is 0, and therefore what
+// leaky_aggregate adds there is wrong: unpack and scatter_row overwrite it. In a paired shape vectors come in
+// pairs (simd.h).
 //
 // Other words and names that the CPU kernels have in common:
 //   row, item        a node that aggregates, or in a pass over the sources a source; a work item: a row or a

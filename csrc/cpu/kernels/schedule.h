@@ -53,7 +53,7 @@ static void parallel_range(const Parallel& parallel, int64_t n, int64_t grain, c
   parallel.run(0, n, grain, run, const_cast<Body*>(&body));
 }
 
-// Calls body(first, last) on ranges of items with equal numbers of edges.
+// Calls body(first, last) on ranges of items of equal cost: their edges, and four more for each item.
 template <class Body>
 static void parallel_items(const Parallel& parallel, const Csr& csr, const Body& body) {
   const Chunks chunks(csr, int64_t(parallel.num_threads) * 8);

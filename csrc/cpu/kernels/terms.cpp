@@ -128,7 +128,8 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
   }
 }
 
-// Adds up a range of rows, all columns [H, dim] of them.
+// For a range of rows, columns [H, dim] from `at` on: adds the gradients that come from the terms to
+// grad_feat, and writes the sums over the rows to `sums`.
 template <class T, int W = kLanes<Acc<T>>>
 void some_rows(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                int64_t first, int64_t last, Acc<T>* sums, int64_t at = 0) {

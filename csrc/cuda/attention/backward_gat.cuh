@@ -9,11 +9,12 @@
 //   NodeStats             term: alpha_dst; row: RowStats; delta. prepare_additive_kernel writes them,
 //                         load_stats loads them
 // backward_steps.cuh:
-//   gradient_of_own_edge  of own edge s: alpha, ds, draw; weight() = f alpha; store(p) writes grad_bias,
-//                         grad_gate, grad_weight and grad_raw
+//   gradient_of_own_edge  of own edge s: alpha, ds, draw, all 0 if the edge does not exist (`valid`);
+//                         weight() = f alpha; store(p) writes grad_bias, grad_gate, grad_weight and grad_raw
 //   for_edges             (left, draws, weights, index, f): f(u, draw, weight, eid) for a chunk's edges u,
 //                         in all lanes
-//   FeatureTargets        adds an edge's feature row to the value, if feat_in_value says so
+//   FeatureTargets        adds an edge's feature row to the value, if feat_in_value says so; of_value: the
+//                         features if so, else null
 #pragma once
 
 #include "backward_steps.cuh"
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kThreads,
       dots[u] = 0;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (LPH > 1 && !me.inside(k)) continue;
+        if (LPH > 1 && !me.inside(k)) continue;  // a head's only lane has all of its columns
         if constexpr (FEAT) {
           A sum[VEC];
           copy(sum, value[k]);
@@ -283,6 +284,7 @@ __global__ void __launch_bounds__(kThreads,
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
       if constexpr (FEAT) {
+        // draw is not used: in the additive score of one number per node no features are part of the key.
         for_edges<LPH, B, FULL>(left, draws, weights, index,
                                 [&](int u, A, A weight, int eid) { store_grad_feat(u, weight, eid); });
       }

@@ -62,8 +62,10 @@
 //   kThreads, kAll      threads of a block, which are kWarps warps; the mask of all lanes
 // main_loop.cuh:
 //   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
-//                       iterate(edges done, edges left); then finish(row, slot). Ahead: which loads come
-//                       earlier. With Ahead::rows, open() is not called for a row without edges
+//                       iterate(edges done, edges left); then finish(row, slot), when `me` may be at the
+//                       next item already. Ahead: which loads come before the iteration or item that needs
+//                       them: none, the item's own row (own), neighbours' rows (rows), or both (all). With
+//                       Ahead::rows, open() is not called for a row without edges
 //   OwnEdges Own        a lane owns SLOTS edges; lanes hl and hl + PERIOD of a head have the same; SHARE: a
 //                       chunk's edges, rounded up to a power of two; left(rest): those that exist
 //   eid_of              id of own edge s. EIDS: ids were loaded ahead, into the second half of `index` behind
@@ -71,9 +73,10 @@
 //   whole_or_not        passes true (FULL) where no sub-warp lacks an edge of the chunk
 // gather.cuh:
 //   load_rows           issues the loads of the rows of B edges: of neighbours, or (SLOTS) rows by edge id
-//   Weights             of the own edges, for one sum (all) or two (all, positive): set(s, w, whether z > 0)
-//   add_rows            acc += w_u rows_u, with the weights of the lanes that own edges u; add_chunk also
-//                       loads
+//   Weights             <A, SLOTS, POSITIVE, SIGNED> of the own edges, for one sum (all) or with POSITIVE two
+//                       (all, positive): set(s, w, whether z > 0). SIGNED: weights may be negative
+//   add_rows            acc += w_u rows_u, with the weights of the lanes that own edges u. Without POSITIVE
+//                       the second sum that it takes is not used. add_chunk also loads
 // edge_options.cuh, softmax.cuh:
 //   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
 //                       ones
