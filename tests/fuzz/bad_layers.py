@@ -219,11 +219,14 @@ def _pyg_typed_cases(x, edges):
             pyg.HEATConv(6, 4, 2, 3, 2, 5, 4, heads=2),
             dict(node_type=types, edge_type=kinds, edge_attr=attr),
         ),
+        "RGATConv": (pyg.RGATConv(6, 4, 3, edge_dim=5), dict(edge_type=kinds, edge_attr=attr)),
+        "RGATConv with bases": (pyg.RGATConv(6, 4, 3, num_bases=2), dict(edge_type=kinds)),
+        "RGATConv with blocks": (pyg.RGATConv(6, 4, 3, num_blocks=2), dict(edge_type=kinds)),
     }
     for layer, argument, wrong, error, words, value in (
         *(
             (layer, "edge_attr", *case)
-            for layer in right
+            for layer in ("GATEConv", "HEATConv")
             for case in (
                 ("None", ValueError, "got None", None),
                 ("a list", TypeError, "got list", attr.tolist()),
@@ -244,13 +247,21 @@ def _pyg_typed_cases(x, edges):
         ("HEATConv", "node_type", "too long", ValueError, "got [5]", kinds),
         ("HEATConv", "node_type", "too large", ValueError, "[0, 2), got 2", types + 2),
         ("HEATConv", "node_type", "negative", ValueError, "got -1", types - 1),
-        ("HEATConv", "x", "of another width", ValueError, "6 features", rand(N_SRC, 7)),
-        ("HEATConv", "x", "of float64", TypeError, "layer.to(", x.double()),
+        *(
+            (layer, "x", *case)
+            for layer in ("HEATConv", "RGATConv", "RGATConv with bases", "RGATConv with blocks")
+            for case in (
+                ("of another width", ValueError, "6 features", rand(N_SRC, 7)),
+                ("of float64", TypeError, "layer.to(", x.double()),
+            )
+        ),
+        ("RGATConv", "edge_attr", "of float64", TypeError, "layer.to(", attr.double()),
     ):
         module, options = right[layer]
         options = {"x": x} | options | {argument: value}
         call = lambda module=module, options=options: module(edge_index=edges, **options)  # noqa: E731
-        yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
+        raised = f"{layer.split()[0]}: {argument}: ", words
+        yield Case(f"nn.pyg.{layer}", argument, wrong, error, raised, call)
 
 
 def cases():

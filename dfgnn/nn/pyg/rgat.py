@@ -11,7 +11,7 @@ from ... import functional
 from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from ...runtime.transforms import any_batched
-from .._errors import wrong_argument
+from .._errors import check_fits, check_takes, wrong_argument
 from .._terms import is_plain
 from .._typed import Pairs
 from ._base import FusedConv, both_ends, is_batch, over_batch
@@ -86,6 +86,9 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         if is_batch(x):
             more = edge_index, edge_type, edge_attr, size, return_attention_weights
             return over_batch(lambda x: self.forward(x, *more), x)
+        weight = self.weight if self.num_bases is None else self.basis
+        for end in (x_src,) if x_dst is x_src else (x_src, x_dst):
+            check_takes(self, "x", weight.flatten(1, -2), end)
         num_src, num_dst = sizes_of(self, edge_index, x_src, x_dst, size)
         edge_index = for_upstream(edge_index)
         edge_attr = self._edge_attributes(edge_index, edge_attr)
@@ -124,6 +127,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
             raise wrong_argument(
                 self, "edge_attr", f"shape [{num_edges}, {self.edge_dim}]", list(edge_attr.shape)
             )
+        check_fits(self, "edge_attr", self.lin_edge, edge_attr)
         return edge_attr
 
     @property
