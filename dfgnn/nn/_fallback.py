@@ -96,7 +96,9 @@ class Called:
         for name, known, x in zip(self._names, self._known, now):
             if _is_piece(x) or (_is_piece(known) and is_from(package, x)):
                 continue
-            if x is not known or not (is_from(package, x) or is_from("torch", x)):
+            genuine = is_from(package, x) or is_from("torch", x)
+            # What was known may have been a replacement that is gone.
+            if not genuine or (x is not known and (is_from(package, known) or is_from("torch", known))):
                 return name
         self._fine = now
         return None

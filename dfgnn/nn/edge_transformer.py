@@ -218,7 +218,7 @@ class EdgeGraphTransformerLayer(nn.Module):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        check_sets(feat, self.feats)
+        check_sets(self, feat)
         batch = feat.shape[:-2]
         if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
             sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))

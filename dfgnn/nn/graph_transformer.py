@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from ._errors import check_constructor
+from ._errors import check_constructor, wrong_argument, wrong_features
 from ._graph import split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain, under_autocast
@@ -298,7 +298,7 @@ class GraphTransformerLayer(TransformerBlock):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        check_sets(feat, self.feats)
+        check_sets(self, feat)
         # With nodes first, the engine takes the elements of a batch as heads, and linear layers read one
         # matrix.
         h = swapped(feat).contiguous()
@@ -331,12 +331,14 @@ class GraphTransformerLayer(TransformerBlock):
         return f"feats={self.feats}, norm_first={self.norm_first}, residual={self.residual}"
 
 
-def check_sets(feat: Tensor, feats: int) -> None:
-    """feat: one set of features ``[N, F]`` or several, ``[B, N, F]``; else ValueError."""
-    if feat.dim() not in (2, 3) or feat.shape[-1] != feats or 0 in feat.shape[:-2]:
-        raise ValueError(
-            f"feat: expected shape [N, {feats}] or [B, N, {feats}] with B > 0, got {list(feat.shape)}"
-        )
+def check_sets(layer: nn.Module, feat: Any) -> None:
+    """feat: one set of features ``[N, layer.feats]`` or several, ``[B, N, layer.feats]``; else TypeError or
+    ValueError."""
+    shapes = f"[N, {layer.feats}] or [B, N, {layer.feats}]"
+    if not isinstance(feat, Tensor):
+        raise wrong_features(layer, "feat", feat, shapes)
+    if feat.dim() not in (2, 3) or feat.shape[-1] != layer.feats or 0 in feat.shape[:-2]:
+        raise wrong_argument(layer, "feat", f"shape {shapes} with B > 0", list(feat.shape))
 
 
 def swapped(x: Tensor) -> Tensor:

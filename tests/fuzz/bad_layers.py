@@ -92,6 +92,7 @@ def _layer_cases():
         ("x", "one row too few", ValueError, "got [3, 6]", (x[1:], types, kinds)),
         ("x", "of another width", ValueError, "got [4, 7]", (rand(N_SRC, 7), types, kinds)),
         ("x", "of integers", TypeError, "got torch.int64", (x.long(), types, kinds)),
+        ("x", "of float64", TypeError, "layer.to(", (x.double(), types, kinds)),
         ("ntype", "too long", ValueError, "got [9]", (x, kinds, kinds)),
         ("ntype", "of floats", TypeError, "got torch.float32", (x, types.float(), kinds)),
         ("ntype", "too large", ValueError, "got 2", (x, types + 2, kinds)),
@@ -100,6 +101,16 @@ def _layer_cases():
     ):
         call = lambda inputs=inputs: hgt(loops, *inputs)  # noqa: E731
         yield Case("nn.HGTConv", argument, wrong, error, (f"HGTConv: {argument}", words), call)
+    transformer = nn.GraphTransformerLayer(6, 2)
+    for wrong, error, words, value in (
+        ("a list", TypeError, "got list", x.tolist()),
+        ("of another width", ValueError, "got [4, 7]", rand(N_SRC, 7)),
+        ("of one dimension", ValueError, "got [4]", x[:, 0]),
+    ):
+        call = lambda value=value: transformer(loops, value)  # noqa: E731
+        yield Case(
+            "nn.GraphTransformerLayer", "feat", wrong, error, ("GraphTransformerLayer: feat", words), call
+        )
 
 
 def _constructor_cases(where, layers):
@@ -212,6 +223,14 @@ def _pyg_typed_cases(x, edges):
     ):
         call = lambda kinds=kinds: rgat(x, edges, kinds)  # noqa: E731
         yield Case("nn.pyg.RGATConv", "edge_type", wrong, ValueError, ("RGATConv: edge_type", words), call)
+    hgt = pyg.HGTConv(6, 4, (["a"], [("a", "r", "a")]), heads=2)
+    for wrong, error, words, value in (
+        ("of another width", ValueError, "6 features", rand(N_SRC, 7)),
+        ("of float64", TypeError, "layer.to(", x.double()),
+        ("a list", TypeError, "got list", x.tolist()),
+    ):
+        call = lambda value=value: hgt({"a": value}, {("a", "r", "a"): edges})  # noqa: E731
+        yield Case("nn.pyg.HGTConv", "x_dict", wrong, error, ("HGTConv: x_dict['a']: expected", words), call)
     attr, kinds, types = rand(EDGES, 5), torch.zeros(EDGES, dtype=torch.int64), torch.zeros(N_SRC).long()
     right = {
         "GATEConv": (pyg.GATEConv(6, 6, 5), dict(edge_attr=attr)),

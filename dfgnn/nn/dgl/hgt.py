@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from .._errors import check_takes
 from .._graph import as_graph, split_ends
 from .._layer import FusedLayer
 from .._terms import is_untouched
@@ -146,6 +147,7 @@ class HGTConv(FusedLayer):
         if x.shape[0] != fused.num_src or x.shape[-1] != self.in_size:
             expected = f"[{fused.num_src}, *, {self.in_size}]"
             raise ValueError(f"HGTConv: x: expected shape {expected}, got {list(x.shape)}")
+        check_takes(self, "x", self.linear_k.W, x)
         check_types(ntype, "HGTConv: ntype", fused.num_src)
         if not is_recorded():
             groups_of(ntype, self.linear_k.num_types, "HGTConv: ntype")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
-from .._errors import wrong_argument
+from .._errors import check_fits, wrong_argument
 from .._fallback import foreign_tensor
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
@@ -102,8 +102,11 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         return skip * out + (1 - skip) * x
 
     def _check_inputs(self, x_dict: dict[str, Tensor], edge_index_dict: dict) -> None:
+        projections = self.kqv_lin.lins
         for node_type, x in x_dict.items():
             check_rows(self, f"x_dict[{node_type!r}]", x)
+            if node_type in projections:
+                check_fits(self, f"x_dict[{node_type!r}]", projections[node_type], x)
         if not edge_index_dict:
             raise ValueError("HGTConv: edge_index_dict: expected at least one edge type, got none")
         for edge_type, edge_index in edge_index_dict.items():

@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 import dfgnn
+from dfgnn.nn import _fallback
 
 DGL = dgl.nn.pytorch
 N, E = 12, 52
@@ -137,6 +138,19 @@ def test_what_a_program_changes(name, what):
     with CHANGES[what](name):
         check(name)
     check(name)
+
+
+@EVERY
+def test_a_change_that_was_there_first_and_is_gone(name):
+    theirs, ours = both(name)
+    upstream = type(theirs)
+    with replaced((F, "linear"), (upstream, "forward"), *softmax(name)):
+        called = _fallback.Called(upstream)
+        assert called.replaced() == "forward"
+    assert called.replaced() is None
+    with replaced((F, "linear")):
+        assert called.replaced() == "linear"
+    assert called.replaced() is None
 
 
 class Noise(nn.Module):
