@@ -1,25 +1,20 @@
 // Backward of dot attention: a pass over destinations for the gradient of the query, then one over sources
 // for those of key and value. The second one computes alpha and ds of every edge again (dot_sources_kernel),
 // or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h. Words, steps and common
-// names: the head of lanes.cuh. Names from other files:
-// backward_steps.cuh:
+// names: the head of lanes.cuh. Names from backward_steps.cuh:
 //   first_delta           delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
 //   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
 //                         sum, of rows by mass, is subtracted; the pass over sources uses delta0 + residual
 //   SavedEdge             alpha and ds of an edge, for the pass over sources; alpha is negative where z <= 0
 //   gradient_of_own_edge  of own edge s: eid, alpha, ds, draw; weight() = f alpha; mass() = alpha L'(z)
-//                         gate; store(p) writes grad_bias, grad_gate and grad_weight;
-//                         store_of_destinations(p): grad_weight, and as grad_gate raw, which the pass over
-//                         sources multiplies by dz
+//                         gate; store(p) writes the gradients of the options; store_of_destinations(p): as
+//                         grad_gate raw, which the pass over sources multiplies by dz
 //   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes
-//   add_scaled            (sum, w, other, v, x): sum += w x, other += v x
 //   PairArrays            x, y, b, d: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
-//   FeatureTargets        adds an edge's feature row to the key, to the value, or to both; of_key, of_value:
-//                         the features, or null
-// edge_projection.cuh:
+//   FeatureTargets        adds an edge's feature row to key, value or both; of_key, of_value: it, or null
+// Names from edge_projection.cuh:
 //   AttrLanes             the lane's share of an edge's projected features: load, dot, axpy, store_row
-//   NodeProducts          onto: W^T x of the warp's rows, into shared memory; back: y += W a
-//   ItemFeatures          row(n, k): the row of item n in the k-th of these arrays
+//   NodeProducts          onto: W^T x of the warp's rows, into shared memory (ItemFeatures); back: y += W a
 #pragma once
 
 #include "backward_steps.cuh"
@@ -28,8 +23,7 @@
 namespace dfgnn::cuda {
 
 // Projected features x of the edges in the pass over destinations (EdgeAttr in params.h): their part of the
-// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. The specialisation for ON = false does
-// nothing.
+// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. Below, for ON = false: nothing.
 template <class C, bool ON, int B>
 struct ProjectedDestinations {
   using T = typename C::T;
@@ -63,12 +57,10 @@ struct ProjectedDestinations {
     zero(sum);
     zero(mass);
   }
-  // Adds the features' part to the score and to g . v of the u-th edge.
   __device__ __forceinline__ void add_to_scores(int u, A& score, A& dot_gv) const {
     score = lanes.dot(query, x[u], score);
     dot_gv = lanes.dot(grad, x[u], dot_gv);
   }
-  // Adds the u-th edge to the sums of its row.
   __device__ __forceinline__ void add_to_sums(int u, A draw, A edge_mass) {
     lanes.axpy(sum[0], draw, x[u]);
     lanes.axpy(mass[0], edge_mass, x[u]);
@@ -110,8 +102,7 @@ struct ProjectedDestinations<C, false, B> {
 };
 
 // Adds the columns of this lane's k-th load to the score q . k and to g . v of an edge. In the pass over
-// sources the row's key and value take the places of `query` and `grad`, and the neighbour's q and g those of
-// key and value.
+// sources q and g are the neighbour's: key and query change places, and so do value and grad.
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typename C::A (&query)[C::VEC],
                                             const typename C::A (&grad)[C::VEC], const Raw& key_columns,
@@ -147,8 +138,7 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTar
 
 // Computes the scores, not scaled yet, and g . v of an iteration's edges: sums over columns of the row's
 // operands x and b and the neighbours' y_rows and d_rows, to which feat_rows are added. Every lane adds up
-// its own columns; then the sums of a head's lanes are reduced into the lanes that own the edges. keys: with
-// features, y + e. (core/pair_scores.h, an operator of the CPU for GATv2, has nothing to do with it.)
+// its own columns; the sums of a head's lanes then go to those that own the edges. keys: y + e.
 template <class C, bool FEAT, int B, int K, int N, int S, class Projected>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const FeatureTargets<C, FEAT>& features,
@@ -214,8 +204,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> keys = me.rows(p.key), values = me.rows(p.value);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // This pass does not read node_stats. Without this line nvcc 13.0 orders the kernel's instructions
-  // differently, with more of them per edge or a larger stack.
+  // Not read here; without this line nvcc 13.0 makes more instructions per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   ProjectedDestinations<C, PROJ, B> projected(me, t, p);
 
@@ -352,7 +341,6 @@ __global__ void __launch_bounds__(kThreads,
   const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
 
-  // pair_scores without features of edges:
   const FeatureTargets<C, false> no_features(p.edge);
   const ProjectedDestinations<C, false, B> no_projection(me, t, p);
   Raw no_rows[1][NV];
@@ -432,8 +420,7 @@ __global__ void __launch_bounds__(kThreads,
                             finish);
 }
 
-// Computes the same gradients from alpha and ds of every edge, which the pass over destinations has saved in
-// p.handed. No score is computed, and no feature of an edge is read.
+// The same gradients, from alpha and ds of every edge in p.handed: no score is computed, no feature read.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
                                   (kMinBlocks < C, projects(EDGES)                    ? Load::four_rows
@@ -522,8 +509,7 @@ __global__ void __launch_bounds__(kThreads,
           if (me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
             const int64_t at = int64_t(eid) * me.heads + me.head;
             if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? ds : dz;
-            if (p.grad_gate)
-              static_cast<A*>(p.grad_gate)[at] *= dz;  // it holds raw, which the pass over destinations wrote
+            if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] *= dz;  // it holds raw until now
           }
         }
       }
