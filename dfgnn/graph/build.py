@@ -1,6 +1,6 @@
 """Builds graphs: from index tensors, as Graph's constructors do, and from other graphs.
 
-Functions take the Graph class as an argument, because this module cannot import it, or a graph; ``where`` is
+Functions take a graph, or the Graph class as an argument, because this module cannot import it; ``where`` is
 the constructor's name in errors.
 """
 
@@ -100,7 +100,7 @@ def of_edges(cls, edges: _csr.Edges | PackedGraph) -> Any:
 
 @not_compiled
 def with_self_loops(graph: Any, remove_existing: bool) -> tuple[Any, Tensor]:
-    """`Graph.add_self_loops`: the graph, and each edge's position before."""
+    """`Graph.add_self_loops`: the graph, and each edge's position in ``graph``, -1 for an appended loop."""
     cls, where, structure = type(graph), "Graph.add_self_loops", graph._structure
     if isinstance(structure, FixedStructure):
         if not remove_existing:
@@ -137,7 +137,7 @@ def batch(cls, graphs: Any) -> Any:
     with untraced(*(s.indices for s in structures)):
         csr = _csr.batch([g.csr() for g in graphs], [g.num_src for g in graphs], True)
         dst, src = Side(num_dst, (csr, True)), Side(num_src)
-        # They are joined only if all have edge ids, or none has: see `Side`.
+        # The reverse CSRs are joined only if all have edge ids, or none has: see `Side`.
         built = [s.src.built for s in structures if s.src.built is not None]
         if len(built) == len(graphs) and len({known for _, known in built}) == 1:
             known = built[0][1]

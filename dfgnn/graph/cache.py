@@ -81,7 +81,7 @@ def graph_of(
 
     Returns:
         The graph, its edges in the order of the columns or of the sparse tensor's values; and with
-        ``self_loops`` int64 ``[E']``, each edge's position before, -1 for an appended loop; else None.
+        ``self_loops`` int64 ``[E']``, each edge's position in that order, -1 for a new loop; else None.
 
     Raises:
         TypeError: ``edge_index`` is none of these, or of another dtype.
@@ -246,6 +246,7 @@ def of_tensor(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Gra
         return found
     if not (type(x) is Tensor and x.is_cpu and x.dtype is torch.int64 and x.layout is torch.strided):
         return None
+    # LIMIT // 2, because appended loops may double the number of edges.
     if x.dim() != 2 or x.shape[0] != 2 or max(x.shape[1], num_src, num_dst) >= _csr.LIMIT // 2:
         return None
     if x.is_inference() or OF_BUFFER.data or in_a_mode() or not has_numbers(x):
@@ -265,7 +266,9 @@ def _put(parts: tuple[Tensor, ...], state: tuple, key: tuple, more_state: tuple,
     def forget(ref, lock=_lock, cache=_cache):  # bound as defaults: globals may be gone when Python ends
         with lock:
             entry = cache.get(place)
-            if entry is not None and ref in entry.refs:  # dead references are equal to themselves alone
+            # A dead reference equals itself alone, so this does not delete a newer entry of tensors that got
+            # the same ids.
+            if entry is not None and ref in entry.refs:
                 del cache[place]
 
     with _lock:
@@ -339,7 +342,7 @@ _SHORT = 2**20  # bytes, read in about 50 µs
 def _checksums(x: Tensor) -> tuple:
     """The checksum of a tensor that is not contiguous."""
     with untraced(x):
-        if x.dim() == 2 and x.stride(0) == 1:
+        if x.dim() == 2 and x.stride(0) == 1:  # transposed: read in the order of memory, without a copy
             x = x.t()
         rows = x.unbind() if x.dim() == 2 and len(x) <= 2 else (x,)
         return tuple(long_checksum(row.data_ptr(), row.nbytes) for row in map(Tensor.contiguous, rows))
@@ -365,7 +368,7 @@ def _build(
     _csr.as_size(where, "number of edges", edge_index.shape[1] + num_loops)
     with untraced(edge_index):
         if not self_loops and edge_index.dtype == torch.int32:
-            # The graph would hold a view of it, which keeps the tensor alive and changes with it.
+            # The graph would hold a view of int32 ids, which keeps the tensor alive and changes with it.
             edge_index = edge_index.clone()
         src, dst = edge_index.unbind()
         try:

@@ -28,8 +28,8 @@ from .reorder import Reordering, reorder
 
 __all__ = ["CSR", "DegreeStats", "Graph"]
 
-# Unique number -> a reference to the graph; compiled code refers to graphs by these numbers. Not a
-# WeakValueDictionary, which takes several Python functions per graph.
+# Unique number -> a weak reference to the graph; compiled code refers to graphs by these numbers. It is no
+# WeakValueDictionary, which would call several Python functions per graph.
 OF_NUMBER: dict[int, weakref.ref[Graph]] = {}
 _numbers = count()
 _SLOTS, _set = ("_device", "_num_edges", "_number", "_planner", "_structure"), object.__setattr__

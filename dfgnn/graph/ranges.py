@@ -14,7 +14,7 @@ from .part import GraphPart
 
 __all__ = ["Range", "RangedGraph"]
 
-# At most so many values are given to a torch operation, because some count in 32 bits.
+# At most this number of values is given to a torch operation, because some operations count in 32 bits.
 _CHUNK = 2**30
 
 
@@ -112,7 +112,7 @@ class RangedGraph(GraphPart):
         return torch.cat(outs), self._of_edges(weights) if inputs.return_attention else None
 
     def sddmm(self, product: Callable, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-        """``product(graph, rows, feat, reverse)`` of all ranges, [E, H]; see `_products.sddmm`."""
+        """``product(graph, rows, feat, reverse)`` of all ranges, [E, H]; see `engine.products.sddmm`."""
         found = []
         for graph, first, _ in self.ranges:
             own = slice(first, first + graph.num_dst)
@@ -120,7 +120,7 @@ class RangedGraph(GraphPart):
         return self._of_edges(found)
 
     def spmm(self, product: Callable, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-        """``product(graph, weight, feat, reverse)`` of all ranges; see `_products.spmm`."""
+        """``product(graph, weight, feat, reverse)`` of all ranges; see `engine.products.spmm`."""
         found = []
         for graph, first, place in self.ranges:
             own = feat[first : first + graph.num_dst] if reverse else feat

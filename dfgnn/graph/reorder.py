@@ -25,7 +25,7 @@ from .build import of_edges
 __all__ = ["METHODS", "Permutation", "Reordering"]
 
 _WHERE = "Graph.reorder"
-# It stands for `Graph`, which imports this module.
+# This type stands for `Graph`, which imports this module and so cannot be imported here.
 G = TypeVar("G")
 
 
@@ -148,7 +148,7 @@ def _by_degree(graph: Any) -> Tensor:
 def _by_rcm(graph: Any) -> Tensor:
     csgraph = _needed("scipy.sparse.csgraph", "scipy", "rcm")
     order = csgraph.reverse_cuthill_mckee(_adjacency(graph, "rcm"))
-    return torch.from_numpy(order.astype("int64", order="C"))  # it is a reversed view
+    return torch.from_numpy(order.astype("int64", order="C"))  # a copy: scipy returns a reversed view
 
 
 def _by_community(graph: Any) -> Tensor:
@@ -185,7 +185,7 @@ def _needed(module: str, package: str, method: str):
 
 
 def _adjacency(graph: Any, method: str):
-    """scipy.sparse [num_nodes, num_nodes], row destination and column source, how many edges there are."""
+    """scipy.sparse [num_nodes, num_nodes]: how many edges lead from the column's node to the row's."""
     np, sparse = _needed("numpy", "numpy", method), _needed("scipy.sparse", "scipy", method)
     src, dst = (ends.cpu().numpy() for ends in graph._structure.endpoints(torch.int32))
     num_nodes = graph.num_src

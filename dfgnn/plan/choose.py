@@ -166,6 +166,7 @@ def _plan_on_rows(
     bound = given or cost.max_edges(stats, name, device)
     longest_first = cost.longest_first(name, stats)
     joins = parts > 1 and device.kind == "cuda" and cost.joins(shape)
+    # Source partitions that do not join need a partial row for each row and partition, whatever the maximum.
     as_asked = given is not None or (parts > 1 and not joins)
     while True:
         key = bound, longest_first, parts

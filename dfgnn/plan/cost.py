@@ -19,13 +19,13 @@ from .direction import Direction
 from .plans import Candidate, Shape
 
 _WARP = 32
-# The least maximum of edges per work item is a warp's lanes: partial results then stay below 1/32 of the size
-# of an edge tensor.
+# The least maximum of edges per work item: a warp's lanes. A row of 33 edges is then split in two, and there
+# are at most 2 / 33 as many partial rows as edges.
 LEAST_BOUND = _WARP
 # The cost of starting and finishing a work item, in edges. With more than two sub-warps per row it grows.
 _ITEM_COST = 10.0
-# Natural order is slower by this factor if degrees vary, besides its tail: a block's warps finish at other
-# times.
+# Natural order is slower by this factor if degrees vary, besides its tail: the warps of a block finish at
+# different times.
 _UNEVEN_LOSS = 1.15
 # longest_first is slower by this factor if rows are alike, as in batches of small graphs: it loses locality.
 _LOCALITY_LOSS = 1.4
@@ -34,24 +34,27 @@ _PACKING_LOSS = 1.03
 # Least number of work items per resident warp; and an exponent: a packed work item may have (edges per
 # resident warp) ** 0.9 edges, because sub-warps take longer but more of them run at a time.
 _ITEMS_PER_WARP, _PACKED_POWER = 1.55, 0.9
-# The tail, in edges, if the longest work items run first. That of sub-warps is a share of the longest work
-# item for each sub-warp beyond the first.
+# The most that the tail costs, in edges, if the longest work items run first. With sub-warps it is this share
+# of the longest work item for each sub-warp beyond the first.
 _SHORT_TAIL, _PACKED_TAIL = 64.0, 1 / 4
 # What a chunk of block-sparse tiles costs, in edges of the kernels on rows: with heads of 8 elements, for
-# which those take few instructions, and with larger ones.
+# which the kernels on rows take few instructions per edge, and with larger heads.
 CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 230.0)}
-# "auto" takes tiles from so many rows of a window per shared neighbour on: with fewer, blocks are nearly
-# empty, and a graph of a few edges would get their rounding errors without being faster.
+# "auto" takes tiles only where a neighbour is shared by at least this number of rows of a window in the mean:
+# with fewer, blocks are nearly empty, and a graph of a few edges would get the rounding errors of tiles
+# without being faster.
 LEAST_SHARING = 2.0
 # Rows gathered per edge in the passes over destinations and over sources; the cache should hold all of these
 # arrays. The key None stands for the plain products.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
+# The most source partitions that "auto" takes; a schedule that the caller names may have up to `MOST_PARTS`.
 _MOST_PARTS = 8
-# The share of the L2 cache that the rows of a source partition may take; streamed data needs the rest. Heads
-# at a time are halved until their rows take at most 1.25 of the cache.
+# The share of the L2 cache that the rows of a source partition may take; streamed data needs the rest. The
+# number of heads at a time is halved until their rows fit the cache, or until lanes would be too few: the
+# result is taken if the rows need at most 1.25 times the cache.
 _PART_OF_CACHE, _HEADS_OF_CACHE = 2 / 3, 1.25
-# A neighbour's row should need at least so many lanes, or loading it wastes instructions. Rows should have so
-# many edges in the mean, or visiting them once per group of heads costs more than it saves.
+# A neighbour's row should need at least 8 lanes, or loading it wastes instructions. Rows should have at least
+# 64 edges in the mean, or visiting them once per group of heads costs more than it saves.
 _LEAST_LANES = 8
 _LEAST_MEAN = 64.0
 # Degrees count as alike if their coefficient of variation is below this.
@@ -112,10 +115,10 @@ def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
 
 # ---- partial rows ----------------------------------------------------------------------------------
 
-# How many arrays forward and the pass over sources sum up. A row chunk writes a partial row of each.
+# How many feature arrays (forward, the pass over sources) sum up. A row chunk writes a partial row of each.
 _SUMS: dict[str | None, tuple[int, int]] = {"gat": (2, 1), "gatv2": (1, 1), "dot": (1, 2), None: (1, 1)}
-# Partial rows may take this share of a feature array for each of these sums, or so many bytes if that is
-# more. A training step then takes less than three arrays beyond its inputs, results and gradients.
+# Partial rows may take this share of a feature array for each of these sums, or 16 MiB if that is more. A
+# training step then takes less than three feature arrays beyond its inputs, results and gradients.
 _PARTIAL_SHARE, _PARTIAL_BYTES = 0.85, 2**24
 # The most source partitions, and the bytes of a head that a warp's registers hold, as in csrc/core/params.h.
 MOST_PARTS = 16
@@ -134,7 +137,7 @@ def sums(shape: Shape, reverse: bool) -> int:
 
 
 def partial_bytes(shape: Shape, reverse: bool, num_slots: int) -> int:
-    """Bytes of the partial rows that a pass writes, in the accumulation type, for so many row chunks."""
+    """Bytes of the partial rows that a pass writes, in the accumulation type. num_slots: its row chunks."""
     return num_slots * shape.heads * shape.dim * max(shape.dtype.itemsize, 4) * sums(shape, reverse)
 
 
@@ -145,8 +148,8 @@ def most_partial_bytes(shape: Shape, direction: Direction) -> int:
 
 # ---- per-edge alpha and ds -------------------------------------------------------------------------
 
-# Scratch of backward, including per-edge alpha and ds, may take so many times the bytes of one feature array.
-# csrc/torch/cuda.cpp also counts partial rows and decides.
+# Scratch of backward, including per-edge alpha and ds, may take three times the bytes of one feature array.
+# The operator (csrc/torch/cuda.cpp) also counts partial rows, and decides.
 _MOST_SCRATCH = 3
 
 

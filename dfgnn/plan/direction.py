@@ -67,7 +67,7 @@ class Direction:
 
     @cached_property
     def sharing(self) -> float:
-        """How many rows of a window share a neighbour. Waits for the device."""
+        """How many rows of a window share a neighbour, in the mean. Waits for the device."""
         return tiles.sharing(self.csr, self.num_cols)
 
     @cached_property

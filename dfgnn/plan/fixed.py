@@ -16,7 +16,7 @@ class FixedPlanner(Planner):
 
     def __init__(self, structure: FixedStructure) -> None:
         super().__init__(structure, once=True)
-        self._of_all_shapes = None  # its CSRs have room for more edges than there are
+        self._of_all_shapes = None  # `on_cpu.handle` takes no CSRs with room for more edges than are in use
         self._made_for = structure.generation
 
     @property

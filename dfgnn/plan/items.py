@@ -42,6 +42,7 @@ def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
     """Work items in row order, made on a GPU without waiting. Their tensors are as long as any graph of this
     size needs."""
     items, splits, _ = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
+    # A split row of d edges has ceil(d / max_edges) slots, which is at most 2 * floor(d / max_edges).
     return Items(items, splits, 2 * len(splits))
 
 
@@ -107,8 +108,9 @@ def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
-    """`cut` by the GPU's kernels. They sort by buckets of lengths, four to a factor of two. In natural order,
-    chunks of split rows come first; with source partitions, blocks of rows are in order."""
+    """`cut` by the GPU's kernels. By length they sort into buckets, four to a factor of two. In natural order
+    each 64 rows are sorted by length; all chunks of split rows but the first of each row come before the
+    rows, and unused places before these. With source partitions only blocks of rows are in order."""
     items, splits, counts = _plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1
@@ -155,7 +157,8 @@ def _part_of(items: Tensor, csr: CSR, num_cols: int, parts: int) -> Tensor:
 
 
 def falls(indptr: Tensor, indices: Tensor) -> Tensor:
-    """How many descending indices there are: neighbours with a smaller index than the one before them."""
+    """How many indices are smaller than the one before them in the same row: 0 if the indices of every row
+    ascend."""
     if _ops.on_device(indptr):
         return _ops.falls(indptr, indices)
     return falls_in_tensors(indptr, indices)

@@ -49,7 +49,7 @@ class Items(NamedTuple):
     """Work items, and the split rows whose partial results are merged."""
 
     items: Tensor  # int32 [num_items, 4]: row, begin, end, slot (-1: writes the row, -2: adds to it)
-    splits: Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, stride
+    splits: Tensor  # int32 [num_splits, 4]: row, slot_begin, slot_end, stride between its slots
     num_slots: int
 
 
@@ -76,7 +76,7 @@ class Plan:
     why: str
     stats: DegreeStats | None  # None where the choice needed no degrees
     candidates: tuple[Candidate, ...]
-    tiles: Tensor | None = None  # int32 [num_chunks, 96]: dfgnn/plan/tiles.py
+    tiles: Tensor | None = None  # int32 [num_chunks, 96]: `Tiles.chunks` in dfgnn/plan/tiles.py
     heads_per_tile: int = 0  # maximum heads at a time; 0: as many as a warp has lanes for
     source_parts: int = 1  # source partitions
     part_items: tuple[int, ...] = ()  # work items per source partition, where later ones add to rows

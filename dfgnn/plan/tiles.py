@@ -23,9 +23,11 @@ from .plans import Items
 ROWS = 64
 HEAD_DIMS = (8, 16, 32, 64, 128)
 DTYPES = (torch.float16, torch.bfloat16)
-# `sharing` samples so many windows, or up to twice as many, and so many edges of each of their rows.
+# `sharing` samples at least 128 windows, if the graph has them, and fewer than 256; and of each of their rows
+# at most 4,096 edges.
 _SAMPLE, _SAMPLE_EDGES = 128, 4096
-# The kernels use a bitmap of 2**17 columns at a time: with more columns than this, sorting is faster.
+# Up to this number of columns the kernels are faster than sorting. They mark the columns of each window in a
+# bitmap, 2**17 columns at a time.
 _MOST_COLUMNS = 2**23
 
 
@@ -47,7 +49,7 @@ def refusal(head_dim: int, dtype: torch.dtype, device: str) -> str | None:
 
 
 def sharing(csr: CSR, num_cols: int) -> float:
-    """Edges per distinct neighbour in a sample of windows: how many rows share a neighbour loaded once.
+    """Edges per distinct neighbour in a sample of windows: how many rows use a neighbour that is loaded once.
 
     Only the first 4,096 edges of a row count, so that super nodes cost no more than other rows.
     """
@@ -123,9 +125,9 @@ def build(csr: CSR, num_cols: int) -> Tiles | None:
 def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
     """Cuts windows into work items (first row, first chunk, last chunk + 1, slot) of at most `max_chunks`.
 
-    A longer window is cut into equal pieces; each piece has a partial-result slot per row, so that the slots
-    of a row are ROWS apart. On a GPU all pieces but a window's first are in front, and rows beyond the
-    graph's last have no slots.
+    A longer window is cut into equal work items, each of which has a partial-result slot per row, so that the
+    slots of a row are ROWS apart. On a GPU, all work items but the first of each window are in front. Rows of
+    the last window beyond the graph's last row have no splits, on a GPU empty ones.
     """
     device = tiles.offsets.device
     counts, windows = tiles.offsets.diff(), tiles.offsets.numel() - 1
@@ -134,23 +136,23 @@ def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
         more, num_slots, num_splits = work_items[2][:3].tolist()
         begin = len(work_items[0]) - windows - more
         return Items(work_items[0][begin:], work_items[1][: num_splits * ROWS], num_slots * ROWS)
-    chunk_counts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
-    total = int(chunk_counts.sum()) if windows else 0
-    window = torch.repeat_interleave(torch.arange(windows, device=device), chunk_counts, output_size=total)
-    piece = torch.arange(total, device=device) - (chunk_counts.cumsum(0) - chunk_counts)[window]
-    length = ((counts + chunk_counts - 1) // chunk_counts)[window]
+    item_counts = ((counts + max_chunks - 1) // max_chunks).clamp_(min=1)
+    total = int(item_counts.sum()) if windows else 0
+    window = torch.repeat_interleave(torch.arange(windows, device=device), item_counts, output_size=total)
+    place = torch.arange(total, device=device) - (item_counts.cumsum(0) - item_counts)[window]
+    length = ((counts + item_counts - 1) // item_counts)[window]
     stop = tiles.offsets[window + 1]
-    begin = torch.minimum(tiles.offsets[window] + piece * length, stop)
+    begin = torch.minimum(tiles.offsets[window] + place * length, stop)
     end = torch.minimum(begin + length, stop)
-    split = chunk_counts[window] > 1
+    split = item_counts[window] > 1
     slot = torch.where(split, (split.cumsum(0) - 1) * ROWS, -1)
     work_items = torch.stack([window * ROWS, begin, end, slot], 1).to(torch.int32)
 
-    split_windows = (chunk_counts > 1).nonzero().squeeze(1)
-    pieces = chunk_counts[split_windows]
-    last = pieces.cumsum(0) * ROWS
+    split_windows = (item_counts > 1).nonzero().squeeze(1)
+    split_counts = item_counts[split_windows]
+    last = split_counts.cumsum(0) * ROWS
     row = split_windows.unsqueeze(1) * ROWS + torch.arange(ROWS, device=device)
-    first = (last - pieces * ROWS).unsqueeze(1) + torch.arange(ROWS, device=device)
+    first = (last - split_counts * ROWS).unsqueeze(1) + torch.arange(ROWS, device=device)
     splits = torch.stack([row, first, last.unsqueeze(1).expand_as(row), torch.full_like(row, ROWS)], 2).view(
         -1, 4
     )

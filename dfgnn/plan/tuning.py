@@ -27,7 +27,7 @@ __all__ = ["Tuning", "autotune"]
 _WHERE = "Graph.autotune"
 # A candidate must be faster than the estimated choice by this factor, because less may be noise.
 _GAIN = 1.02
-# The checksum adds up so many elements at a time, so that it needs little memory.
+# The checksum adds up at most this number of elements at a time, so that it needs little memory.
 _PART = 2**24
 
 

@@ -2,6 +2,7 @@
 
 ``csr``        makes compressed sparse rows from edges, and checks the edges
 ``structure``  both directions of a graph, each made at its first use
+``packed``     the same on the CPU as one tensor, which one operator makes
 ``fixed``      the same for a graph of fixed capacity, whose edges may change under CUDA graphs
 ``hops``       samples neighbours
 """

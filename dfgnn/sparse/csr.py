@@ -1,7 +1,8 @@
 """Makes CSRs (compressed sparse rows) from a user's edges: checks, sorts, transposes and batches them.
 
-Only functions whose names begin with ``check``, ``probe`` or ``degree`` wait for the device, and
-``from_edges`` if it validates or appends loops.
+Functions whose names begin with ``check``, ``probe`` or ``degree`` wait for the device. So do
+``from_blocks``, ``batch``, which copies offsets to it, ``from_edges`` if it validates, appends loops or has
+to find the numbers of nodes, and ``append_loops`` if it removes loops.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # the names of sources and destinations in errors
 _transpose_csr = _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
-# These are the same as in csrc/core/params.h and csrc/cuda/graph/structure.h.
+# The GPU's histogram counts degrees below the first number; the least maximum of edges per work item for
+# which it counts work items; how many numbers about edges come first in its results. They are kDegreeBins in
+# csrc/core/params.h, kLeastCut and kEdgeNumbers in csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
-# A GPU sorts both directions in one call for up to so many edges. With more, the second direction is sorted
-# only when it is needed, to save memory.
+# A GPU sorts both directions in one call for at most this number of edges. With more, the second direction is
+# sorted only when it is needed, to save memory.
 _MOST_AT_ONCE = 2**22
 
 
@@ -258,7 +261,7 @@ class Edges(NamedTuple):
     num_dst: int
     csr: CSR
     by_src: bool
-    edge_map: Tensor | None  # with loops: int64 [E'], an edge's position before, -1 for an appended loop
+    edge_map: Tensor | None  # with loops: int64, each edge's place among the given ones, or -1
     other: CSR | None = None  # the other direction with its edge ids, if it was made, too
     degrees: tuple[Degrees, Degrees] | None = None  # those of destinations and those of sources
 
@@ -271,8 +274,8 @@ def from_edges(
     sort_order: "row" (by source) or "col", believed if the values are not read. with_loops: sizes are known;
     edges from a node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.
 
-    The CPU's operator reads the values whether `validate` is set or not; its result is a PackedGraph. Both
-    operators make both directions, if there are not too many edges.
+    The CPU's operator reads the values whether `validate` is set or not; its result is a PackedGraph. For
+    graphs of few edges this operator and the GPU's make both directions in one call.
     """
     src, dst = given.src, given.dst
     if src.device.type == "cpu":
@@ -284,7 +287,8 @@ def from_edges(
     edge_map = None
     if with_loops:
         src, dst, edge_map = append_loops(src, dst, min(num_src, num_dst), remove_existing=True)
-        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)  # there are only loops
+        # The order is known only where all edges are loops i -> i, which were appended in rising order.
+        src_sorted = dst_sorted = edge_map.numel() == min(num_src, num_dst)
     else:
         src, dst = canonical(src, torch.int32), canonical(dst, torch.int32)
     by_src = (src_sorted or sort_order == "row") and not dst_sorted
@@ -336,7 +340,7 @@ def _as_read(given: UserEdges, validate: bool, with_loops: bool, tensors, number
         given.with_sizes(ranges)
     if with_loops:
         num_edges += min(num_src, num_dst)
-        if num_edges < given.src.numel() + min(num_src, num_dst):  # there were loops
+        if num_edges < given.src.numel() + min(num_src, num_dst):  # given loops were dropped
             csr, other = _first(csr, num_edges), _first(other, num_edges)
             edge_map = edge_map[:num_edges]
     else:
@@ -359,7 +363,8 @@ def append_loops(
     src: Tensor, dst: Tensor, num_loops: int, remove_existing: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """int32 (src, dst) with a loop i -> i appended for every i < num_loops; and int64, each edge's position
-    before, -1 for an appended loop. remove_existing: drops existing loops, waiting for the device."""
+    among the given ones, -1 for an appended loop. remove_existing: drops existing loops, waiting for the
+    device."""
     if remove_existing:
         positions = (src != dst).nonzero().squeeze(1)
         src, dst = src[positions], dst[positions]

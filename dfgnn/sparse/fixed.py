@@ -1,7 +1,8 @@
 """The structure of a graph of fixed capacity, whose number of edges in use is known to the device alone.
 
-Everything is derived by kernels whose shapes follow from the capacity, so that a CUDA graph can hold them.
-Columns that are not in use sort behind all others, beyond the last row of the CSR.
+Everything is derived by kernels whose shapes follow from the capacity, so that a CUDA graph can hold them. An
+edge is a column of edge_index. Those that are not in use sort behind all others, beyond the last row of the
+CSR. E' is the number of columns with the loops that are appended.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class FixedStructure(Structure):
         return self._made
 
     def with_loops(self) -> FixedStructure:
-        """These edges without those from a node to itself, and with one for each node in use."""
+        """These edges without those from a node to itself, and with a loop for each node in use; cached."""
         if self.num_loops:
             return self
         if self._loops is None:
@@ -133,7 +134,7 @@ class FixedStructure(Structure):
         return self._get("ends", self._ends)[2]
 
     def _by_dst(self) -> tuple[CSR, Tensor, Tensor]:
-        """The CSR by destination; and each position's row and column, from which `_by_src` sorts."""
+        """The CSR by destination; and the row and column of each of its positions, which `_by_src` sorts."""
         src, dst, valid = self._get("ends", self._ends)
         n, m = self.src.num_rows, self.dst.num_rows
         rows, eids = torch.sort(torch.where(valid, dst, m), stable=True)
@@ -191,7 +192,7 @@ class FixedStructure(Structure):
 
     @property
     def edge_map(self) -> Tensor:
-        """int64 ``[E']``: each edge's position before, -1 for an appended loop."""
+        """int64 ``[E']``: each edge's column in ``edges``, -1 for an appended loop."""
         return self._get("edge_map", self._edge_map)
 
     def _edge_map(self) -> Tensor:

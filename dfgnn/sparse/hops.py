@@ -12,17 +12,18 @@ from torch import Tensor
 
 from .csr import CSR
 
-# Up to this fanout, draws are compared in pairs, which takes fewer kernels than a sort.
+# Up to this fanout, `_seen_before` compares all pairs of draws, which takes fewer kernels than a sort.
 _PAIRS = 32
 
 
 def without_repetition(degree: Tensor, draws: Tensor) -> Tensor:
     """int64 [n, k]: k different numbers below each degree, in rising order; 0 .. k - 1 if the degree is <= k.
 
-    draws: float64 [n, k] in [0, 1). R. Floyd's algorithm: the t-th number is drawn from 0 .. bound_t, where
-    bound_t = degree - k + t, and replaced by bound_t if it occurs before: as a draw, or as the bound of a
-    replaced s < t. All t are computed in parallel: each has a pointer to the s on which it depends, to k once
-    it is known to be replaced, else to 0, which never is replaced; pointer doubling resolves the chains.
+    draws: float64 [n, k] in [0, 1). R. Floyd's algorithm: number t is drawn from 0 .. bound_t, where bound_t
+    is degree - k + t. It is replaced by bound_t if it has occurred before: as an earlier draw, or as bound_s
+    of a number s < t that was itself replaced. All t are computed in parallel: points[t] is the s of the
+    second case, k once number t is known to be replaced, and 0 if t depends on no other number, because
+    number 0 is never replaced. Pointer doubling resolves chains of such s.
     """
     n, k = draws.shape
     first = (degree - k).clamp_(min=0)[:, None]  # bound_0
@@ -56,15 +57,17 @@ class ReplayedHops:
     """Samples hops in buffers of fixed shapes, on a GPU by replaying one CUDA graph per hop.
 
     The samples are bitwise those of plain operations, because random numbers are drawn outside of the graphs,
-    as many as there are nodes. A hop samples for the nodes that the hop before has added, or with ``blocks``
-    for all; rows[k] is the most nodes that hop k samples for, ``most`` the most nodes of a sample.
+    and only for as many nodes as a hop has. A hop samples for the nodes that the hop before has added, or
+    with ``blocks`` for all; rows[k] is the most nodes that hop k samples for, ``most`` the most nodes of a
+    sample.
     """
 
     def __init__(self, csr: CSR, fanouts: Sequence[int], rows: Sequence[int], most: int, blocks: bool):
         self._csr, self._blocks, self._rows, self._most = csr, blocks, tuple(rows), most
         device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
         whole = {"dtype": torch.int64, "device": device}
-        # Writes without effect go to the buffers' last element, because scatter has no mask.
+        # _place: the index in _nodes of each node of the graph, or -1. Scatter has no mask, so that elements
+        # which are not to be written go to the last place of a buffer, which is one longer than needed.
         self._place = torch.full((num_nodes + 1,), -1, **whole)  # type: ignore[call-overload]
         self._nodes = torch.zeros(most + 1, **whole)  # type: ignore[call-overload]
         self._seeds = torch.zeros(rows[0], **whole)  # type: ignore[call-overload]
@@ -173,7 +176,7 @@ class ReplayedHops:
         at = torch.where(is_first, place, self._most).clamp_(max=self._most)
         self._nodes.scatter_(0, at, new)
         self._place.scatter_(0, torch.where(is_first, new, nowhere), at)
-        # The drawn edges are written without gaps.
+        # The drawn edges are written one behind the other, without gaps for missing neighbours.
         counts = degree.clamp(max=len(column))
         ends = counts.cumsum(0)
         to = torch.where(is_drawn, (ends - counts)[:, None] + column, is_drawn.numel())

@@ -14,9 +14,9 @@ __all__ = ["CPU_BOUND", "PackedGraph"]
 
 # Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
 CPU_BOUND = 4096
-# The header of that tensor in int64 (csrc/torch/cpu_structure.cpp): four ranges; whether the rows that were
-# sorted are sources; and for each direction the places of five arrays, in units of int32, and the number of
-# slots.
+# That tensor begins with the struct Header of csrc/torch/cpu_structure.cpp, in int64: the four numbers of
+# `ranges`; `by_src`; then for each direction the begin and the length, in units of int32, of indptr, indices,
+# eids, work items and splits, and the number of partial-result slots.
 _RANGES, _BY_SRC, _SIDES, _SIDE = slice(0, 4), 4, 5, 11
 _HEADER = _SIDES + 2 * _SIDE
 _drop = library.graph_dropper("cpu")
@@ -28,8 +28,8 @@ class PackedGraph(GraphHandle):
     """The sorted edges, and if there are few the handle of a planned graph. Tensors for the arrays are made
     when they are asked for, because a step on a graph only needs the library's number of it.
 
-    sizes: (num_src, num_dst). backward: whether the reverse CSR was made and planned. edge_map: with loops,
-    int64 [E'], the position that each edge had, -1 for an appended loop.
+    sizes: (num_src, num_dst). backward: whether the reverse CSR was made and planned, too. edge_map: with
+    loops, int64, the position of each edge among the given ones, -1 for an appended loop.
     """
 
     __slots__ = ("_args", "_given", "_made", "_tensor", "backward", "edge_map", "num_edges", "sizes")
@@ -50,7 +50,7 @@ class PackedGraph(GraphHandle):
             self._made = {by_src: (indptr, indices, eids), not by_src: None}
         elif dst is not None and torch.int32 in (src.dtype, dst.dtype) and self.number:
             (_, indices, *_), _ = self._side(self.by_src)
-            if indices is None:
+            if indices is None:  # here, too, the given ids serve as indices
                 self._given = dst if self.by_src else src
 
     @property

@@ -37,7 +37,7 @@ class Side:
         self.num_rows = num_rows
         self._built = built
         self.packed = packed  # (object that holds the CSR until it is asked for, whether rows are sources)
-        self.edge_index: Tensor | None = None  # rows: other side's node, this side's node; user's order
+        self.edge_index: Tensor | None = None  # [2, E]: other side's nodes, this side's; user's order
         self.has_empty: bool | None = None
         self.stats: DegreeStats | None = None
         self.cuts: dict[int, tuple[int, int]] = {}  # see `_csr.Degrees`
@@ -149,7 +149,7 @@ class Structure:
         built, (_, other) = side.built, self._known()[0]  # the other side, because this one has no edge ids
         with self._untraced():
             csr = _csr.transpose(other, side.num_rows, need_eids)
-        if built is not None:  # plans and callers may hold its tensors
+        if built is not None:  # keep the CSR that exists, whose tensors plans may hold; only ids are added
             csr = built[0]._replace(eids=csr.eids)
         side.built = csr, need_eids
         return side.built
