@@ -17,7 +17,8 @@ from .padding import KnownMasks, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
 from .state import Snapshot, buffers_stay, without_dropout
 
-# The tolerances of `_compare`. Padding that counts by mistake changes a loss by about the share of padded
+# The tolerances of `_compare`: relative, of a loss and of a gradient; and the share of the norm of all
+# gradients that counts as nothing. Padding that counts by mistake changes a loss by about the share of padded
 # rows, a fifth; rounding changes it by far less, even in 16 bits.
 _LOSS, _GRADIENT, _NOTHING = 1e-2, 5e-2, 1e-4
 
@@ -107,7 +108,7 @@ class Body:
         # thread_local, because a data loader may pin memory in another thread meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
-        # On this stream, capturing has set to 0 the offset that replays read for random numbers.
+        # Capturing has set the offset that replays read for random numbers to 0, on `_stream`: wait for it.
         current.wait_stream(self._stream)
         self.clear()  # gradients lie in the graph's memory
 
@@ -265,7 +266,7 @@ def _compare(body: Body, unpadded: tuple, padded: Callable, unpad: Callable[[Any
         difference, size = float((a - b).norm()), float(a.norm())
         if difference > allowed * size + _NOTHING * (1 + sum(float(x.norm()) for x, _ in floating[1:])):
             _refuse(k, body, a, b)
-        if difference != difference and size == size:
+        if difference != difference and size == size:  # NaN, but only with padding
             _refuse(k, body, a, b)
 
 

@@ -13,7 +13,7 @@ from . import samples
 from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Level, Sample, Sizes
 
 _ALIGN = 256  # bytes
-_RING = 3  # so many staging buffers on the host, because earlier copies may be in progress
+_RING = 3  # number of staging buffers on the host: several, because earlier copies may be in progress
 _NUMBERS = "sizes in use"
 
 
@@ -36,7 +36,8 @@ class Buffers:
         self._bytes = at
         self._block = torch.empty(at, dtype=torch.uint8, device=device)
         self.tensors = self._views(self._block)
-        self.numbers = self.tensors.pop(_NUMBERS)  # numbers of each graph's nodes and edges; and of graphs
+        # How many are in use: sources, destinations and edges of each hop's graph, then graphs.
+        self.numbers = self.tensors.pop(_NUMBERS)
         self._staging: list[tuple[Tensor, dict[str, Tensor], Any]] = []
         self._turn = 0
         self._fill(self.tensors, Sizes(0, 0, 0, (0,) * len(capacity.hops)))

@@ -83,7 +83,8 @@ class Padding(TorchFunctionMode):
 
 
 class _Counts(NamedTuple):
-    """Numbers of rows. merged: float32 [2], of all rows, and minus that of padded ones; used: int32 [1]."""
+    """Numbers of rows, on the device. merged: float32 [2], the number of all rows, and minus that of padded
+    rows; used: int32 [1], that of rows in use; zero: a float32 0."""
 
     merged: Tensor
     used: Tensor
@@ -164,7 +165,7 @@ def _selected(mode: Padding, func, args, kwargs):
 def _over_rows(
     mode: Padding, arguments: dict[str, Any] | None
 ) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
-    """(x, its mask, the reduced dimensions) if rows are among these and x has padding; else None."""
+    """(x, its mask, the reduced dimensions) if the rows are reduced and x has padding; else None."""
     mask = None if arguments is None else mode.mask_of(arguments["input"])
     if arguments is None or mask is None:
         return None
@@ -195,7 +196,7 @@ def _total_of(input, dim=None, keepdim=False, *, dtype=None, axis=None): ...
 
 def _spread(mode: Padding, func, args, kwargs):
     arguments = _bound(_spread_of, args, kwargs)
-    if arguments is not None and isinstance(arguments["dim"], bool):  # std(unbiased)
+    if arguments is not None and isinstance(arguments["dim"], bool):  # x.std(unbiased)
         arguments["dim"], arguments["unbiased"] = None, arguments["dim"]
     over = _over_rows(mode, arguments)
     if arguments is None or over is None:

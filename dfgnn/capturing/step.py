@@ -20,8 +20,8 @@ __all__ = ["CaptureWarning", "CapturedStep", "capture"]
 
 _CHANGES = "settings of the model or the optimizer change more often than max_graphs"
 
-# A new capacity has a quarter more room than the batch that it is made for; a batch does not use one that is
-# more than four times larger than itself, but gets another.
+# A new capacity has a quarter more room than the batch that it is made for; a batch does not use one with
+# more than four times as many nodes as it needs, but gets another.
 _ROOM, _MOST = 1.25, 4.0
 
 
@@ -216,7 +216,7 @@ class CapturedStep:
         return self._body.eager(sample)
 
     def _warn(self, text: str) -> None:
-        kind = text.split()[1]
+        kind = text.split()[1]  # each kind of text, told by its second word, is shown once
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(f"dfgnn.capture: {text}", CaptureWarning, stacklevel=3)

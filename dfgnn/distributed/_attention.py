@@ -1,15 +1,15 @@
 """Attention of a process's part of a graph: over its own sources while other processes' rows arrive, then
 over these (the halo), and an exact merge of both results.
 
-Each is a softmax over some edges of a row, with its maximum and log_sum. They merge as
+Each call p computes a softmax over some edges of a row: its output out_p, the maximum m_p of its scores, and
+s_p, the log of the sum of exp(score - m_p). The results of both merge to
 
+    m = max_p m_p              s = log sum_p exp(m_p - m + s_p)
+    out = sum_p w_p out_p      w_p = exp(m_p - m + s_p - s)
 
-    max = max_p max_p      log_sum = log sum_p exp(max_p - max + log_sum_p)
-    out = sum_p w_p out_p      w_p = exp(max_p - max + log_sum_p - log_sum)
-
-Backward computes alpha from the scores and the merged statistics, and delta = g . out from the merged output.
-So the gradients of both calls are exact without a further merge, as in ring attention (Liu, Zaharia and
-Abbeel, arXiv 2310.01889).
+Backward computes the weights alpha from the scores and the merged m and s; and delta, the sum over a row of
+out times its gradient, from the merged output. So the gradients of both calls are exact without a further
+merge, as in ring attention (Liu, Zaharia and Abbeel, arXiv 2310.01889).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Merged(NamedTuple):
     parts: list[ForwardResults]
 
     def positive(self, save: bool) -> list[Tensor | None]:
-        """positive and positive_mass of each call, which backward reads; None unless ``save``."""
+        """positive and positive_mass (csrc/core/params.h) of each call, which backward reads; None unless
+        ``save``."""
         return [x if save else None for part in self.parts for x in (part.positive, part.positive_mass)]
 
 
@@ -93,7 +94,8 @@ def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
 
 
 class Attention(torch.autograd.Function):
-    """The output of both calls, merged. As in `autograd.Attention`, the user may modify it in place."""
+    """The output of both calls, merged. As with `engine.autograd.Attention`, the user may modify it in place:
+    backward then computes it again."""
 
     @staticmethod
     def forward(ctx, pair: Pair, *tensors: Any) -> Tensor:
@@ -139,16 +141,16 @@ class Attention(torch.autograd.Function):
             pair.exchange.add(own[place], rows.wait())
         saved = Tensors(*gradients(need, own_args, grad_out, own))
         if halo is not None:
+            # The gradient of out_bias is a sum over rows of out, which `own` has already.
             more = Tensors(*gradients(need._replace(out_bias=False), other, grad_out, halo))
-            # The gradient of dst comes from `positive`, which each call has normalised: they are merged by
-            # weight.
+            # Gradients of dst that come from `positive`, which each call has normalised, merge as outputs do.
             saved = _joined(saved, more, weight if pair.own.save_positive else None)
         return None, *saved
 
 
 def _joined(own: Tensors, halo: Tensors, weight: Tensor | None) -> Tensors:
-    """Joins the gradients of both calls. Those of sources were sent to their owners, those of edges are
-    concatenated."""
+    """Joins the gradients of both calls. Those of sources are own's, because the halo's were sent to their
+    owners; those of edges are concatenated. weight: as in `Merged`, where gradients of dst merge by it."""
     grads = own._asdict()
     for name in EdgeArgs._fields:
         if grads[name] is not None:

@@ -23,11 +23,11 @@ def default_store() -> Any:
 
 
 def will_say(store: Any = None) -> None:
-    """Registers `_say` to run when this process ends, also in multiprocessing's, where atexit does not run. A
-    fork of it (a DataLoader's worker) is no rank and must not write."""
+    """Registers `_say` to run when this process ends, also if multiprocessing has started it, so that atexit
+    does not run. A fork of this process (a DataLoader's worker) is no rank and must not write."""
     global _registered_by, _last
     if store is not None:
-        # This serves a process that destroys its group before it ends. Rank 0 may run the store itself.
+        # For a process that destroys its group before it ends. Not for rank 0: it may run the store itself.
         _last = (store, dist.get_rank()) if dist.get_rank() else None
     if _registered_by != os.getpid():
         _registered_by = os.getpid()
@@ -57,7 +57,7 @@ def _say() -> None:
     with suppress(RuntimeError, ValueError):  # the store is gone
         if dist.is_initialized():
             last = default_store(), dist.get_rank()
-        elif last is None or not _is_served(last[0]):  # all have ended
+        elif last is None or not _is_served(last[0]):  # there is no store to write to
             return
         store, rank = last
         why = "" if error is None else f": {type(error).__name__}: {str(error)[:200]}"

@@ -52,7 +52,8 @@ class Exchange:
     wire: torch.dtype | None
 
     def fetch(self, x: Tensor, into: Tensor | None = None) -> Pending:
-        """Starts to fetch the halo's rows [num_halo, ...] and to send rows of x [num_src, ...] to others."""
+        """Starts to fetch the halo's rows [num_halo, ...] and to send rows of x [num_src, ...] to others.
+        into: where to receive the rows, unless they are converted for the transfer."""
         wire, x = x.dtype, self._narrow(x)
         counts = [count for count, piece in zip(self.send_counts, self._send) if piece is not None]
         some = iter(x.index_select(0, self._some).split(counts) if sum(counts) else [x[:0]] * len(counts))
@@ -81,7 +82,8 @@ class Exchange:
     def _start(
         self, rows: list[Tensor], back: list[int], dtype: torch.dtype, into: Tensor | None = None
     ) -> Pending:
-        """Starts a transfer. rows: what each rank gets. back: how many rows come from each rank."""
+        """Starts a transfer. rows: what each rank gets. back: how many rows come from each rank. dtype: that
+        of the rows which `Pending.wait` returns. into: see `fetch`."""
         if into is None or rows[0].dtype != dtype:
             into = rows[0].new_empty(sum(back), *rows[0].shape[1:])
         if self.group is None:

@@ -54,7 +54,7 @@ def watch(timeout: float = 20.0, interval: float = 1.0) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # An error here may only follow from another rank's death: wait until that would have been reported.
+        # An error here may result from another rank's death: wait until that would have been reported.
         victim = isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError)
         dead = watching.wait_for_dead() if victim else watching.dead
         watching.stop(f"failed with {type(error).__name__}: {str(error)[:200]}" if dead is None else "left")

@@ -38,7 +38,7 @@ __all__ = ["DistributedGraph"]
 
 _WIRES = (None, torch.float16, torch.bfloat16)
 _ALMOST_ALL = 0.9  # a process that needs more than this share of another's rows gets them all
-_MASK_EDGES = 2**20  # a dropout mask is made for so many edges at a time
+_MASK_EDGES = 2**20  # a dropout mask is made for at most this number of edges at a time
 
 
 class DistributedGraph(GraphPart):
@@ -415,8 +415,9 @@ class DistributedGraph(GraphPart):
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if edges.seed is not None:
             tensors = tensors._replace(seed=self._shared(edges.seed))
-            # Edges have only one number each. If edge tensors, or what the CPU saves for backward, need
-            # positions, kernels cannot draw dropout by ids, and its mask becomes an edge weight.
+            # Kernels know one number per edge: its position in edge tensors, or the id by which dropout is
+            # drawn. If edge tensors, or what the CPU saves for backward, need positions, the mask of dropout
+            # becomes an edge weight.
             by_place = return_attention or any(x is not None for x in edges._replace(seed=None))
             if by_place or self.device.type == "cpu":
                 tensors, numbers = self._with_mask(tensors, numbers)
@@ -432,6 +433,7 @@ class DistributedGraph(GraphPart):
             graph = self._graph("whole", by_id)
             return attend(inputs._replace(graph=graph, tensors=tensors, numbers=numbers))
 
+        # Backward needs `positive` for the gradient of dst; with a gate it computes that otherwise.
         with_positive = score == "additive" and backward and edges.edge_gate is None
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
         numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS | IDS_ELSEWHERE * by_id)

@@ -157,12 +157,12 @@ def cut(edge_index: Tensor, owner: tuple[Tensor, Tensor], number: int, count: in
 
 
 _MIX = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # of splitmix64
-_CHUNK = 2**24
+_CHUNK = 2**24  # rows at a time, which limits the memory that a checksum takes
 
 
 def fingerprint_of(a: Tensor, b: Tensor, first: int = 0) -> int:
-    """A 64-bit checksum of two columns, with rows counted from ``first``: those of pieces add up to that of
-    the whole."""
+    """A 64-bit checksum of two columns, with rows counted from ``first``. The checksums of consecutive ranges
+    of rows add up to that of all rows, modulo 2**64."""
     total = 0
     for begin in range(0, len(a), _CHUNK):
         x, y = (t[begin : begin + _CHUNK].to(torch.int64) for t in (a, b))

@@ -12,7 +12,11 @@ ops = torch.ops.dfgnn
 
 
 class GraphArgs(NamedTuple):
-    """The arguments by which the attention operators get a graph: its CSRs and plans."""
+    """The arguments by which the attention operators get a graph: its CSRs and plans.
+
+    items, splits and tiles are those of a `plan.plans.Plan`, and plan is its ``launch``. Names with rev_ are
+    those of the CSR by source, which only backward needs.
+    """
 
     indices: torch.Tensor
     eids: torch.Tensor | None
@@ -28,13 +32,14 @@ class GraphArgs(NamedTuple):
     rev_tiles: torch.Tensor | None
 
 
+# Device type -> the function that lets the library free a graph.
 _droppers: dict[str, Callable[[int], None]] = {}
 
 
 class GraphHandle:
     """GraphArgs that the library has checked and stores under a number until this object is collected.
 
-    number: the number, if the library has stored them already.
+    number: the number, if the library has stored the arguments already; None: this stores them.
     """
 
     __slots__ = ("_drop", "args", "number")
@@ -52,7 +57,8 @@ class GraphHandle:
 
 
 class EdgeArgs(NamedTuple):
-    """The options on edges: each one None, or a tensor in the user's edge order."""
+    """The options on edges: each one None, or a tensor in the user's edge order. E edges, H heads of D
+    elements."""
 
     edge_bias: torch.Tensor | None  # [E, H]
     edge_gate: torch.Tensor | None  # [E, 1 or H]
@@ -82,6 +88,8 @@ class Tensors(NamedTuple):
 
 
 class Numbers(NamedTuple):
+    """The arguments of attention that are numbers; flags: the bits that are named below."""
+
     negative_slope: float
     scale: float
     dropout_p: float
@@ -106,7 +114,7 @@ class Score(NamedTuple):
     """What Python knows of a score besides the functions that users call."""
 
     number: int  # its value in csrc/core/params.h
-    layer: str  # the name that plans have for its passes
+    layer: str  # the name of its passes in plans (`plan.plans.Shape.layer`)
     reference: str  # the function of `dfgnn.reference` that computes it
     inputs: tuple[str, ...]  # the first arguments of that function, as they are called in `Tensors`
     options: tuple[str, ...] = ()  # and those of its options that not all scores have

@@ -10,16 +10,17 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 # The arguments that may have a batch dimension, and how many dimensions they have without it. (edge_gate,
-# edge_mask and edge_weight may be [E] or [E, H]; in a batch they are [B, E, H].)
+# edge_mask and edge_weight may be [E] or [E, H]; with a batch of B they are [B, E, H].)
 _DIMS = {
     **dict.fromkeys(("feat", "x_src", "x_dst", "query", "key", "value", "edge_feat", "edge_feat_value"), 3),
     **dict.fromkeys(("alpha_src", "alpha_dst", "attn", "out_bias"), 2),
     **dict.fromkeys(("edge_bias", "edge_gate", "edge_mask", "edge_weight", "score"), 2),
     "sink": 1,
 }
+# Those of them whose first dimension without a batch is the heads; the others begin with nodes or edges.
 _WITHOUT_NODES = "attn", "out_bias", "sink"
-# Projections of edge features are the same for the whole batch: their rows are repeated for the further
-# heads.
+# Projections of edge features, whose rows belong to heads: they are the same for the whole batch, so that
+# their rows are repeated for each element of it.
 _PROJECTIONS = "edge_proj", "edge_proj_bias", "edge_proj_value", "edge_proj_bias_value"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -85,7 +86,8 @@ def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads
 
 
 def _of_sets(score_fn: Callable, batch: int) -> Callable:
-    """A score_fn for folded rows: it splits them into the batch, on which the user's score_fn works."""
+    """A score_fn for queries and keys [E, B * H, ...], into whose heads a batch was folded. It calls the
+    user's score_fn once, on [B * E, H, ...], and folds the scores [B * E, H] in the same way."""
 
     def call(q, k, e, *params):
         rows = len(q)

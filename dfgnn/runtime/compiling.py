@@ -52,7 +52,7 @@ def is_plain(x: Tensor) -> bool:
 
 
 def has_numbers(x: Tensor) -> bool:
-    """`is_plain` for tensors that may be of a subclass, if it does not override how operators run."""
+    """Like `is_plain`, but x may be of a subclass that does not override ``__torch_dispatch__``."""
     return (
         type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
         and not internals.is_wrapped_by_functorch(x)

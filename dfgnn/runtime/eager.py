@@ -77,8 +77,8 @@ def save_results(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
     ``save_for_backward`` after all others."""
     versions, kept = [], []  # loops, because a comprehension would be one more Python frame
     for x in results:
-        # Detached, because a node that holds its own result is never freed.
         versions.append(None if x is None else x._version)
+        # Detached, because a node that holds its own result is never freed.
         kept.append(None if x is None else x.detach())
     ctx.versions = versions
     if top_hooks(True) is None:
@@ -94,7 +94,7 @@ def restored_results(ctx, saved: tuple) -> tuple[Any, tuple]:
     if results is None:
         count = len(ctx.versions)
         saved, results = saved[:-count], saved[-count:]
-    elif not retains_graph():
+    elif not retains_graph():  # this backward is the last one, so that the results can be freed
         ctx.kept = None
     for x, version in zip(results, ctx.versions):
         if x is not None and x._version != version:

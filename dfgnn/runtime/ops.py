@@ -20,12 +20,12 @@ ops, aten = torch.ops.dfgnn, torch.ops.aten
 coo_to_csr, transpose_csr = ops.coo_to_csr.default, ops.transpose_csr.default
 structure, structure_read = ops.structure.default, ops.structure_read.default
 degrees = ops.degrees.default
-# These make plans (csrc/torch/cpu.cpp, cuda_planning.cpp).
+# These make plans (csrc/torch/cpu_structure.cpp, cuda_planning.cpp).
 plan_graph, cut_graph = ops.plan_graph.default, ops.cut_graph.default
 plan_rows, cut_rows, falls = ops.plan_rows.default, ops.cut_rows.default, ops.falls.default
 sharing, tile_counts, tiles = ops.sharing.default, ops.tile_counts.default, ops.tiles.default
 plan_windows = ops.plan_windows.default
-# Autotuning measures plans by these.
+# Autotuning measures plans by the two operators of attention; the benchmark's baseline is the third.
 attention_forward, attention_backward = ops.attention_forward.default, ops.attention_backward.default
 gather_sum = ops.gather_sum.default
 
@@ -75,8 +75,8 @@ def product_args(graph, feat, reverse: bool):
 
 
 def total(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The sum of partial sums in this dtype. The GPU's kernels return a single one, which is taken as it
-    is."""
+    """The sum of partial sums [count, ...] in this dtype. The GPU's kernels return a single partial sum,
+    which is the result."""
     count = parts.shape[0]  # symbolic while a compiler records
     whole = parts[0] if type(count) is int and count == 1 else parts.sum(0)
     return whole if dtype is None or whole.dtype is dtype else whole.to(dtype)
@@ -189,7 +189,7 @@ def forward_fake(a, num_edges: int):
 @library.register_fake("dfgnn::attention_backward")
 def _(*args):
     a = Backward(*args)
-    # The number of partial sums of attn's gradient depends on the kernels, so it is symbolic here.
+    # How many partial sums attn's gradient has depends on the kernels, so that this number is symbolic here.
     parts = library.get_ctx().new_dynamic_size() if a.attn is not None else 0
     return backward_fake(a, a.indices.shape[0], parts)
 
@@ -274,7 +274,8 @@ def _(weight, positive, attr, proj, indices, *rest):
     num_rows, _, _ = rest[-3:]
     heads, dim = positive.shape[1:]
     attrs = proj.shape[1] if proj is not None else attr.shape[1] if attr is not None else 0
-    # One partial sum per part into which the plan's work items are divided (pair_parts in csrc/cpu).
+    # The kernel divides the plan's work items into parts, with a partial sum each (pair_parts in
+    # csrc/cpu/pair_scores.h), so that their number is symbolic here.
     parts = 0 if attr is None else library.get_ctx().new_dynamic_size()
     return (
         weight.new_empty(num_rows, heads, dim),

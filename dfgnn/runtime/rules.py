@@ -56,6 +56,8 @@ class ByRule(EagerFunction):
 
 def apply(rule: Rule, *tensors: Tensor | None) -> Any:
     """``rule.forward(*tensors)``, with its gradients where they are recorded."""
+    # Function.apply, unlike `at_once`, unwraps tensors of transforms that have ended, and raises under those
+    # that are active.
     in_python = transforms_active()
     for x in tensors:
         in_python = in_python or (x is not None and is_wrapped_by_functorch(x))  # by a transform that ended

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-# A CUDA graph holds calls for so many milliseconds, so that the time of launching it does not count.
+# A CUDA graph holds as many calls as take about this number of milliseconds, so that the time of launching
+# the graph does not count.
 _GRAPH_MS = 2.0
 
 
