@@ -25,7 +25,8 @@ from .sparse.hops import Drawn, ReplayedHops, without_repetition
 
 T = TypeVar("T")
 
-# Up to so many nodes of the graph per drawn edge, new nodes are found by marks: fewer kernels than a sort.
+# With at most this number of nodes in the graph per drawn edge, new nodes are found by marking them in a
+# table of all nodes, which takes fewer kernels than a sort.
 _MARKS = 64
 
 

@@ -1,7 +1,9 @@
-"""Reference results of the layers in float64, computed in chunks of edges, because E x F tensors may not fit.
+"""Reference results of the layers in float64, computed in chunks of edges to limit their memory.
 
 The formulas are those of ``csrc/core/params.h``, with the gradients written out instead of autograd. The code
 does not use the kernels, their plans or the reverse CSR; it runs on the device of its inputs.
+
+ds is the gradient of scores; lse is the log of the sum of exp(score) over a row.
 """
 
 import math
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _SLOPE = 0.2  # of the layers' LeakyReLU
-# A chunk's edges x features tensor has at most so many bytes.
+# The tensor with the features of a chunk's edges has at most this number of bytes.
 _CHUNK_BYTES = 2**28
 
 

@@ -70,7 +70,7 @@ def encoder():
     from scipy.spatial import cKDTree
 
     mesh, grid = icosahedra(_REFINEMENTS)[0], spiral(_GRID)
-    # A cap of angle t holds (1 - cos t) / 2 of the sphere; its chord is 2 sin(t / 2).
+    # A cap of angle t has the share (1 - cos t) / 2 = sin(t / 2)^2 of the sphere; its chord is 2 sin(t / 2).
     share = _ENCODER_EDGES / len(mesh) / len(grid)
     near = cKDTree(mesh).sparse_distance_matrix(cKDTree(grid), 2 * share**0.5, output_type="coo_matrix")
     return near.col, near.row, len(grid), len(mesh)

@@ -1,12 +1,17 @@
 """The byte bound: the least time in which a layer's kernels can move their data, from measured bandwidths.
 
-    kernel   max((E (rows of a neighbour + 4 + sectors of statistics) + streams) / BW_graph, streams / copy)
-    step     the sum over its kernels, and 1.5 us for each launch on a GPU
+    kernel     max((E per_edge + streams) / graph_gb_s, streams / copy_gb_s)
+    step       the sum over its kernels, and 1.5 us for each launch on a GPU
 
-Unlike passes x floor it counts arrays that are read or written once and the statistics, so that it holds for
-short rows, too. BW_graph is the bandwidth of the baseline kernel on the same graph, all of its bytes by its
+For each of the E edges a kernel reads per_edge bytes: rows of the neighbour, an index of 4 bytes, and whole
+sectors of the neighbour's statistics. streams are the bytes of arrays that it reads or writes once.
+graph_gb_s is the bandwidth of the baseline kernel (``yardsticks``) on the same graph, all of its bytes by its
 time, and so includes the effect of the graph's order and degrees on caches. Indices count once in both, even
-if the baseline works on blocks of columns and reads them once for each.
+if the baseline works on blocks of columns and reads them once for each. copy_gb_s is the bandwidth of copying
+memory.
+
+The other bound, passes x floor (``yardsticks``), counts neither streams nor statistics; this one does, so
+that it holds for short rows, too.
 """
 
 from dataclasses import dataclass
@@ -55,15 +60,17 @@ class Size:
         return self.num_edges * (row + 4) + self.num_dst * (row + 4)
 
 
-# The kernels of each layer and mode in csrc/cuda. An edge gathers term, max, log_sum and delta.
+# The kernels of each layer and mode in csrc/cuda. In the pass over sources an edge gathers four numbers of
+# its destination and head: the score's term, max, log_sum and delta. Comments name the arrays that are
+# counted: g is the gradient of out; q, k and v are query, key and value.
 _GATHERED_STATS = 4
 _DOT_FORWARD = Kernel(rows=2, dst=2)
 _V2_FORWARD = Kernel(rows=1, dst=2)
 KERNELS = {
     ("gat", "forward"): (Kernel(rows=1, stats=1, dst=1, dst_terms=1),),
     ("gat", "train"): (
-        Kernel(rows=1, stats=1, dst=2, dst_terms=4),  # out and its positive part; alpha_dst, stats, mass
-        # delta and grad_alpha_dst from g, out and its positive part
+        Kernel(rows=1, stats=1, dst=2, dst_terms=4),  # out, its part from scores > 0; alpha_dst, stats, mass
+        # delta and grad_alpha_dst from g, out and its part from scores > 0
         Kernel(dst=3, dst_terms=2 + 1 + _GATHERED_STATS + 1),
         Kernel(rows=1, stats=_GATHERED_STATS, src=2, src_terms=2),
     ),

@@ -27,7 +27,7 @@ def describe(plans: dict) -> dict[str, dict]:
 
 
 def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -> dict:
-    """{"candidates", "kind", "chosen", "best", "ratio"} for a measured row with the schedule "auto".
+    """{"candidates", "kind", "chosen", "best", "ratio"} for one row of the results, with the schedule "auto".
 
     candidates: {plan: {"ms"} or {"failed": reason}}, keyed by the text of the plans, so that candidates with
     the same plan are measured once. The chosen one has the row's time. One whose partial rows exceed the

@@ -158,7 +158,7 @@ def dgnn(layer: str, graph, dropout: float = 0.0):
     csr, reverse = graph.csr(), graph.reverse_csr(need_eids=True)
     rows = csr.indptr.int(), csr.indices.int()
     columns = reverse.indptr.int(), reverse.indices.int()
-    # Of each edge sorted by its source: its place among the edges sorted by their destination.
+    # Edge k in the order by source is edge permute[k] in the order by destination.
     ids = reverse.eids.long()
     permute = (ids if csr.eids is None else csr.eids.long().argsort()[ids]).int()
 

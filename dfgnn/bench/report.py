@@ -105,13 +105,13 @@ def geometric_mean(values) -> float:
 
 
 def ratio(row: dict) -> float | None:
-    """The ratio to passes x floor, of kernel times where there are any."""
+    """The ratio of a row's time to passes x floor (see `yardsticks`), of kernel times where there are any."""
     found = row.get("x_floor", {})
     return found.get("kernels", found.get("eager"))
 
 
 def times_bound(row: dict) -> float | None:
-    """The ratio to the byte bound, of kernel times where there are any. Earlier results have none."""
+    """The ratio of a row's time to the byte bound, of kernel times where there are any. Old files lack it."""
     found = row.get("x_bound", {})
     return found.get("kernels", found.get("eager"))
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-# So many edges are drawn at a time, to limit the memory of random numbers.
+# At most this number of edges is drawn at a time, to limit the memory of random numbers.
 _PART = 20_000_000
 
 

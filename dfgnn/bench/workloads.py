@@ -153,8 +153,8 @@ class Workload:
 
 
 def sample_rows(graph, count: int) -> Tensor:
-    """int64: the destination with most edges and random others, ``count`` in all if there are so many; the
-    same ones at every call."""
+    """int64: the destination with most edges and random others, ``count`` in all or, if there are fewer, all
+    destinations; the same ones at every call."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randperm(graph.num_dst, generator=generator)[:count].to(graph.device)
     longest = graph.csr().indptr.diff().argmax()

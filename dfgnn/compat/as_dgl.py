@@ -199,7 +199,8 @@ def install_as_dgl(force: bool = False) -> AsDGL:
             if "dgl" in sys.modules:  # it is None, which hides DGL
                 _before.append(sys.modules.pop("dgl"))
             sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
-            # "import dgl.heterograph" must not replace the function dgl.heterograph by the module.
+            # After "import dgl.heterograph" the name dgl.heterograph must still be the function. Python binds
+            # a name to a module only where it loads the module, not where it is in sys.modules already.
             sys.modules["dgl.heterograph"] = importlib.util.module_from_spec(
                 _Finder.find_spec("dgl.heterograph")  # type: ignore[arg-type]
             )

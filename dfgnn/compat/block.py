@@ -14,6 +14,8 @@ from .frames import Frames
 from .graph import DGLGraph
 from .subgraph import first_seen
 
+# A block keeps sources and destinations of one type apart: internally its types begin with one of these,
+# which are not shown to users.
 _SRC, _DST = "SRC/", "DST/"
 
 

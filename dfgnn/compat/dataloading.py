@@ -44,7 +44,8 @@ class GraphDataLoader(data.DataLoader):
 
 class BlockSampler:
     """Samples neighbourhoods hop by hop: for each of ``fanouts``, from the last to the first, edges into the
-    nodes that were reached. -1 takes all edges; another fanout so many per node, without replacement."""
+    nodes that were reached. -1 takes all edges; another fanout at most this number of edges per node,
+    without replacement."""
 
     def __init__(self, fanouts: Sequence[int], **options: Any):
         given = {name: value for name, value in options.items() if value not in (None, False, "in")}

@@ -15,7 +15,8 @@ from .graph import DGLGraph
 
 
 def readout(sizes: Tensor, x: Tensor, weight: Tensor | None, op: str) -> Tensor:
-    """``[B, ...]`` of ``x [rows, ...]``, whose first sizes[0] rows belong to the first graph."""
+    """``[graphs, ...]``: x ``[rows, ...]`` reduced over the rows of each graph. The first graph has the first
+    sizes[0] rows."""
     if op not in ("sum", "mean", "max", "min"):
         raise DGLError(f"readout: op: expected sum, mean, max or min, got {op!r}")
     graph = _of_rows(sizes, len(x))

@@ -24,7 +24,7 @@ _LANES = {
     "launch": "launches",
     "wait": "launches",
 }
-# A launch-bound step with at most so many launches spends the host's time on something else than launching.
+# A launch-bound step with at most this number of launches spends the host's time on something else.
 _FEW = 10
 # Advice is given if it gains at least this share of a step's time.
 _GAIN = 0.05

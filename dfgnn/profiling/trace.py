@@ -13,7 +13,7 @@ _ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 # Calls that return after the device has finished earlier work.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-# Names of autograd's operators begin so.
+# The names of the operators that autograd runs in backward begin with this.
 _BACKWARD = "autograd::engine"
 
 

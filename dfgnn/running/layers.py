@@ -85,7 +85,7 @@ class Layers:
             counted = counts.get(cls)
             if counted is None:
                 counted = counts[cls] = self._is_layer(cls)
-            if counted and "_modules" not in vars(module):  # not again for a base class
+            if counted and "_modules" not in vars(module):  # not again if __init__ runs twice
                 self._count(cls)
             construct(module, *args, **kwargs)
 

@@ -258,8 +258,8 @@ class _Names:
         """(in the library?, module, name, class or function) in all loaded modules but those that define it.
 
         A module that defines one of the functions is left out for all names, so that the original functions
-        keep calling each other; torch_scatter alone is not, which may define functions where they are looked
-        for."""
+        keep calling each other. Not so torch_scatter, because scripts may look up its functions in the very
+        module that defines them."""
         homes = {getattr(x, "__module__", None) for x in self._ours if not isinstance(x, type)}
         of_id = {id(cls): cls for cls in classes}
         found = []
@@ -279,8 +279,8 @@ class _Names:
 
 
 def _becoming(cls: type, ours: type) -> Callable[..., None]:
-    """The constructor of a library's class, for what is constructed by a name that was not found: an instance
-    of exactly this class becomes one of ours, as by `accelerate`."""
+    """The constructor that a library's class gets, for code that uses the class by a name which `_where` does
+    not find: an instance of exactly this class becomes one of ours, as by `accelerate`."""
     construct = vars(cls)["__init__"]
 
     @functools.wraps(construct)

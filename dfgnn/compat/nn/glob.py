@@ -13,7 +13,7 @@ class _Pooling(nn.Module):
     _op = ""
 
     def forward(self, graph: Any, feat: Tensor) -> Tensor:
-        """``[B, ...]`` of ``feat [N, ...]``."""
+        """``[graphs, ...]`` from ``feat [N, ...]``."""
         return readout(graph.batch_num_nodes(), feat, None, self._op)
 
 

@@ -1,8 +1,9 @@
 """``dgl.sparse`` by its names: sparse matrices with tensors whose heads come last, ``[N, D, H]``.
 
-``bsddmm``, ``softmax`` and ``bspmm`` in turn become one attention call, forward and backward, without tensors
-of E × H; if the values in between are read, they are three fused calls. Dtypes are float32, float64, float16
-and bfloat16. ``SparseMatrix.sample``, ``compact``, ``index_select`` and ``range_select`` are missing.
+``bsddmm``, ``softmax`` and ``bspmm`` in turn become one attention call, forward and backward, without a value
+per entry and head in memory; if the values in between are read, they are three fused calls. Dtypes are
+float32, float64, float16 and bfloat16. ``SparseMatrix.sample``, ``compact``, ``index_select`` and
+``range_select`` are missing.
 """
 
 from .matrix import (

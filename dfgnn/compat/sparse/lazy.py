@@ -55,7 +55,7 @@ class Lazy:
 class Scores(Lazy):
     """scale * gate * q_i . k_j for each entry (i, j), by head: ``[nnz, H]``, or ``[nnz]`` if single.
 
-    query: [L, H, D].  key: [N, H, D].  gate: [nnz] or [nnz, H], the values of the matrix; None for ones.
+    query: [rows, H, D].  key: [columns, H, D].  gate: [nnz] or [nnz, H], the matrix's values; None for ones.
     """
 
     def __init__(self, graph: Graph, query: Tensor, key: Tensor, gate: Tensor | None, single: bool):

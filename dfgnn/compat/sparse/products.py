@@ -80,7 +80,7 @@ def bspmm(A: SparseMatrix, X: Tensor) -> Tensor:
 
 
 def _times(A: SparseMatrix, feat: Tensor, batched: bool) -> Tensor:
-    """[L, H, N] from feat [M, H, N]."""
+    """A @ feat for each head: [L, H, N] from feat [M, H, N]. batched: feat has heads in the user's call."""
     graph = A._structure.graph
     if isinstance(A._lazy, Weights) and A._lazy.single != batched:
         out = A._lazy.times(feat)
