@@ -96,7 +96,7 @@ def turbo_gnn(layer: str, graph, dropout: float = 0.0):
 
     def dot(adjacency, warps, query, key, value):
         scale = 1 / math.sqrt(query.shape[-1])
-        x = query.flatten(1)  # only its shape is used
+        x = query.flatten(1)  # turbo-gnn uses only its shape
         return library.graph_transformer_aggr(adjacency, x, Q=key, K=query, V=value, scale=scale, **warps)
 
     function = {"gatv2": gatv2, "dot": dot}[layer]

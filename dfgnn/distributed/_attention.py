@@ -67,7 +67,9 @@ class Pair(NamedTuple):
 class Merged(NamedTuple):
     out: Tensor
     stats: Tensor
-    weight: Tensor | None  # [N_dst, H] acc: the fetched rows' share of each row's mass; None without any
+    # [N_dst, H] in the accumulation type: w_p of the call over fetched rows, their share of a row's sum of
+    # exponentials; None if no rows were fetched.
+    weight: Tensor | None
     parts: list[ForwardResults]
 
     def positive(self, save: bool) -> list[Tensor | None]:
@@ -141,7 +143,7 @@ class Attention(torch.autograd.Function):
             pair.exchange.add(own[place], rows.wait())
         saved = Tensors(*gradients(need, own_args, grad_out, own))
         if halo is not None:
-            # The gradient of out_bias is a sum over rows of out, which `own` has already.
+            # The gradient of out_bias, the sum of grad_out's rows, is counted once: in that of `own`.
             more = Tensors(*gradients(need._replace(out_bias=False), other, grad_out, halo))
             # Gradients of dst that come from `positive`, which each call has normalised, merge as outputs do.
             saved = _joined(saved, more, weight if pair.own.save_positive else None)

@@ -54,7 +54,7 @@ def ended_rank(ranks: Iterable[int], store: Any) -> str | None:
 
 def _say() -> None:
     error, last = getattr(sys, "last_value", None), _last  # error: the uncaught exception, if any
-    with suppress(RuntimeError, ValueError):  # the store is gone
+    with suppress(RuntimeError, ValueError):  # of a store that is gone
         if dist.is_initialized():
             last = default_store(), dist.get_rank()
         elif last is None or not _is_served(last[0]):  # there is no store to write to

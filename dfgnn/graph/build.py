@@ -121,7 +121,7 @@ def with_self_loops(graph: Any, remove_existing: bool) -> tuple[Any, Tensor]:
         looped = of_edges(cls, edges)
     if remove_existing:
         edge_map = edges.edge_map
-    assert edge_map is not None  # because loops were appended
+    assert edge_map is not None  # `from_edges` returns one if it appends loops
     return looped, edge_map
 
 

@@ -35,7 +35,7 @@ class Step(NamedTuple):
     launches: int
     copies: int
     device_ms: float  # time in which the device was busy
-    tklqt_ms: float
+    tklqt_ms: float  # total kernel launch and queueing time: see `profile`
     waits: int
     waits_ms: float
     by_kernel: Counter[str]  # milliseconds

@@ -37,8 +37,8 @@ if __name__ == "dfgnn_run_as_dgl":
     as_dgl()
 if __name__ == "dfgnn_run_child":
     try:
-        start(*OPTIONS)  # type: ignore[name-defined]  # noqa: F821 - of runpy.run_path
+        start(*OPTIONS)  # type: ignore[name-defined]  # noqa: F821 - set by runpy.run_path
     except Exception:
-        with contextlib.suppress(OSError, AttributeError):  # no stderr
+        with contextlib.suppress(OSError, AttributeError):  # there is no stderr
             sys.stderr.write("dfgnn.run: this process has the libraries' own layers:\n")
             traceback.print_exc()

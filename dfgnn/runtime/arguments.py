@@ -131,6 +131,7 @@ SCORES = {name: score.number for name, score in SCORE_TABLE.items()}
 PLAN_LAYERS = {name: score.layer for name, score in SCORE_TABLE.items()}
 SCORE_OF_NUMBER = {score.number: name for name, score in SCORE_TABLE.items()}
 SCORE_OF_LAYER = {score.layer: name for name, score in SCORE_TABLE.items()}
-# Bits of `flags` and `need` (csrc/torch/attention.h).
+# Bits of `flags` and `need` (csrc/torch/attention.h). PART_OF_ROWS: the graph has only some of the edges of
+# its rows; IDS_ELSEWHERE: its edge ids are not positions in edge tensors.
 BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, PART_OF_ROWS, IDS_ELSEWHERE = 1, 2, 4, 8, 16
 NEED_DST, NEED_BIAS, NEED_GATE, NEED_WEIGHT, NEED_FEAT = 1, 2, 4, 8, 16

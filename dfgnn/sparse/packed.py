@@ -43,7 +43,7 @@ class PackedGraph(GraphHandle):
         )
         self._args: GraphArgs | None = None
         self._given, self._made, self._drop = None, {}, _drop
-        if indptr is not None:  # the graph is not planned
+        if indptr is not None:  # the graph is not planned, and its arrays are tensors of their own
             by_src = self.by_src
             if indices is None:  # the given ids serve as indices
                 indices = dst if by_src else src
