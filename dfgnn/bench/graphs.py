@@ -86,7 +86,7 @@ def read(name: str, device="cpu", root: Path = ROOT) -> tuple[Graph, int]:
     loop = torch.arange(n, dtype=torch.int32, device=device)
     src, dst = src.to(device, torch.int32), dst.to(device, torch.int32)
     src, dst = torch.cat([src, dst, loop]), torch.cat([dst, src, loop])
-    # In the reverse CSR of the transposed graph, a row's neighbours are in rising order, as libraries keep them.
+    # The transposed graph's reverse CSR has the neighbours of a row in rising order, as libraries keep them.
     csr = Graph.from_coo(dst, src, num_nodes=n, validate=False).reverse_csr()
     return Graph.from_csr(csr.indptr, csr.indices, num_src=n, validate=False), graphs
 

@@ -36,7 +36,7 @@ class Planner:
         self._edge_terms: dict[Shape, tuple] = {}
         # The keys are the arguments of `handle`: (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
-        # On a CPU one handle for each value of backward serves all shapes. None: each shape has its own handle.
+        # On a CPU one handle per value of backward serves all shapes. None: each shape has its own handle.
         on_cpu = device is None and structure.place[0].type == "cpu"
         self._of_all_shapes: dict[bool, GraphHandle] | None = structure.planned() if on_cpu else None
 
