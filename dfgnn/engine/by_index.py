@@ -187,7 +187,7 @@ class _OfGroups(Rule):
 
 
 class _Gradient(_OfGroups):
-    """The gradient of softmax: result * (grad - S(result * grad)). S gives each row the sum over its group."""
+    """The gradient of softmax: result * (grad - S(result * grad)). S: the sums over each row's group."""
 
     __slots__ = ()
 

@@ -88,8 +88,8 @@ class Checker:
         return _ops.as_type(sink, self.acc)
 
     def in_use(self, x: Any) -> Any:
-        """The edge tensor x. In a graph of fixed capacity the rows of unused edges, which kernels neither read
-        nor write, are set to 0, and so is their gradient."""
+        """The edge tensor x. In a graph of fixed capacity the rows of unused edges, which kernels neither
+        read nor write, are set to 0, and so is their gradient."""
         if x is None or torch.compiler.is_compiling():  # operators on traced graphs set these rows to 0
             return x
         mask = self.graph.edge_mask

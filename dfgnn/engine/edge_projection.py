@@ -57,7 +57,7 @@ def _onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
 
 
 def _onto_features_beside(x: Tensor, proj: Tensor, y: Tensor, proj_y: Tensor) -> tuple[Tensor, Tensor]:
-    """W^T x (W: proj) and U^T y (U: proj_y) side by side as heads [N, 2 H, width]; and U^T y alone, a view."""
+    """W^T x (W: proj) and U^T y (U: proj_y) as heads [N, 2 H, width]; and U^T y alone, a view of it."""
     (heads, _, width), rows = proj.shape, len(x)
     both = x.new_empty(2 * heads, rows, width)
     torch.bmm(x.transpose(0, 1), proj, out=both[:heads])
@@ -341,8 +341,8 @@ def _differentiates_twice(terms: EdgeTerms) -> bool:
     """Whether second derivatives are likely: features of edges that require gradients often depend on
     positions, and a model that predicts forces differentiates by these. `_composed` is recorded by autograd
     once, while `_Separate` computes forward again for second derivatives. The answer does not depend on the
-    grad mode, so that the result does not, either. It is False under autocast, which would change the dtype of
-    products in the backward of what autograd recorded."""
+    grad mode, so that the result does not, either. It is False under autocast, which would change the dtype
+    of products in the backward of what autograd recorded."""
     feat = terms.key if terms.value is None else terms.value
     learns = feat is not None and feat.requires_grad and not feat.is_cuda
     return learns and not torch.is_autocast_enabled("cpu")

@@ -83,8 +83,8 @@ def _rows(graph: Any, x: Tensor, sources: bool) -> Tensor:
 
 
 def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
-    """x[j] for every edge j -> i: ``[N_src, ...]`` -> ``[E, ...]``. The gradient is deterministic, unlike that
-    of indexing."""
+    """x[j] for every edge j -> i: ``[N_src, ...]`` -> ``[E, ...]``. The gradient is deterministic, unlike
+    that of indexing."""
     return _rows(graph, x, True)
 
 

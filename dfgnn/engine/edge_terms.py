@@ -114,7 +114,7 @@ def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:
 
 
 def row_width(size: int, x: Tensor) -> int:
-    """How many columns a row of ``size`` features has with padding: CUDA's kernels load 16 bytes at a time."""
+    """The columns of a row of ``size`` features, with padding: CUDA's kernels load 16 bytes at a time."""
     step = 16 // x.dtype.itemsize if x.is_cuda else 1
     return -(-size // step) * step
 

@@ -302,8 +302,8 @@ def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
 
 
 def pair_sums(graph, weight, positive, attr, proj, slope: float):
-    """The sums per source and per destination; the gradient of attr, or None without proj; and the gradient of
-    proj, or None without attr. CPU only; see `pair_scores._Sums`."""
+    """The sums per source and per destination; the gradient of attr, or None without proj; and the gradient
+    of proj, or None without attr. CPU only; see `pair_scores._Sums`."""
     _, heads, dim = positive.shape
     rows, of_attr, of_proj = call(
         ops.pair_sums.default, weight, positive, attr, proj,

@@ -10,7 +10,8 @@ dot products is (`edge_projection`). But L(m) = sigma m with a slope sigma that 
 Given sigma, of which a byte per column says whether it is 1, scores are linear in each of u, v, x, W and a,
 and derivatives of any order consist of two products, each the transpose of the other
 (csrc/core/pair_scores.h): scores with given slopes (`_Linear`), and sums over edges of a scalar per edge
-times its slopes (`_Sums`). Both compute W x_e, or what W^T is multiplied with, for a block of edges at a time.
+times its slopes (`_Sums`). Both compute W x_e, or what W^T is multiplied with, for a block of edges at a
+time.
 
 `attention` adds the scores as an edge bias to an attention without other scores, which knows every option.
 """

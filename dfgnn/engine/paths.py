@@ -93,8 +93,8 @@ def _needs_backward(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def _saves_positive(inputs: AttentionInputs, backward: bool, whatever_requires: bool = False) -> bool:
-    """Whether backward reads the sums over edges with z > 0 (z: the score before the LeakyReLU), from which it
-    computes the gradient of alpha_dst. whatever_requires: also if alpha_dst does not require a gradient."""
+    """Whether backward reads the sums over edges with z > 0 (z: the score before the LeakyReLU), from which
+    it computes the gradient of alpha_dst. whatever_requires: even if alpha_dst does not require one."""
     t = inputs.tensors
     of_score = backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
     return of_score and (whatever_requires or t.dst.requires_grad)  # type: ignore[union-attr]

@@ -97,8 +97,8 @@ def num_places(src: Tensor, num_src: Any, num_dst: Any, self_loops: bool) -> Any
 
 
 def _shapes(room: Any, num_src: Any, num_dst: Any, planned: bool) -> list[tuple]:
-    """The shapes of the parts of the packed structure, all int32: an int64 entry of indptr takes two. room: the
-    capacity. planned: whether there are work items and split rows."""
+    """The shapes of the parts of the packed structure, all int32: an int64 entry of indptr takes two. room:
+    the capacity. planned: whether there are work items and split rows."""
     more = room // _BOUND  # cutting rows of more than _BOUND edges adds at most this number of work items
     csrs = [((num_rows + 1, 2), (room,), (room,)) for num_rows in (num_dst, num_src)]
     plans = [((num_rows + more, 4), (more, 4)) for num_rows in (num_dst, num_src)] if planned else []

@@ -287,8 +287,8 @@ _edges.define_differentiable(
 def attention(
     inputs: AttentionInputs, save_positive: bool, train: bool, heads: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, attention or None) on an EdgeList. save_positive, heads: see `EagerCall`; train: whether gradients
-    are needed."""
+    """(out, attention or None) on an EdgeList. save_positive, heads: see `EagerCall`; train: whether
+    gradients are needed."""
     edges, score, t, numbers, return_attention, schedule, sink, _ = inputs
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)

@@ -41,7 +41,7 @@ class LayerSpec(NamedTuple):
     negative_slope: float = 1.0
     scale: float = 1.0
     dropout_p: float = 0.0
-    #: A tensor or a dtype: the result has the dtype to which it and the features are promoted.
+    #: A tensor or a dtype. The result's dtype is the one to which torch promotes this and the features'.
     wide: Any = None
     mean: bool = False  # gate: the mean over the edges, not the sum
 
