@@ -125,7 +125,7 @@ def _matrix(of_edges: bool, dtype: torch.dtype, graph: Graph) -> tuple[Tensor, T
     rows, count = (csr.eids, graph.num_edges) if of_edges else (csr.indices, graph.num_src)
     rows = torch.arange(count) if rows is None else rows.long()
     columns = torch.cat([rows, torch.tensor([count])])
-    with warnings.catch_warnings():  # PyTorch says once in a process that it is in beta state
+    with warnings.catch_warnings():  # PyTorch warns that sparse CSR tensors are in beta state
         warnings.simplefilter("ignore")
         matrix = torch.sparse_csr_tensor(
             csr.indptr, columns[:-1], torch.ones(len(columns) - 1, dtype=dtype), (graph.num_dst, count),

@@ -34,7 +34,7 @@ class FusedFunction(EagerFunction):
         ctx.set_materialize_grads(False)
         if out is result:
             # The user may modify the result in place, which autograd would refuse if it were saved. So a
-            # detached alias is stored with its version; not the result, a reference cycle with this node.
+            # detached alias is stored with its version. Storing the result itself would be a reference cycle.
             # Hooks for saved tensors must see it, so that with them it is saved all the same.
             ctx.version = out._version
             if top_hooks(True) is None:

@@ -42,7 +42,7 @@ class EagerCall(NamedTuple):
     score: str
     numbers: Numbers
     return_attention: bool
-    save_positive: bool  # whether backward needs the sums over the edges with z > 0
+    save_positive: bool  # whether backward needs sums over the edges with z > 0 (z: score before LeakyReLU)
     heads: int = 0  # H, if tensors of nodes are [N, H * D]; 0 if they are [N, H, D]
 
     def run(self, tensors):

@@ -26,7 +26,7 @@ from .autograd import Attention, TransformedAttention
 from .inputs import AttentionInputs
 from .operators import DispatchedCall, EagerCall, graph_args
 
-Results = tuple[Tensor, Any]  # out, and the attention, which has no meaning unless it was asked for
+Results = tuple[Tensor, Any]  # out, and the attention; the latter is arbitrary unless it was asked for
 
 
 class Path(NamedTuple):
@@ -207,7 +207,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
         return Attention.apply(call, None, *tensors)
     else:
         out, _, _, _, attention = call.forward(tensors)
-    return (out.clone(), attention.clone()) if backward else (out, attention)  # as in `_run_traced`
+    return (out.clone(), attention.clone()) if backward else (out, attention)  # copies, as in `_run_traced`
 
 
 #: The paths in the order in which they are asked. The last one takes every call.

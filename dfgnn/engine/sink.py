@@ -61,7 +61,7 @@ def include(
         positive_mass.mul_(factor)
     if attention is not None:
         attention.mul_(factor.index_select(0, _destinations(graph)))
-        if graph.edge_mask is not None:  # backward reads entries that the kernels have not written
+        if graph.edge_mask is not None:  # kernels do not write rows of unused edges, which backward reads
             attention.masked_fill_(~graph.edge_mask.unsqueeze(1), 0)
 
 

@@ -182,7 +182,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     x, weight = under_autocast(x, weight)
-    # A compiler would trace the rule's backward as if it were called with create_graph.
+    # A compiler traces backward in grad mode, which the rule would take for create_graph.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)

@@ -100,7 +100,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
         if not want_attention:
             return out
-        # A separate call without dropout. So the result does not depend on whether attention is asked for.
+        # The attention comes from a second call, without dropout: asking for it does not change `out`.
         in_key = {} if self.lin_edge is None else edges
         nothing = key.new_zeros(*key.shape[:-1], 1)
         attention = self.attention(

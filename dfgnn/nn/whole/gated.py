@@ -44,10 +44,10 @@ class _GraphOfGates(NamedTuple):
     """What is derived from a graph, once per width and dtype."""
 
     inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
-    src: Tensor  # int64 [E]; so is dst
-    dst: Tensor
-    into: tuple[Any, ...]  # the operators' arguments for edges into each node; out_of: out of it
-    out_of: tuple[Any, ...]
+    src: Tensor  # int64 [E]
+    dst: Tensor  # int64 [E]
+    into: tuple[Any, ...]  # the operators' arguments for sums over the edges into each node
+    out_of: tuple[Any, ...]  # the same for the edges out of each node
 
 
 def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _GraphOfGates:
@@ -89,10 +89,11 @@ def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
     return operators.spmm_op(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
-# On a GPU, in float32 and float64, a channel is a head of four columns, which kernels can load, so that sddmm
-# and spmm also gather. With query q, key k, value v and skip connection s, a destination has (q, 1, 0, 0) and
-# a source (1, k, v, s): sddmm gives q + k. spmm of the sources, weighted by the gates, has the sum of the
-# values in its third column; weighted by the gradients of q + k, it has the gradient of q in its first.
+# On a GPU, in float32 and float64, a channel is a head of four columns, which kernels can load: sddmm and
+# spmm then read the nodes' rows themselves, without copies per edge. With query q, key k, value v and skip
+# connection s, a destination has (q, 1, 0, 0) and a source (1, k, v, s): sddmm gives q + k. spmm of the
+# sources, weighted by the gates, has the sum of the values in its third column; weighted by the gradients of
+# q + k, it has the gradient of q in its first.
 _SLOTS = 4
 
 

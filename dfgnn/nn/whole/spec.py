@@ -31,8 +31,8 @@ class LayerSpec(NamedTuple):
     key: Any = None
     query: Any = None
     skip: Any = None
-    #: Attributes of the edges and the linear module that projects them. Additive scores get a term from them;
-    #: in layers of dot products they are added to keys and values.
+    #: Attributes of the edges and the linear module that projects them. Additive scores get a term from the
+    #: projections; in layers of dot products these are added to keys and values.
     edges: tuple[Tensor, Any] | None = None
     #: Attention vectors ``[.., H, D]``: those of sources, destinations and edges (additive), or one
     #: (additive_v2).

@@ -61,7 +61,7 @@ class _Typed(NamedTuple):
     heads: int
     size: int  # of a head
     padding: int
-    # The rest is the same for all calls: the softmax of given scores, as `operators.attend_rows` reads it.
+    # What else `operators.attend_rows` reads, the same for all calls: scores are the edge bias alone.
     score: str = "additive"
     numbers: Numbers = Numbers(1.0, 1.0, 0.0, 0)
 
