@@ -18,8 +18,8 @@ or minima the first has the gradient, as with ``dgl.ops``; on CUDA, and in float
 it. ``u_dot_v``,
 ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
 tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
-:func:`~dfgnn.functional.spmm`), unless it has a few thousand numbers. They are differentiable; sums are
-deterministic, forward and backward.
+:func:`~dfgnn.functional.spmm`), unless it has a few thousand elements or fewer. All operators are
+differentiable; sums are deterministic, forward and backward.
 
 Raises TypeError and ValueError for arguments that are not as described.
 """
@@ -154,7 +154,8 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return x.new_zeros(graph.num_dst, *shape)
     if _few(graph, size, x):
         return by_index.sums_of_edges(graph, _message(graph, op, x, y, few=True))
-    # Dimensions in which y is not 1 count as heads, of which y holds the weights; the others are features.
+    # The dimensions of which y has more than one entry become heads, each with its weight from y; the others
+    # become the columns of a head.
     heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
     x = x if x.shape[1:] == shape else x.expand(-1, *shape)
     order = [0, *heads, *(k for k in range(1, x.dim()) if k not in heads)]
@@ -180,7 +181,8 @@ def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
 
 
 def _few(graph: Graph, size: int, x: Tensor) -> bool:
-    """Whether PyTorch's own operations do this with rows of this size at edges, see `by_index.is_few`."""
+    """Whether PyTorch's own operations are the fastest on one row of this size per edge; see
+    `by_index.is_few`."""
     return by_index.is_few(graph.num_edges * size) and by_index.takes_of(graph, x)
 
 
@@ -241,7 +243,8 @@ def _alike(caller: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def _common_shape(x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """The shape to which rows of x and y, which fit, broadcast; faster than torch.broadcast_shapes."""
+    """The shape to which rows of x and y broadcast (`_alike` has checked that they do); faster than
+    torch.broadcast_shapes."""
     return tuple(b if a == 1 else a for a, b in zip(x.shape[1:], y.shape[1:]))
 
 

@@ -9,7 +9,9 @@ Graph.
     alpha_ij = softmax of s_ij over the edges into i         a_ij = w_ij m_ij / (1 - p) alpha_ij
     out_i = sum_j a_ij v_ij
 
-with raw_ij = alpha_src[j] + alpha_dst[i] (:func:`gat_attention`),
+where gate, b and w are ``edge_gate``, ``edge_bias`` (added before or, with ``bias_after``, after the
+LeakyReLU) and ``edge_weight``, p is ``dropout_p``, m_ij is 0 for dropped edges and 1 for others, and
+raw_ij = alpha_src[j] + alpha_dst[i] (:func:`gat_attention`),
 <attn, LeakyReLU(x_src[j] + x_dst[i] + e_ij)> (:func:`gatv2_attention`) or scale <q_i, k_j + e_ij>
 (:func:`dot_attention`). A sink is one more score of each softmax, without a value. A row without edges, or
 whose scores are all -inf, is zero and so are its gradients.
@@ -167,7 +169,7 @@ def edge_product_attention(
     return_edges: str | None = None,
     **options: Any,
 ) -> Any:
-    """Products of three; see :func:`dfgnn.functional.edge_product_attention`."""
+    """Attention with scores sum_d q_id k_jd e_ijd; see :func:`dfgnn.functional.edge_product_attention`."""
     src, dst = _edge_index(graph)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     products = query[dst] * key[src] * edge_feat * scale
@@ -209,7 +211,7 @@ def attend(
     size: tuple[int, int] | None = None,
     _seed: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """What all functions do with their scores ``raw [E, H]`` and ``value [E, H, D]``, what an edge brings.
+    """What all functions do with the scores ``raw [E, H]`` and the values ``value [E, H, D]`` of the edges.
 
     Options are those of :func:`dfgnn.functional.gat_attention`. ``schedule`` and ``size`` are accepted for
     symmetry and have no meaning here. slope: of the LeakyReLU.

@@ -155,7 +155,8 @@ class TransformedBackward(torch.autograd.Function):
         call, _, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.call = call
-        # out and the statistics are functions of the other tensors, whose derivatives include theirs.
+        # The results of the forward operator get no gradients here: the second-order formulas take them for
+        # functions of the other tensors. Of these results they read stats alone.
         ctx.save_for_backward(*tensors[: 2 + _NUM_TENSORS], tensors[_BACKWARD_TENSORS.index("stats")])
 
     @staticmethod
@@ -176,8 +177,9 @@ class TransformedBackward(torch.autograd.Function):
 
 
 def _vmap(function, batch: int, call: DispatchedCall, more: tuple, names, tensors, dims):
-    """Runs a function under vmap, with the batch as further heads. With dropout that is to be the same in the
-    whole batch it runs once per element, because a head's dropout mask depends on its number."""
+    """Runs an autograd function under vmap, with the batch folded into the heads. With one dropout seed for
+    the whole batch it runs once per batch element instead, because the dropout mask depends on the index of
+    the head. ``more``: the arguments between ``call`` and the tensors."""
     named = dict(zip(names, zip(tensors, dims)))
     seed, of_each = named["seed"]
     if seed is not None and of_each is not None:  # vmap with randomness="different"
@@ -201,11 +203,14 @@ def _vmap(function, batch: int, call: DispatchedCall, more: tuple, names, tensor
 
 
 def _is_empty(result: Tensor) -> bool:
-    """Whether a result was not asked for: all others have a dimension of heads."""
+    """Whether a result was not asked for: the operators return an empty vector for it. All other results have
+    a dimension of heads."""
     return result.dim() == 1
 
 
 def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) -> Tensor | None:
+    """x with its batch dimension ``dim`` folded into its heads. An edge tensor without a batch dimension and
+    with one column stays as it is: that column serves all heads."""
     if x is None or name == "seed":
         return x
     if dim is None and name in ("edge_gate", "edge_mask", "edge_weight") and x.shape[1] == 1:

@@ -1,6 +1,8 @@
-"""Softmax and sums over groups of rows, where an index gives the group of each row: on the CPU, without a
-graph (csrc/cpu/by_index.h). Their gradients are calls of each other, so that they are differentiable any
-number of times. Maxima and minima over the edges of a graph, by PyTorch and differentiable once.
+"""Softmax and sums over groups of rows, where an index gives the group of each row, on the CPU.
+
+Their operators take no graph (csrc/cpu/by_index.h). The gradient of each function consists of calls of the
+others, so that they are differentiable any number of times. `extremes`, maxima and minima over the edges into
+each node of a graph, are computed by PyTorch and differentiable once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def takes_rows(rows: Tensor) -> bool:
 
 
 def takes(rows: Tensor, index: Tensor) -> bool:
-    """Whether they can compute with these rows and this index: int64, one for all columns."""
+    """Whether `softmax` and `sums` can compute with these rows and this index: int64, one for all columns."""
     return (
         rows.dim() > 0
         and takes_rows(rows)
@@ -41,8 +43,8 @@ def takes(rows: Tensor, index: Tensor) -> bool:
 
 
 def takes_of(graph: Any, rows: Any) -> bool:
-    """Whether they can compute with these rows of nodes or edges and this graph. The number of rows is not
-    checked."""
+    """Whether the functions below that take a graph can compute with these rows of nodes or edges. The number
+    of rows is not checked."""
     return (
         type(graph) is Graph
         and isinstance(rows, Tensor)
@@ -54,8 +56,8 @@ def takes_of(graph: Any, rows: Any) -> bool:
 
 
 def softmax(score: Tensor, index: Tensor, num_groups: int, masked: bool = False) -> Tensor:
-    """``[E, ...]``: softmax of score over the rows of each group. masked: a group of nothing but -inf gives
-    0, else nan.
+    """``[E, ...]``: softmax of score over the rows of each group. masked: a group whose scores are all -inf
+    gives 0; without it, NaN.
 
     The caller may modify the result. RuntimeError: a group is out of range.
     """
@@ -75,10 +77,10 @@ def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return operators.index_sum(flat, index, num_groups).view(shape)
 
 
-def is_few(numbers: int) -> bool:
-    """Whether PyTorch's own operations on so many numbers, on the CPU, take less time than the call of a
-    kernel from Python; in training, than autograd takes to call a function in Python."""
-    return numbers <= 1 << 13
+def is_few(num_elements: int) -> bool:
+    """Whether PyTorch's own operations on a tensor of this size, on the CPU, take less time than the call of
+    a kernel from Python; in training, less than autograd takes to call a Python function."""
+    return num_elements <= 1 << 13
 
 
 def sums_of_edges(graph: Graph, rows: Tensor, reverse: bool = False) -> Tensor:
@@ -101,9 +103,10 @@ def sums_of_sources(graph: Graph, rows: Tensor) -> Tensor:
 
 
 def extremes(graph: Graph, rows: Tensor, of_edges: bool, kind: str) -> Tensor:
-    """``[num_dst, ...]``: the "max" or "min" over the edges into each destination of rows of edges, or of
-    sources; -inf or inf without edges. Of equal ones the first edge in the order of `Graph.csr` has the
-    gradient. PyTorch's product with a sparse matrix, which reads the rows where they are."""
+    """``[num_dst, ...]``: the "max" or "min" over the edges into each destination of the edges' rows
+    (of_edges) or of their sources' rows; -inf or inf without edges. Of equal values, that of the first edge
+    in the order of `Graph.csr` gets the gradient. PyTorch computes it as a product with a sparse matrix,
+    without a gathered copy of the rows."""
     flat, dtype = rows if rows.dim() == 2 else _flat(rows), rows.dtype
     rule = _Extremes(kind, *of_graph(graph, ("extremes", of_edges, dtype), partial(_matrix, of_edges, dtype)))
     if torch.is_grad_enabled() and flat.requires_grad and not is_few(graph.num_edges * flat.shape[1]):
@@ -114,25 +117,27 @@ def extremes(graph: Graph, rows: Tensor, of_edges: bool, kind: str) -> Tensor:
 
 
 def _matrix(of_edges: bool, dtype: torch.dtype, graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Ones ``[num_dst, R]`` where a destination has one of R rows, those of edges or of sources; the rows in
-    the order of `Graph.csr` and R, int64 ``[E + 1]``; which destinations have none, bool ``[num_dst, 1]``."""
+    """A sparse matrix of ones ``[num_dst, R]``: an entry per edge, in the row of its destination and the
+    column of the edge (of_edges; R = E) or of its source (R = num_src). Beside it, those columns in the order
+    of `Graph.csr`, followed by R, int64 ``[E + 1]``; and which destinations have no edges, bool
+    ``[num_dst, 1]``, or None if all have some."""
     csr = graph.csr()
     rows, count = (csr.eids, graph.num_edges) if of_edges else (csr.indices, graph.num_src)
     rows = torch.arange(count) if rows is None else rows.long()
-    numbers = torch.cat([rows, torch.tensor([count])])
-    with warnings.catch_warnings():  # PyTorch says once in a process that it is in beta state
+    columns = torch.cat([rows, torch.tensor([count])])
+    with warnings.catch_warnings():  # PyTorch warns that sparse CSR tensors are in beta state
         warnings.simplefilter("ignore")
         matrix = torch.sparse_csr_tensor(
-            csr.indptr, numbers[:-1], torch.ones(len(numbers) - 1, dtype=dtype), (graph.num_dst, count),
+            csr.indptr, columns[:-1], torch.ones(len(columns) - 1, dtype=dtype), (graph.num_dst, count),
             check_invariants=False,
         )  # fmt: skip
     empty = csr.indptr.diff() == 0
-    return matrix, numbers, empty.unsqueeze(1) if bool(empty.any()) else None
+    return matrix, columns, empty.unsqueeze(1) if bool(empty.any()) else None
 
 
 def _ends(graph: Graph, reverse: bool) -> tuple[Tensor, Tensor]:
-    """int32 ``[E]``, sorted by the second one: sources and destinations; with ``reverse`` destinations and
-    sources."""
+    """(sources, destinations) of the edges, sorted by destination; with ``reverse`` (destinations, sources),
+    sorted by source. Both are int32 ``[E]``."""
 
     def make(graph: Graph) -> tuple[Tensor, Tensor]:
         csr = graph.reverse_csr() if reverse else graph.csr()
@@ -182,7 +187,7 @@ class _OfGroups(Rule):
 
 
 class _Gradient(_OfGroups):
-    """The gradient of softmax: result (grad - S(result grad)), where S is the sum over the group of a row."""
+    """The gradient of softmax: result * (grad - S(result * grad)). S: the sums over each row's group."""
 
     __slots__ = ()
 
@@ -222,8 +227,8 @@ class _Rows(_OfGroups):
     __slots__ = ()
 
     def forward(self, x, index):
-        # PyTorch's indexing is ten times slower for rows that are not dense, as the gradient of a sum often
-        # is.
+        # PyTorch's indexing is ten times slower for rows that are not contiguous. Gradients often are not:
+        # that of x.sum() is an expanded scalar.
         return x.contiguous().index_select(0, index)
 
     def gradients(self, need, saved, grad):
@@ -251,15 +256,16 @@ class _Neighbours(Rule):
 
 
 class _Extremes(Rule):
-    """Of rows: what `extremes` describes, and the place of the edge that won, or E."""
+    """Computes (the result of `extremes`, the position in `Graph.csr` of the edge that each value comes from,
+    or E). matrix, columns, empty: see `_matrix`."""
 
-    __slots__ = "empty", "kind", "matrix", "numbers"
+    __slots__ = "columns", "empty", "kind", "matrix"
 
-    def __init__(self, kind: str, matrix: Tensor, numbers: Tensor, empty: Tensor | None):
-        self.kind, self.matrix, self.numbers, self.empty = kind, matrix, numbers, empty
+    def __init__(self, kind: str, matrix: Tensor, columns: Tensor, empty: Tensor | None):
+        self.kind, self.matrix, self.columns, self.empty = kind, matrix, columns, empty
 
     def forward(self, rows):
-        with torch.enable_grad():  # else it tells no places, as torch.sparse.mm never does
+        with torch.enable_grad():  # else it returns no positions; torch.sparse.mm never returns any
             leaf = rows.detach().requires_grad_()
             out, place = torch_internals.extremes_of_neighbours(self.matrix, leaf, f"a{self.kind}")
         return self.filled(out.detach()), place
@@ -276,6 +282,6 @@ class _Extremes(Rule):
         if grad is None:
             return (None,)
         (place,) = saved
-        row = self.numbers.index_select(0, place.flatten()).view(place.shape)
+        row = self.columns.index_select(0, place.flatten()).view(place.shape)
         out = grad.new_zeros(self.matrix.shape[1] + 1, grad.shape[1])
         return (out.scatter_add(0, row, grad)[:-1],)

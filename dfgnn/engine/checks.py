@@ -61,8 +61,9 @@ class Checker:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
     def options(self, edge: EdgeArgs, heads: int, feat_dim: int, out_bias, dim: int, dropout_p) -> EdgeArgs:
-        """Checks what all scores share; returns the operator's edge arguments: [E] tensors with a column, and
-        a new seed where dropout needs one. feat_dim, dim: columns of edge_feat and of out_bias."""
+        """Checks the options of all attention functions; returns the operator's edge arguments: [E] tensors
+        as [E, 1], and a new seed if there is dropout and none was given. feat_dim, dim: columns of a head of
+        edge_feat and of out_bias."""
         bias, gate, mask, weight, feat, seed = edge
         if not bias is gate is mask is weight is feat is None:
             self._edge_tensors(edge, heads, feat_dim)
@@ -87,9 +88,9 @@ class Checker:
         return _ops.as_type(sink, self.acc)
 
     def in_use(self, x: Any) -> Any:
-        """The edge tensor. In a graph of fixed capacity it is 0, with its gradient, where no edge is in use:
-        kernels neither read nor write there."""
-        if x is None or torch.compiler.is_compiling():  # compiled operators do it themselves
+        """The edge tensor x. In a graph of fixed capacity the rows of unused edges, which kernels neither
+        read nor write, are set to 0, and so is their gradient."""
+        if x is None or torch.compiler.is_compiling():  # operators on traced graphs set these rows to 0
             return x
         mask = self.graph.edge_mask
         return x if mask is None else _edges.in_use(mask, x)
@@ -109,7 +110,8 @@ class Checker:
                 self.tensor(name, x, shapes, dtypes)
 
     def results(self, out: Tensor, attention: Any, size: int, return_attention: bool) -> Any:
-        """What a function returns of what the engine gave: heads of ``size`` columns, without padding."""
+        """What a public function returns: ``out`` cut to heads of ``size`` columns, without padding, and the
+        attention if asked for, in the dtype of the features."""
         out = without_padding(out, size)
         return (out, _ops.as_type(self.in_use(attention), self.dtype)) if return_attention else out
 

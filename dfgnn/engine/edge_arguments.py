@@ -26,18 +26,18 @@ class EdgeGiven(NamedTuple):
 
 
 class EdgeSorted(NamedTuple):
-    """What the arguments mean to the engine: its own features [E, H, D] with their flags, or terms beside
-    them, or neither; and what is added to keys and values of nodes."""
+    """How the engine takes the arguments: either as one tensor of features that the attention operators add,
+    or as terms that `edge_projection` computes, or not at all."""
 
-    feat: Tensor | None = None
-    flags: int = 0
+    feat: Tensor | None = None  # [E, H, D], the operators' edge_feat
+    flags: int = 0  # FEAT_IN_KEY, FEAT_IN_VALUE: what feat is added to
     terms: EdgeTerms | None = None
-    key_bias: Tensor | None = None  # [H, D]
-    value_bias: Tensor | None = None
+    key_bias: Tensor | None = None  # [H, D], to be added to the nodes' keys
+    value_bias: Tensor | None = None  # [H, D], to be added to the nodes' values
 
 
 def value_size(check: Checker, given: EdgeGiven, dim: int) -> int | None:
-    """The size that values must have: that of keys, if one feature is added to both."""
+    """The size that a head of values must have: that of keys, if one feature is added to both; None: any."""
     if given.feat_in not in ("key", "value", "both"):
         raise check.error(ValueError, "edge_feat_in", "'key', 'value' or 'both'", repr(given.feat_in))
     has_any = not (given.feat is None and given.attr is None)
@@ -45,8 +45,7 @@ def value_size(check: Checker, given: EdgeGiven, dim: int) -> int | None:
 
 
 def sort_out(check: Checker, given: EdgeGiven, heads: int, dim: int, value_dim: int) -> EdgeSorted:
-    """Checks the arguments, and returns what they mean. dim, value_dim: sizes of a head of keys and of
-    values."""
+    """Checks the arguments and sorts them. dim, value_dim: sizes of a head of keys and of values."""
     if all(x is None for x in given[1:-1]):
         return EdgeSorted()
     if _separate(given) and given.feat_in != "both":
@@ -129,5 +128,5 @@ def _projections(check: Checker, given: EdgeGiven, heads: int, dim: int, value_d
         value = attr, of_heads(proj_value), of_heads(given.proj_bias_value)
     else:
         value = (attr, weight, bias) if given.feat_in != "key" else nothing
-    # A bias is the same for all edges, so that it is added to the nodes.
+    # A projection's bias is the same for all edges, so that it can be added to the nodes' keys and values.
     return EdgeSorted(None, 0, EdgeTerms(key[0], key[1], value[0], value[1]), key[2], value[2])

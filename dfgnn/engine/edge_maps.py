@@ -27,10 +27,10 @@ class EdgeMap(NamedTuple):
 
     name: str  # its operators on traced graphs are edge_<name> and graph_<name>
     tensors: str  # the tensors in these operators' schema
-    numbers: str
-    run: Callable[..., Tensor]
-    plain: Callable[..., Tensor]  # works on everything that has ``edge_index``
-    empty: Callable[..., Tensor]  # makes an empty result, from the sizes of the graph
+    numbers: str  # the other arguments in it: numbers and flags
+    run: Callable[..., Tensor]  # computes the map on a Graph
+    plain: Callable[..., Tensor]  # the same in PyTorch's operations, on everything that has ``edge_index``
+    empty: Callable[..., Tensor]  # an uninitialised result for a compiler, from the sizes of the graph
     gradients: tuple[Callable[..., Tensor], ...]
     saves: bool = True  # whether the gradients depend on the tensors
     of_edges: bool = False  # the result has a row per edge
@@ -82,7 +82,7 @@ def define(edge_map: EdgeMap) -> EdgeMap:
         graph = traced_graph.find(*args[count:end])
         with internals.BelowAutograd():
             result = edge_map.run(graph, *args[:count], *args[end:]).contiguous()
-        if edge_map.of_edges and graph.edge_mask is not None:  # kernels do not write where no edge is
+        if edge_map.of_edges and graph.edge_mask is not None:  # kernels do not write rows of unused edges
             return traced_graph.in_use(graph.edge_mask, result)
         return result
 

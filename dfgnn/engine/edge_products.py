@@ -1,8 +1,9 @@
 """Products of the rows of an edge's two nodes with the edge's own features, and scores that are their sums.
 
-On the CPU operators compute both, forward and backward (csrc/core/edge_products.h). They need no other
-tensors of E x H x D than those that are asked for. Elsewhere, and while a compiler records or torch.func is
-active, they are tensor operations; where the products are not asked for, of a chunk of edges at a time.
+On the CPU an operator computes scores and products, and another one their gradients
+(csrc/core/edge_products.h), without tensors of E x H x D other than these products and gradients. On CUDA,
+and while a compiler records or torch.func is active, PyTorch's operations compute them. Eager calls on CUDA
+that need the scores alone process a chunk of edges at a time (`flex`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from .edge_rows import rows_of_destinations, rows_of_sources
 def edge_products(
     graph, query: Tensor, key: Tensor, feat: Tensor, scale: float, with_products: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The scores [E, H], in feat's dtype or float32, and the products [E, H, D], or None without
-    with_products."""
+    """The scores [E, H], from the CPU's operator in the accumulation type, else in the dtype of feat; and the
+    products [E, H, D], or None without with_products."""
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
     fused = feat.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -1,20 +1,22 @@
 """Dot attention with a term of the edge in the key and another in the value.
 
-A term is features of the edge, e_ij, or their projection, W x_ij. As W is linear, it can change places with
+A term is either features of the edge as they are, or their projection: W x_ij of features x in the key,
+U y_ij of features y in the value, which may be the same. As a projection is linear, it can change places with
 the products of attention, so that there is no E x H x D tensor:
 
     q_i . (k_j + W x_ij) = q_i . k_j + (W^T q_i) . x_ij
     sum_j alpha_ij (v_j + U y_ij) = sum_j alpha_ij v_j + U sum_j alpha_ij y_ij
 
-What remains per edge are products of d numbers per head, an edge bias, and the weighted sum of the edge's own
-features; per node there are rows [H, d] (`edge_terms`).
+With features of d columns, a node has the rows W^T q_i and sum_j alpha_ij y_ij, both [H, d]; an edge has the
+scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_terms`).
 
 There are three ways to compute it. `_composed` puts these parts together under autograd, for every option and
-to any order. `_Separate` is one autograd function, with less memory and fewer passes. Its output contains the
-edges' part, so that g . out is all of delta, and backward needs neither the attention nor the output without
-that part. `_InOne` is for one projection in both key and value, on CUDA in 16 bits, for heads whose lanes can
-share the features. The attention's own kernels compute all products except the gradient of x. Its tensors of
-edge size are the features and, in backward, two scalars per edge and head.
+derivatives of any order. `_Separate` is one autograd function, with less memory and fewer passes. Its output
+contains the edges' part, so that the product of output and its gradient is all of delta
+(docs/internals/glossary.md), and backward needs neither the attention nor the output without that part.
+`_InOne` is for one projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the
+features. The attention's own kernels compute all products except the gradient of x. Its tensors of edge size
+are the features and, in backward, two scalars per edge and head.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def _onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
 
 
 def _onto_features_beside(x: Tensor, proj: Tensor, y: Tensor, proj_y: Tensor) -> tuple[Tensor, Tensor]:
-    """W^T x, with V^T y as further heads [N, 2 H, width]; and V^T y alone."""
+    """W^T x (W: proj) and U^T y (U: proj_y) as heads [N, 2 H, width]; and U^T y alone, a view of it."""
     (heads, _, width), rows = proj.shape, len(x)
     both = x.new_empty(2 * heads, rows, width)
     torch.bmm(x.transpose(0, 1), proj, out=both[:heads])
@@ -72,7 +74,7 @@ def _add_projection(out: Tensor, x: Tensor, proj: Tensor | None, factor: float =
 
 
 def _with_projection(out: Tensor, x: Tensor, proj: Tensor | None) -> Tensor:
-    """out + W x, rounded like `_add_projection`: a result does not depend on whether it is differentiated."""
+    """out + W x, rounded like `_add_projection`, so that out is the same from `_composed` and `_Separate`."""
     if proj is None:
         return out + x
     both = torch.baddbmm(out.transpose(0, 1), x.transpose(0, 1), proj.transpose(1, 2))
@@ -80,8 +82,8 @@ def _with_projection(out: Tensor, x: Tensor, proj: Tensor | None) -> Tensor:
 
 
 def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
-    """W [H, D, width] as [H, steps, elements], in the two orders in which a warp whose lanes share a head
-    loads it (EdgeAttr in csrc/core/params.h)."""
+    """W [H, D, width] as [H, steps, elements], a step being 16 features, in the two orders in which a warp
+    whose lanes share a head loads it: `onto` and `back` of EdgeAttr (csrc/core/params.h)."""
     heads, size, width = proj.shape
     columns, steps = 8 * lanes, -(-width // 16)
     group = min(columns, 64)
@@ -93,7 +95,9 @@ def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
 
 
 def _grad_proj(query: Tensor, query_sums: Tensor, grad: Tensor, grad_sums: Tensor, scale: float) -> Tensor:
-    """sum_i scale query_i query_sums_i^T + grad_i grad_sums_i^T, [H, D, width]; sums: [N, H, width]."""
+    """The gradient of a projection that key and value share: sum_i scale query_i query_sums_i^T + grad_i
+    grad_sums_i^T, [H, D, width]. query_sums, grad_sums [N, H, width]: the sums of the edges' features,
+    weighted by the scores' gradients and by the attention."""
     if query.is_cuda and query.dtype != torch.float64 and len(query):
         return operators.projection_grad(query, query_sums, grad, grad_sums, scale)
     acc = _ops.acc_type(query.dtype)
@@ -118,8 +122,8 @@ def _without_autocast(device: torch.device):
 
 
 class _Given(NamedTuple):
-    """The tensors of a call, as the autograd function takes them. The value's features or projection are
-    None, too, if they are those of the key."""
+    """The tensors of a call, as the autograd function takes them. value_feat and value_proj are None, too, if
+    they are the same as those of the key."""
 
     query: Any
     key: Any
@@ -170,7 +174,7 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
 
 class _Separate:
     """Computes the output by the engine's attention and products along edges, if there is a term in the value
-    and no gate. It is a computation of `node`."""
+    and no gate. Its methods are those that `node.FusedFunction` calls."""
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
         self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
@@ -191,7 +195,7 @@ class _Separate:
         return EdgeTerms(g.key_feat, g.key_proj, value, g.key_proj if self.one_proj else g.value_proj)
 
     def engine(self, value: Tensor) -> operators.DispatchedCall:
-        """The engine's attention, which returns the weights."""
+        """The engine's attention without the edges' terms. It returns the attention weights, too."""
         args = operators.graph_args(self.graph, "dot", value, True, True, self.schedule)
         return operators.DispatchedCall(self.graph, args, "dot", self.numbers, True, False)
 
@@ -240,7 +244,7 @@ class _Separate:
             rows, grad_rows = _onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
         else:
             grad_rows = _onto_features(grad, terms.value_proj)
-        gamma = _terms.dot(graph, grad_rows, terms.value)
+        gamma = _terms.dot(graph, grad_rows, terms.value)  # what the value's term adds to alpha's gradient
         bias = g.edge_bias if bias is None else bias
         bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need.edge_weight
         grads = self.engine(g.value).backward(
@@ -267,7 +271,7 @@ class _Separate:
             found["key_proj"] = _grad_proj(g.query, score_sums, grad, sums, scale)
         elif need.key_proj:
             found["key_proj"] = _products_of_rows(g.query, score_sums).mul_(scale)
-        if rows is not None:  # one sum over the heads of both terms
+        if rows is not None:  # one product over 2 H heads: those of the key's term, then of the value's
             weights = torch.cat([grad_score * scale, attention], 1)
             found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
         elif need.key_feat:
@@ -279,7 +283,9 @@ class _Separate:
 
 
 def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
-    """Whether `_InOne` can carry the call out (kProjects in csrc/cuda/attention/lanes.cuh)."""
+    """Whether `_InOne` can carry the call out: the heads for which kernels with features of edges exist
+    (kProjects in csrc/cuda/attention/lanes.cuh), at most the features that their lanes hold (FEATS there),
+    and no LeakyReLU."""
     if not (call.one_feat and call.one_proj) or terms.key is None or terms.key_proj is None:
         return False
     heads, dim = value.shape[1:]
@@ -289,8 +295,8 @@ def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
 
 
 class _InOne(_Separate):
-    """Computes the output with one projection in key and value, by kernels that know features of edges. There
-    are no gradients of edge_bias and edge_weight."""
+    """Computes the output with one projection in key and value, by kernels that take features of edges. They
+    give no gradients of edge_bias and edge_weight."""
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms, train: bool):
         super().__init__(inputs, terms)
@@ -332,17 +338,18 @@ def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
 
 
 def _differentiates_twice(terms: EdgeTerms) -> bool:
-    """Whether second derivatives are likely, as where features of edges depend on positions by which a model
-    differentiates. `_composed` records a graph once, while `_Separate` would compute forward again. The
-    answer does not depend on the grad mode, so that the result does not, either. It is no under autocast,
-    which would cast the products in the recorded graph's backward."""
+    """Whether second derivatives are likely: features of edges that require gradients often depend on
+    positions, and a model that predicts forces differentiates by these. `_composed` is recorded by autograd
+    once, while `_Separate` computes forward again for second derivatives. The answer does not depend on the
+    grad mode, so that the result does not, either. It is False under autocast, which would change the dtype
+    of products in the backward of what autograd recorded."""
     feat = terms.key if terms.value is None else terms.value
     learns = feat is not None and feat.requires_grad and not feat.is_cuda
     return learns and not torch.is_autocast_enabled("cpu")
 
 
 def _padded(proj: Tensor | None, size: int) -> Tensor | None:
-    """W as the device takes it, for heads of this size."""
+    """W with zeros up to heads of this size and, as the device's kernels need, `row_width` features."""
     if proj is None:
         return None
     width = _terms.row_width(proj.shape[2], proj)
@@ -353,11 +360,12 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
 
 def _unfolds(inputs: AttentionInputs) -> bool:
     """Whether projections are computed per edge after all: in ONNX exports, and on the CPU where the tensors
-    [E, H, D] are no larger than those [N, H, d] that folding makes (two if key and value share a term).
+    [E, H, D] are no larger than the rows [N, H, d] that folding makes, counted twice for a term that key and
+    value share.
 
-    Measured time, as a ratio to folding's. A shared term: 2 heads of 50, d = 116, 4 edges per node: 0.84 with
-    N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, 20 edges per node, N = 500: 1.15. Two projections:
-    8 heads of 16, d = 128, N = 10,000: 0.83 with 4 edges per node, 1.29 with 8."""
+    Measured time, divided by that of folding. A shared term: 2 heads of 50, d = 116, 4 edges per node: 0.84
+    with N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, 20 edges per node, N = 500: 1.15. Two
+    projections: 8 heads of 16, d = 128, N = 10,000: 0.83 with 4 edges per node, 1.29 with 8."""
     query, terms = inputs.tensors.dst, inputs.terms
     assert terms is not None
     proj = terms.key_proj if terms.value_proj is None else terms.value_proj
@@ -420,7 +428,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     if plain or recorded or _eager.transformed(*tensors, *terms):
         return _composed(inputs)
     weights = None
-    if inputs.return_attention:  # a call of its own, so that `out` is the same whether it is asked for or not
+    if inputs.return_attention:  # a second attention, so that asking for the weights does not change `out`
         alone = terms._replace(value=None, value_proj=None)
         _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))

@@ -72,7 +72,7 @@ def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
     """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
     out of each."""
     if isinstance(graph, Graph) and not torch.compiler.is_compiling() and not internals.exports_onnx():
-        return _sum(graph, rows, reverse)  # differentiable as it is
+        return _sum(graph, rows, reverse)  # consists of differentiable functions
     return apply(_SUM, graph, (rows,), reverse)
 
 
@@ -83,10 +83,11 @@ def _rows(graph: Any, x: Tensor, sources: bool) -> Tensor:
 
 
 def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
-    """x[j] for every edge j -> i: ``[N_src, ...]`` -> ``[E, ...]``. Deterministic, unlike indexing."""
+    """x[j] for every edge j -> i: ``[N_src, ...]`` -> ``[E, ...]``. The gradient is deterministic, unlike
+    that of indexing."""
     return _rows(graph, x, True)
 
 
 def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
-    """x[i] for every edge j -> i: ``[N_dst, ...]`` -> ``[E, ...]``; as :func:`rows_of_sources`."""
+    """x[i] for every edge j -> i: ``[N_dst, ...]`` -> ``[E, ...]``. The gradient is deterministic."""
     return _rows(graph, x, False)

@@ -5,6 +5,8 @@ There are two kinds of features. Those that all heads share, ``[E, d]``, are mul
 gradients are the other two. Features of each head, ``[E, H, D]``, are rows of sources of the graph that leads
 from each edge to its destination; the same three products are sddmm and spmm (`products`) on it. `dot`,
 `total` and `outer` take either kind.
+
+In the docstrings e is an edge into node i, and h a head; acc is the accumulation type of a tensor's dtype.
 """
 
 from __future__ import annotations
@@ -105,14 +107,14 @@ def edge_outer(graph, weight: Tensor, rows: Tensor, dim: int, scale: float = 1.0
 
 
 def sum_of_features(graph, attention: Tensor, attr: Tensor) -> Tensor:
-    """[N, H, d]: the sum of attention[e, h] attr[e] over the edges e into i, of attention in any type."""
+    """[N, H, d]: the sum of attention[e, h] attr[e] over the edges e into i. attention: of any dtype."""
     width = row_width(attr.shape[1], attr)
     found = edge_sum(graph, _ops.as_type(attention, _ops.acc_type(attr.dtype)), attr, width)
     return found[:, :, : attr.shape[1]] if width > attr.shape[1] else found
 
 
 def row_width(size: int, x: Tensor) -> int:
-    """How many columns a row has for so many features: CUDA's kernels load 16 bytes at a time."""
+    """The columns of a row of ``size`` features, with padding: CUDA's kernels load 16 bytes at a time."""
     step = 16 // x.dtype.itemsize if x.is_cuda else 1
     return -(-size // step) * step
 
@@ -156,5 +158,6 @@ def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0)
 
 
 def _recorded(graph) -> bool:
-    """Whether a compiler records. It knows the edges' rows, but not graphs of edges."""
+    """Whether a compiler records. There `edges_as_sources` cannot be made, which needs a Graph; gathered rows
+    and sums of edges' rows (`edge_rows`) take its place."""
     return isinstance(graph, _edges.EdgeList) or torch.compiler.is_compiling()

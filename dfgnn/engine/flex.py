@@ -55,9 +55,10 @@ def _chunks(graph, chunk: int):
 
 
 class _Surroundings:
-    """What a score depends on beside its arguments, to compute it again: random numbers and autocast.
+    """The states of autocast and of the random number generators, so that backward computes the same score
+    again (`again`).
 
-    While a CUDA graph is captured the generators are not to be asked; random scores then are drawn anew.
+    While a CUDA graph is captured the generators' states cannot be read: backward draws new random numbers.
     """
 
     def __init__(self, device: torch.device):
@@ -75,7 +76,7 @@ class _Surroundings:
         return torch.get_rng_state(), cuda
 
     def drew_nothing(self) -> None:
-        """Forgets the generators if nothing was drawn from them meanwhile: most scores are not random."""
+        """Drops the generators' states if the score drew no random numbers, as most do not."""
         if self.generators is not None:
             pairs = zip(self.generators, self._states())
             if all(then is now or torch.equal(then, now) for then, now in pairs):
@@ -118,7 +119,7 @@ class _EdgeScores(Rule):
 
 def _first_order(call, inputs, need, grad):
     query, key, edge_feat, *params = inputs
-    # Gradients are added up in float32 at least, because a parameter's comes from every chunk.
+    # Gradients are added up in float32 at least: that of a parameter is a sum over all chunks.
     acc = torch.promote_types(query.dtype, torch.float32)
     grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
     for part, src, dst in _chunks(call.graph, call.chunk):

@@ -20,14 +20,14 @@ GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
 
 
 def graph_of(function: str, given: Any, size: Any, src: Any = None, dst: Any = None) -> Any:
-    """The graph of a function's first argument: the argument itself if it is one of ours; the cached Graph of
-    a DGLGraph or ``edge_index``; while a compiler records, an EdgeList. Anything else is returned unchanged,
-    and `Checker` raises an error.
+    """The graph of a function's first argument: the argument itself if it is a Graph, GraphPart or EdgeList;
+    the cached Graph of a DGLGraph or ``edge_index``; while a compiler records, an EdgeList. Anything else is
+    returned unchanged, and `Checker` raises an error.
 
-    size: (num_src, num_dst), or None: of an ``edge_index`` the numbers of rows of src and dst, tensors with a
-    row per source and per destination. Without ``dst`` there are as many destinations as sources. Without
-    ``src`` there are as many sources as destinations, or more if an id is larger. Without both, the largest
-    id + 1 is the number of nodes.
+    size: (num_src, num_dst), or None. Without it the sizes of an ``edge_index`` are the numbers of rows of
+    src and dst, tensors with a row per source and per destination. Without ``dst`` there are as many
+    destinations as sources. Without ``src`` there are as many sources as destinations, or more if an id is
+    larger. Without both, the largest id + 1 is the number of nodes.
     """
     pair = sizes_of(function, size)
     graph = given

@@ -7,10 +7,10 @@ graph, which calls operators below autograd. Its results are those of the single
 What is computed is an object with these methods (see `edge_projection`, and `attention`, `gated` and `typed`
 in nn/whole):
 
-- ``forward(tensors)``: the result, what backward takes besides the tensors, and the operator's own output or
-  None.
-- ``rerun(tensors, made)``: the operator's own output again.
-- ``backward(tensors, grad, made, out, need)``: the gradients of the tensors.
+- ``forward(tensors)``: (result, made, out). made: the other tensors that backward takes; out: the output of
+  the attention operator as backward reads it, which may be the result itself, or None.
+- ``rerun(tensors, made)``: ``out`` again. It is called if ``out`` is the result and the caller modified it.
+- ``backward(tensors, grad, made, out, need)``: the gradients of the tensors. need: a bool per tensor.
 - ``formula(*tensors)``: the result in plain operations, for second derivatives.
 """
 
@@ -33,9 +33,9 @@ class FusedFunction(EagerFunction):
         ctx.call, ctx.output, ctx.version = call, None, None
         ctx.set_materialize_grads(False)
         if out is result:
-            # The user may modify the result in place, which autograd would refuse if it were saved. A
-            # detached alias is stored with its version instead; not the result itself, which would never be
-            # freed.
+            # The user may modify the result in place, which autograd would refuse if it were saved. So a
+            # detached alias is stored with its version. Storing the result itself would be a reference cycle.
+            # Hooks for saved tensors must see it, so that with them it is saved all the same.
             ctx.version = out._version
             if top_hooks(True) is None:
                 ctx.output, out = out.detach(), None

@@ -1,9 +1,9 @@
-"""The operators of attention and of products along edges, called by records and graphs.
+"""The operators of attention and of products along edges, called with named tuples and graphs.
 
 No other module of the engine knows the order of an operator's arguments (csrc/torch/schemas.h). The operators
 of attention (csrc/torch/attention.h) exist in two forms. Those of eager calls know a graph and its plan by a
 number: an `EagerCall` calls them. Those that go through torch's dispatcher take all tensors of the graph: a
-`DispatchedCall` calls them. Both give the same results.
+`DispatchedCall` calls them. Both give the same results. z is an edge's score before the LeakyReLU.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class EagerCall(NamedTuple):
     score: str
     numbers: Numbers
     return_attention: bool
-    save_positive: bool  # whether backward needs the sums over the edges with z > 0
-    heads: int = 0  # if tensors of nodes are rows of all heads, [N, H * D]; 0 if they are [N, H, D]
+    save_positive: bool  # whether backward needs sums over the edges with z > 0 (z: score before LeakyReLU)
+    heads: int = 0  # H, if tensors of nodes are [N, H * D]; 0 if they are [N, H, D]
 
     def run(self, tensors):
         """(out, attention or None, what backward needs besides them). tensors: the first fields of `Tensors`,
@@ -145,7 +145,7 @@ def graph_args(graph, score: str, value: Any, edges: bool, backward: bool, sched
     )
 
 
-#: What an eager forward saves is one tensor, whose parts begin at multiples of so many bytes
+#: What an eager forward saves is one tensor, whose parts begin at multiples of this number of bytes
 #: (csrc/torch/checks.h).
 SAVED_ALIGN = 256
 
@@ -172,7 +172,8 @@ def unpacked(saved: Tensor, value: Tensor, num_dst: int, positive: bool):
 
 def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tensors: Tensors, stats, of, need):
     """The gradients of the backward operator's arguments. grads: grad_out and grad_attention; of: the
-    cotangents of the backward operator's results; need: bits of the tensors on edges."""
+    cotangents of the backward operator's results; need: the NEED_ bits of those edge tensors whose gradients
+    are wanted."""
     return call(
         ops.attend_second_order.default, handle.number, *grads, score, *tensors, stats, *of, *numbers, need
     )
@@ -187,8 +188,7 @@ score_terms, score_terms_backward = ops.score_terms.default, ops.score_terms_bac
 
 
 def attend_rows(call: Any, t: Tensors, positive: bool) -> tuple[Tensor, Tensor]:
-    """out, and what backward needs besides. positive: whether that includes the sums over the edges with z >
-    0."""
+    """out, and what else backward needs. positive: as `EagerCall.save_positive`."""
     out, saved, _ = attend_op(
         call.handle.number, call.heads, SCORES[call.score], *t, *call.numbers, False, positive
     )  # fmt: skip
@@ -198,7 +198,7 @@ def attend_rows(call: Any, t: Tensors, positive: bool) -> tuple[Tensor, Tensor]:
 def attend_rows_backward(
     call: Any, grad: Tensor, t: Tensors, out: Tensor, saved: Tensor, positive: bool, need: int
 ) -> tuple[Any, ...]:
-    """The gradients of value, src, dst, attn (partial sums), edge_bias, edge_gate, edge_weight, edge_feat.
+    """The gradients of value, src, dst, attn (as partial sums), edge_bias, edge_gate, edge_weight, edge_feat.
     need: see `runtime.ops.need_bits`."""
     return attend_backward_op(
         call.handle.number, call.heads, grad, None, SCORES[call.score], *t, out, saved, positive, None,
@@ -207,14 +207,14 @@ def attend_rows_backward(
 
 
 def gat(call: Any, tensors: tuple[Any, ...], train: bool) -> tuple[Tensor, Tensor]:
-    """Additive attention with its score terms: out, and what backward needs besides. tensors: the features,
-    the vectors of sources and destinations, the seed of dropout and the bias."""
+    """Additive attention and its score terms in one operator: out, and what else backward needs. tensors: the
+    features, the attention vectors of sources and destinations, the seed of dropout and the bias."""
     slope, _, dropout_p, _ = call.numbers
     return gat_op(call.handle.number, *tensors, slope, dropout_p, train)
 
 
 def gat_backward(call: Any, grad: Tensor, tensors: tuple[Any, ...], out: Tensor, saved: Tensor):
-    """The gradients of the features, both vectors, and the bias or None."""
+    """The gradients of the features, of both attention vectors, and of the bias, or None without bias."""
     slope, _, dropout_p, _ = call.numbers
     return gat_backward_op(call.handle.number, grad, *tensors, out, saved, slope, dropout_p)
 
@@ -223,15 +223,17 @@ def gat_backward(call: Any, grad: Tensor, tensors: tuple[Any, ...], out: Tensor,
 
 
 def attend_projected(handle: GraphHandle, tensors: tuple, numbers: Numbers):
-    """out, what backward needs, and the weighted sums of the features."""
+    """out, what backward needs, and per node and head the sum of the edges' features, weighted by the
+    attention."""
     return call(
         ops.attend_projected.default, handle.number, *tensors, numbers.scale, numbers.dropout_p
     )  # fmt: skip
 
 
 def attend_projected_backward(handle: GraphHandle, tensors: tuple, numbers: Numbers, keep_edges: bool):
-    """The gradients of value, key and query; the sums from which that of the projection is made; and with
-    keep_edges the attention and the gradients of the scores."""
+    """The gradients of value, key and query; the sums of the edges' features, weighted by the scores'
+    gradients, from which the projection's gradient is made; and with keep_edges [E, H, 2], the attention and
+    the scores' gradients."""
     return call(
         ops.attend_projected_backward.default, handle.number, *tensors, numbers.scale, numbers.dropout_p,
         keep_edges,
@@ -255,8 +257,8 @@ def spmm(graph, weight, feat, reverse: bool):
 
 
 def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
-    """The graph as `edge_dot`, `edge_sum` and `edge_outer` take it, which gather no rows: only the order of
-    the edges matters to them."""
+    """The graph as `edge_dot`, `edge_sum` and `edge_outer` take it. These operators read no rows of sources,
+    so that a plan depends on nothing but the order of the edges."""
     return graph._planner.edge_terms(heads, width, dtype)
 
 
@@ -291,7 +293,8 @@ def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse
 
 
 def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
-    """The scores [E, H], and where m > 0 [E, H, D], which is empty if `positive` was given. CPU only."""
+    """The scores [E, H], and where m > 0 [E, H, D] (empty if `positive` was given, which is just that). CPU
+    only. m: see `pair_scores`, the module."""
     like = next(x for x in (src, dst, proj) if x is not None)
     heads, dim = like.shape[1:] if positive is None else positive.shape[1:]
     args = _direction(graph, heads, dim, like.dtype, False)
@@ -299,8 +302,8 @@ def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
 
 
 def pair_sums(graph, weight, positive, attr, proj, slope: float):
-    """The sums over sources and over destinations, and the gradients of attr and proj, of which each is None
-    without the other. CPU only."""
+    """The sums per source and per destination; the gradient of attr, or None without proj; and the gradient
+    of proj, or None without attr. CPU only; see `pair_scores._Sums`."""
     _, heads, dim = positive.shape
     rows, of_attr, of_proj = call(
         ops.pair_sums.default, weight, positive, attr, proj,
@@ -335,6 +338,6 @@ def index_softmax_backward(result, grad, index, num_groups: int):
 
 
 def index_sum(rows, index, num_groups: int, *source):
-    """source: the numbers of the rows that are added up; without it all rows, in their order."""
+    """source: the indices of the rows that are added up; without it all rows, in their order."""
     with _BelowAutograd():
         return ops.index_sum.default(rows, index, num_groups, *source)

@@ -1,13 +1,17 @@
 """GATv2's scores of edges whose attributes x_e are projected, without a tensor of E x H x D numbers.
 
-    score_e = sum_d a_d L(m_d),    m = u_j + v_i + W x_e  for an edge j -> i and a head
+    score_e = sum_d a_d L(m_d),    m = u_j + v_i + W x_e  for an edge e = (j -> i) and a head
+
+L is LeakyReLU, d a column of the head, a (``attn``) the attention vector, u (``src``) and v (``dst``) are
+rows of nodes, x is ``attr``, W ``proj``, and ``positive`` says where m > 0.
 
 LeakyReLU acts on every column of W x_e, so the projection cannot be folded into the nodes' rows, as that of
 dot products is (`edge_projection`). But L(m) = sigma m with a slope sigma that is constant almost everywhere.
 Given sigma, of which a byte per column says whether it is 1, scores are linear in each of u, v, x, W and a,
 and derivatives of any order consist of two products, each the transpose of the other
-(csrc/core/pair_scores.h): scores of given slopes (`_Linear`), and sums of edges' numbers times slopes
-(`_Sums`). Both compute W x_e, or what W^T is multiplied with, for a block of edges at a time.
+(csrc/core/pair_scores.h): scores with given slopes (`_Linear`), and sums over edges of a scalar per edge
+times its slopes (`_Sums`). Both compute W x_e, or what W^T is multiplied with, for a block of edges at a
+time.
 
 `attention` adds the scores as an edge bias to an attention without other scores, which knows every option.
 """
@@ -62,7 +66,7 @@ class _Scores(_Rule):
         )
         of_attn = None
         if need[2]:
-            # Scores are linear in m and in a, so that a . (gradient of a) = m . (gradient of m) per column.
+            # The gradient of a is sum_e grad_e sigma_e m_e, where the sum m is taken term by term.
             of_attn = (proj * of_proj).sum(1).view(shape)
             of_attn = of_attn + (src * of_src).sum(0) + (dst * of_dst).sum(0)
         return (
@@ -91,8 +95,9 @@ class _Linear(_Rule):
 
 
 class _Sums(_Rule):
-    """Sums s = weight sigma: over the edges of each source and of each destination [N, H, D]; as W^T s [E,
-    d], or None without W; and as sum_e s_e x_e^T [H D, d], or None without x."""
+    """Computes, with s_e = weight_e sigma_e [H, D]: the sums of s_e over the edges of each source and of each
+    destination, [N, H, D]; W^T s_e of each edge [E, d], or None without W; and sum_e s_e x_e^T [H D, d], or
+    None without x."""
 
     __slots__ = ()
 
@@ -102,7 +107,7 @@ class _Sums(_Rule):
     def gradients(self, need, saved, of_src, of_dst, of_attr, of_proj):
         weight, positive, attr, proj = saved
         call = self.graph, self.slope
-        # The gradient of weight is s . (of_src_j + of_dst_i + of_proj x + W of_attr).
+        # The gradient of weight_e is sigma_e . (of_src_j + of_dst_i + of_proj x_e + W of_attr_e).
         pairs = [(x, w) for x, w in ((attr, of_proj), (of_attr, proj)) if x is not None and w is not None]
         if not pairs:
             joined = None, None

@@ -2,7 +2,7 @@
 
 The public functions check their arguments, put them into `AttentionInputs` and call `attend`, which asks the
 paths of `PATHS` one after the other. Each says in words why it does not take the call, or None; the first
-that says None carries it out. Two kinds of calls do not come here, because a small graph would wait for that:
+that says None carries it out. Two kinds of calls skip this, because on a small graph its Python time counts:
 eager calls without options, which `unchecked` takes to the function of the path `eager` directly, and layers
 that are one autograd function (`nn.whole`), which report to the same record, `recorder`.
 """
@@ -26,7 +26,7 @@ from .autograd import Attention, TransformedAttention
 from .inputs import AttentionInputs
 from .operators import DispatchedCall, EagerCall, graph_args
 
-Results = tuple[Tensor, Any]  # out, and the attention, which has no meaning unless it was asked for
+Results = tuple[Tensor, Any]  # out, and the attention; the latter is arbitrary unless it was asked for
 
 
 class Path(NamedTuple):
@@ -93,8 +93,8 @@ def _needs_backward(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def _saves_positive(inputs: AttentionInputs, backward: bool, whatever_requires: bool = False) -> bool:
-    """Whether backward reads the sums over edges with z > 0, from which it computes the gradient of
-    alpha_dst."""
+    """Whether backward reads the sums over edges with z > 0 (z: the score before the LeakyReLU), from which
+    it computes the gradient of alpha_dst. whatever_requires: even if alpha_dst does not require one."""
     t = inputs.tensors
     of_score = backward and inputs.score == "additive" and t.dst is not None and t.edge_gate is None
     return of_score and (whatever_requires or t.dst.requires_grad)  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ def _run_eager(inputs: AttentionInputs) -> Results:
     edges = return_attention
     for x in t[4:-1]:
         edges = edges or x is not None
-    # Autograd need not handle options that are not given.
+    # Autograd handles every argument, so that options are passed only if one is given.
     tensors: tuple[Any, ...] = t if edges or t.out_bias is not None else t[:4]
     backward = False  # a loop rather than a call, because each Python frame costs time
     if torch.is_grad_enabled():
@@ -207,7 +207,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
         return Attention.apply(call, None, *tensors)
     else:
         out, _, _, _, attention = call.forward(tensors)
-    return (out.clone(), attention.clone()) if backward else (out, attention)  # as in `_run_traced`
+    return (out.clone(), attention.clone()) if backward else (out, attention)  # copies, as in `_run_traced`
 
 
 #: The paths in the order in which they are asked. The last one takes every call.

@@ -25,6 +25,7 @@ from ..runtime.arguments import (
 )
 from ..runtime.ops import acc_type
 
+# The flags of `Numbers` as the reference's edge_feat_in, which means nothing without features (0).
 _FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
 # The results of the backward operator, and the tensors whose gradients they are.
 GRADIENTS = {
@@ -39,7 +40,7 @@ GRADIENTS = {
 }
 
 
-_reference: Any = reference  # it takes `Ends` for a Graph
+_reference: Any = reference  # untyped, because it is called with `Ends` in place of a Graph
 
 
 class Ends(NamedTuple):
@@ -54,7 +55,8 @@ class Ends(NamedTuple):
 
 
 def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
-    """all_in_use: whether all edges must be in use, because what follows cannot leave any out."""
+    """The graph as `Ends`, from destinations to sources with ``reverse``. all_in_use: raise for a graph of
+    fixed capacity, because the caller cannot leave out its unused edges."""
     if all_in_use and graph.edge_mask is not None:
         raise NotImplementedError(
             "a graph of fixed capacity has first derivatives only, and no reference functions"

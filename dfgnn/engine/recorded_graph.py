@@ -35,7 +35,7 @@ MOST_EDGES = 2**18
 DEVICES = ("cuda",)  # devices for which Inductor records CUDA graphs
 # Maximum edges per work item. It is small, because the longest work item determines a small graph's time.
 _BOUND = 64
-# CUDA's kernels load so many int32 numbers at a time; each part of the packed structure is aligned to them.
+# How many int32 CUDA's kernels load at a time; each part of the packed structure begins at a multiple of it.
 _STEP = 4
 
 
@@ -92,14 +92,14 @@ def _structure_on_cpu(src: Tensor, dst: Tensor, num_src: int, num_dst: int, self
 
 
 def num_places(src: Tensor, num_src: Any, num_dst: Any, self_loops: bool) -> Any:
-    """The capacity: how many edges there are, and loops that may be appended."""
+    """The capacity: the number of edges, plus that of the loops that are appended."""
     return src.shape[-1] + (torch.sym_min(num_src, num_dst) if self_loops else 0)
 
 
 def _shapes(room: Any, num_src: Any, num_dst: Any, planned: bool) -> list[tuple]:
-    """The shapes of the parts of the packed structure, all int32. An int64 number of indptr is a pair.
-    room: the capacity."""
-    more = room // _BOUND  # at most so many work items beyond one per row
+    """The shapes of the parts of the packed structure, all int32: an int64 entry of indptr takes two. room:
+    the capacity. planned: whether there are work items and split rows."""
+    more = room // _BOUND  # cutting rows of more than _BOUND edges adds at most this number of work items
     csrs = [((num_rows + 1, 2), (room,), (room,)) for num_rows in (num_dst, num_src)]
     plans = [((num_rows + more, 4), (more, 4)) for num_rows in (num_dst, num_src)] if planned else []
     return [shape for shapes in (*csrs, *plans) for shape in shapes]

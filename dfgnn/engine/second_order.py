@@ -44,12 +44,13 @@ def backward_of_backward(
     """Gradients, by name, of the backward operator's arguments: grad_out, grad_attention and the tensors.
 
     primals: these arguments and ``stats``, each a tensor or None. grads: the cotangents of the operator's
-    results, None where there is none. wanted: names of primals whose gradients are needed; there may be
-    others, too.
+    results, None where there is none. wanted: names of primals whose gradients are needed; the result may
+    contain others, too.
     """
     stats = primals.pop("stats")
     tensors = [x for x in (*primals.values(), *grads.values()) if isinstance(x, Tensor)]
-    ends, call = plain.ends_of(graph), _Call(graph, score, numbers, wanted)  # not of a fixed capacity
+    # ends_of raises an error for a graph of fixed capacity, also where `ends` is not used.
+    ends, call = plain.ends_of(graph), _Call(graph, score, numbers, wanted)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or transformed(*tensors)
     if type(graph) is not Graph:
         return plain.backward_of_backward(ends, score, numbers, primals, grads)
@@ -69,13 +70,14 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
         grad, primal = grads.get(result), primals[name]
         if primal is None or grad is None or not grad.numel():
             continue
-        # The gradient of attn is partial sums, which are added up after the operator.
+        # The operator returns attn's gradient as partial sums, which are added up afterwards. Each of these
+        # has the same cotangent, that of the gradient.
         found[name] = grad[0].view(primal.shape) if name == "attn" else grad
     return found
 
 
 class _Call:
-    """The arguments other than tensors. wanted: names of primals."""
+    """The arguments of `backward_of_backward` other than tensors, and the computation."""
 
     def __init__(self, graph: Any, score: int, numbers: Numbers, wanted: Collection[str]):
         self.graph, self.score, self.numbers, self.wanted = graph, score, numbers, wanted
@@ -161,5 +163,6 @@ class _SecondOrder(torch.autograd.Function):
 
 
 def _like(primal: Tensor, x: Tensor) -> Tensor:
-    """The gradient of a tensor whose entries may each serve all heads: summed over these."""
+    """x, the gradient of ``primal``, in its dtype; summed over the heads if ``primal`` is an edge tensor with
+    one column for all heads."""
     return _ops.per_edge(primal, x) if x.dim() == 2 else _ops.as_type(x, primal.dtype)

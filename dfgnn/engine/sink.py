@@ -2,17 +2,19 @@
 
     alpha_ij = exp(s_ij) / (exp(sink) + sum_k exp(s_ik))
 
-The kernels do not know it. To them a row with a sink is a row of which some edges are elsewhere
-(`PART_OF_ROWS`), as in a graph that several processes share. With max and log_sum of the row's own edges,
+The kernels do not know it. To them a row (the edges into destination i) with a sink is a row of which some
+edges are elsewhere (`PART_OF_ROWS`), as in a graph that several processes share. The kernels compute out, max
+and log_sum of the row's own edges; with the sink they become
 
     log_sum' = log(exp(log_sum) + exp(sink - max))      c = exp(log_sum - log_sum')      out' = c out
 
 and backward, which computes alpha from the statistics, is right with log_sum' and out'. What remains is the
-share of the sink, beta_i = exp(sink - max_i - log_sum'_i), with delta_i = g_i . out'_i + sum_j a'_ij gamma_ij
+sink's own weight, beta_i = exp(sink - max_i - log_sum'_i), and its gradient
 
-    grad_sink = -sum_i beta_i delta_i
+    grad_sink = -sum_i beta_i delta_i      delta_i = g_i . out'_i + sum_j a'_ij gamma_ij
 
-All of it is O(N H D), except that a returned attention is scaled edge by edge.
+where g is the gradient of out' and gamma that of the returned attention a', if there is one. All of it is
+O(N H D), except that a returned attention is scaled edge by edge.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ def run(call: Any, sink: Tensor, tensors: Any) -> tuple[Tensor, Tensor | None, t
 def include(
     call: Any, sink: Tensor, value: Tensor, out: Tensor, saved: Tensor, attention: Tensor | None
 ) -> None:
-    """Gives the sink its share, in place, of what the forward operator computed without one. sink: [H], in
-    the accumulation type; saved: what an eager forward saves for backward.
+    """Changes out, saved and attention, which the forward operator computed without a sink, in place to what
+    they are with one. sink: [H], in the accumulation type; saved: what an eager forward saves for backward.
 
-    A row without mass has max = inf and log_sum = 0, and keeps them.
+    A row without edges, or whose edges are all masked, has max = inf and log_sum = 0, and keeps them.
     """
     graph = call.graph
     stats, positive, positive_mass = operators.unpacked(saved, value, graph.num_dst, call.save_positive)
@@ -59,7 +61,7 @@ def include(
         positive_mass.mul_(factor)
     if attention is not None:
         attention.mul_(factor.index_select(0, _destinations(graph)))
-        if graph.edge_mask is not None:  # backward reads entries that the kernels have not written
+        if graph.edge_mask is not None:  # kernels do not write rows of unused edges, which backward reads
             attention.masked_fill_(~graph.edge_mask.unsqueeze(1), 0)
 
 
@@ -76,8 +78,9 @@ def gradients(
     """The backward operator's results with a sink, and the gradient of the sink. found: the operator's
     results.
 
-    The operator computes the gradient of additive attention's destinations from the edges with z > 0, because
-    sum_j ds_ij = 0. With a sink that sum is beta delta.
+    The operator computes the gradient of additive attention's alpha_dst from the edges with z > 0 (z: the
+    score before the LeakyReLU) alone, because the gradients ds_ij of a row's scores add up to 0. With a sink
+    they add up to beta delta, which is added here, times the slope.
     """
     (grad_out, grad_attention), graph = grads, call.graph
     stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
@@ -110,5 +113,5 @@ def recorded_gradients(
 def _destinations(graph: Any) -> Tensor:
     """The destination of each edge, in the user's order."""
     dst = graph.edge_index[1]
-    # In a graph of fixed capacity, entries that are not in use may be any number.
+    # In a graph of fixed capacity, the entries of unused edges may be out of range.
     return dst if graph.edge_mask is None else dst.clamp(0, max(graph.num_dst - 1, 0))

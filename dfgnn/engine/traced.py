@@ -37,9 +37,10 @@ from .operators import gat_backward_op as _gat_backward
 from .operators import gat_op as _gat
 from .traced_graph import EdgeList
 
-# The operators' arguments begin with a traced graph, whether there are edge tensors, dropout or returned
-# attention, and the schedule. For attention there follow the number of heads (0 if tensors have a dimension
-# for them), the gradients of both results if it is the backward operator, the score, and the tensors.
+# The operators' arguments begin with those of a traced graph (`traced_graph.Arguments`), a bool (`edges`:
+# whether there are edge tensors, dropout or returned attention), and the schedule: _NUM_GRAPH arguments. For
+# attention there follow the number of heads (0 if tensors have a dimension for them), the gradients of both
+# results if it is the backward operator, the score, and the tensors.
 _NUM_GRAPH = len(_edges.Arguments._fields) + 2
 _TENSORS = slice(_NUM_GRAPH + 2, _NUM_GRAPH + 2 + len(Tensors._fields))
 _TENSORS_BACK = slice(_TENSORS.start + 2, _TENSORS.stop + 2)
@@ -71,14 +72,15 @@ def _handle_of(saved: Tensor, given, layer: str, heads: int, value: Tensor):
 
 
 def _attach(found, args, saved: Tensor) -> None:
-    """Attaches a handle for `_handle_of`, unless a CUDA graph made the structure, which must not outlive the
-    operator."""
+    """Attaches (graph, handle) to ``saved`` for `_handle_of`; not that of a packed structure
+    (`recorded_graph`), which must not outlive the operator."""
     if not _edges.is_made(*args[:2]):
         saved._dfgnn_graph = found  # type: ignore[attr-defined]
 
 
 def _saved_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_src=None):
-    """The size of the one tensor that forward saves. num_src: with the score terms of an additive layer."""
+    """The size of the one tensor that forward saves. num_src: given by `gat`, which saves its score terms
+    [num_src, H] and [num_dst, H], too."""
     acc = _ops.acc_type(dtype).itemsize
     sizes = [num_dst * heads * 2 * acc]
     if positive:
@@ -89,7 +91,7 @@ def _saved_bytes(num_dst, heads, dim, dtype: torch.dtype, positive: bool, num_sr
 
 
 def _forward(*args) -> list[Tensor]:
-    """Runs forward: out, what backward takes beside it, and the attention if asked for."""
+    """Runs forward. Returns out, what else backward takes, and the attention if asked for."""
     (heads, number), tensors = args[_NUM_GRAPH : _TENSORS.start], args[_TENSORS]
     *numbers, return_attention, positive, sink, train = args[_TENSORS.stop :]
     score = SCORE_OF_NUMBER[number]
@@ -114,8 +116,7 @@ def _forward_fake(*args) -> list[Tensor]:
 
 
 def _backward(*args) -> list[Tensor]:
-    """Runs backward: the gradients of value, src, of the others that are wanted, and of the sink if there is
-    one."""
+    """Runs backward. Returns the gradients that `_wanted` names, and that of the sink if there is one."""
     heads, grad_out, grad_attention, number = args[_NUM_GRAPH : _TENSORS_BACK.start]
     grads = grad_out, grad_attention
     tensors, score = Tensors(*args[_TENSORS_BACK]), SCORE_OF_NUMBER[number]
@@ -129,18 +130,19 @@ def _backward(*args) -> list[Tensor]:
     mask = graph.edge_mask
     if mask is not None:
         of_edges = tuple(x if x is None else _in_use(mask, x) for x in of_edges)
-    attn = None if results[3] is None else results[3].sum(0)  # of partial sums
+    attn = None if results[3] is None else results[3].sum(0)  # the operator returns partial sums
     given = [x for x, wanted in zip((*of_nodes, attn, *of_edges), _wanted(args)) if wanted]
     return given if sink is None else [*given, grad_sink]
 
 
 def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:
-    """A result of edges, which is 0 where no edge is in use: kernels do not write there."""
+    """x, a result with a row per edge, with 0 in the rows of unused edges, which kernels do not write."""
     return x if mask is None else _edges.in_use(mask, x)
 
 
 def _wanted(args) -> tuple[bool, ...]:
-    """Which of the eager operator's results the backward operator returns."""
+    """Which of the eager backward operator's results are returned: the gradients of value, src, dst, attn,
+    edge_bias, edge_gate, edge_weight and edge_feat."""
     t, need = Tensors(*args[_TENSORS_BACK]), args[-2]
     return (
         True,
@@ -221,7 +223,7 @@ _edges.define_differentiable(
 
 
 def _gat_forward(*args) -> list[Tensor]:
-    """Runs forward: out [num_dst, H * D], and what backward takes beside it."""
+    """Runs forward. Returns out [num_dst, H * D], and what else backward takes."""
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
     found = _handle(args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat, train)
     out, saved_bytes = _ops.call(_gat, found[1].number, *args[_NUM_GRAPH:])
@@ -233,13 +235,13 @@ def _gat_forward(*args) -> list[Tensor]:
 def _gat_forward_fake(*args) -> list[Tensor]:
     num_src, num_dst = args[2:4]
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
-    heads = attn_src.shape[-2]  # the heads of the vectors may be shorter than those of feat
+    heads = attn_src.shape[-2]  # not its head size: heads of feat may be padded
     size = _saved_bytes(num_dst, heads, feat.shape[1] // heads, feat.dtype, train, num_src)
     return [feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(size, dtype=torch.uint8)]
 
 
 def _gat_run_backward(*args) -> list[Tensor]:
-    """Runs backward: the gradients of feat, of both vectors, and of the bias if there is one."""
+    """Runs backward. Returns the gradients of feat, of both vectors, and of the bias if there is one."""
     feat, attn_src, *_, saved_bytes, _, _ = args[_NUM_GRAPH + 1 :]
     found = _handle_of(saved_bytes, args[:_NUM_GRAPH], "gat", attn_src.shape[-2], feat)
     *results, bias = _ops.call(_gat_backward, found[1].number, *args[_NUM_GRAPH:])
@@ -285,8 +287,8 @@ _edges.define_differentiable(
 def attention(
     inputs: AttentionInputs, save_positive: bool, train: bool, heads: int = 0
 ) -> tuple[Tensor, Tensor | None]:
-    """(out, attention or None) on an EdgeList. save_positive: see `EagerCall`; train: whether gradients are
-    needed. heads: if tensors of nodes, and out, are [N, H * D]; 0 if they are [N, H, D]."""
+    """(out, attention or None) on an EdgeList. save_positive, heads: see `EagerCall`; train: whether
+    gradients are needed."""
     edges, score, t, numbers, return_attention, schedule, sink, _ = inputs
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)

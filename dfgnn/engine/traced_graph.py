@@ -50,8 +50,8 @@ class EdgeList:
     None            -2 - n    the same of the Graph of number n
     =============== ========= ===============================================================================
 
-    num_src, num_dst: may be symbolic. self_loops: of the cached graph, the loops among the edges are removed,
-    and one for each node in 0 .. min(num_src, num_dst) - 1 appended. num_edges, device: None: those of given.
+    num_src, num_dst: may be symbolic. self_loops: the loops among the given edges are removed, and one for
+    each node in 0 .. min(num_src, num_dst) - 1 is appended. num_edges, device: None: those of ``given``.
     """
 
     edge_mask = None  # a graph of fixed capacity has one; operators apply it when they run
@@ -157,8 +157,8 @@ def for_compiler(graph: Any) -> Any:
 
 
 def smaller(a: int, b: int) -> int:
-    # min works for Dynamo's own sizes, for which older versions have no sym_min. min of a SymInt would add a
-    # guard.
+    # To Dynamo sizes are ints, for which older versions of PyTorch cannot trace sym_min. Elsewhere a size may
+    # be a SymInt, of which min would add a guard.
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)
 
 
@@ -179,9 +179,9 @@ class Arguments(NamedTuple):
 
 
 ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-# The prefixes of the operators on an edge_index and on a Graph's number, with their tags. Making the graph of
-# a new edge_index waits for the GPU, which a CUDA graph cannot contain. A Graph that was used before needs no
-# waiting, and torch records a CUDA graph for each number.
+# The prefixes of the operators on an edge_index and on the number of a Graph, with their tags. Making the
+# graph of a new edge_index waits for the GPU, which a CUDA graph cannot contain. A Graph that was used before
+# needs no waiting, and torch records one CUDA graph for each value of `number`.
 _FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
 
 
@@ -267,7 +267,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
 
 
 def is_made(given: Tensor | None, number: int) -> bool:
-    """Whether an operator got a packed structure, according to its first arguments."""
+    """Whether an operator was called with a packed structure, according to its first two arguments."""
     return given is not None and number == -1 and given.dim() == 1
 
 

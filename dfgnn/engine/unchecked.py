@@ -48,7 +48,8 @@ def attention(
         return None
     if paths.recorder is not None or not is_eager(value):
         return None
-    # Each library counts its graphs: the number of one on another device may be that of another graph.
+    # The CPU's library and CUDA's number their graphs independently, so that the number of a graph on another
+    # device could be that of a wrong graph here.
     if value.dim() != 3 or value.device != graph._device:
         return None
     dtype, (_, heads, dim) = value.dtype, value.shape

@@ -10,10 +10,11 @@ not say how many nodes there are; the rows of the tensors do, as each function's
 
 **Batches on one graph.** All but :func:`edge_softmax` take B sets of features at a time: features of nodes
 with a dimension in front, ``[B, N, H, D]``, which the results have, too. The sets are further heads of one
-call, so that the graph is read once. Other tensors have it, ``[B, N, H]`` or ``[B, E, H]`` say, or are
-alike for all sets; numbers of edges with a batch have three dimensions, and ``edge_attr``, ``edge_type`` and
-their projections are alike for all. (:func:`edge_softmax` takes any dimensions behind the edges.) Sets that
-lie behind the nodes, ``[N, B, H, D]``, are heads as they are: ``flatten(1, 2)``.
+call, so that the graph is read once. Other tensors have this dimension, too, ``[B, N, H]`` or ``[B, E, H]``
+say, or are alike for all sets. A tensor of one scalar per edge that differs between sets is ``[B, E, 1]``;
+``edge_attr``, ``edge_type`` and their projections are alike for all. (:func:`edge_softmax` takes any
+dimensions behind the edges.) Sets that lie behind the nodes, ``[N, B, H, D]``, are heads as they are:
+``flatten(1, 2)``.
 """
 
 from .additive import gat_attention, gatv2_attention

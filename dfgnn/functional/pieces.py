@@ -51,7 +51,7 @@ def edge_softmax(
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
-    # The attention that gat_attention returns, with no term from either end.
+    # The attention weights of additive attention whose scores are the edge bias alone.
     ends = flat.new_zeros(graph.num_src, flat.shape[1])
     _, attention = gat_attention(
         graph, ends.unsqueeze(2), ends, None, negative_slope=1.0, edge_bias=flat, return_attention=True,
@@ -61,8 +61,8 @@ def edge_softmax(
 
 
 def _softmax_of_tensor(edge_index: Tensor, score: Tensor, size: tuple[int, int] | None) -> Tensor | None:
-    """The softmax without making a Graph, which would take longer. None where a Graph is needed, or has to
-    raise an error."""
+    """The softmax without making a Graph, which would take longer. None where a Graph is needed (while graphs
+    of fixed capacity exist, whose buffer this may be), or has to raise an error."""
     if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.shape[1] == 0 or OF_BUFFER:
         return None
     src, dst = edge_index.unbind()

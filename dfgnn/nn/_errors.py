@@ -15,7 +15,7 @@ from ._terms import plain_linear
 
 
 class DGLError(Exception):
-    """What DGL's names raise where DGL raises its error of this name (:mod:`dfgnn.compat`)."""
+    """Raised by :mod:`dfgnn.compat`, and by layers of DGL's names, where DGL raises its own DGLError."""
 
 
 # What an argument is called in DGL's layers and in torch_geometric's.
@@ -78,13 +78,13 @@ def _check_heads(layer: str, name: str, heads: Any) -> None:
 def wrong_argument(
     layer: nn.Module | str, argument: str, expected: str, got: Any, kind: type[Exception] = ValueError
 ) -> Exception:
-    """The error of an argument that is not as expected. layer: or its name."""
+    """The error of an argument that is not as expected. layer: a layer, or its name."""
     where = layer if isinstance(layer, str) else type(layer).__name__
     return kind(f"{where}: {argument}: expected {expected}, got {got}")
 
 
 def wrong_features(layer: nn.Module, name: str, x: Any, shapes: str) -> TypeError:
-    """The error of features that are no tensor of floating-point numbers; shapes: which ones it may have."""
+    """The error of features that are no floating-point tensor. shapes: the expected ones, in words."""
     where = f"{type(layer).__name__}: {name}: expected"
     if not isinstance(x, Tensor):
         return TypeError(f"{where} a tensor {shapes}, got {type(x).__name__}")
@@ -95,14 +95,14 @@ def wrong_features(layer: nn.Module, name: str, x: Any, shapes: str) -> TypeErro
 
 
 def projected(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> Tensor:
-    """``linear(x)`` of an argument of a layer, whose error names it."""
+    """``linear(x)``, where x is the argument ``name`` of a layer: if it does not fit, the error names it."""
     check_fits(layer, name, linear, x)
     return linear(x)
 
 
 def check_fits(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> None:
-    """Raise where ``linear(x)`` would, but by the argument's name. Fused layers need not call it: what it
-    refuses is never fused."""
+    """Raise an error that names the argument where ``linear(x)`` would raise one that does not. A layer that
+    runs as one autograd function need not call it: its conditions (`whole.eligible`) exclude such x."""
     plain = None if torch.compiler.is_compiling() else plain_linear(linear)
     if plain is None:
         return
@@ -110,7 +110,7 @@ def check_fits(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> Non
 
 
 def check_takes(layer: nn.Module, name: str, weight: Tensor, x: Tensor) -> None:
-    """`check_fits` for the weight ``[out, in]``, or ``[types, in, out]``, that x is multiplied with."""
+    """`check_fits`, given the weight ``[out, in]``, or ``[types, in, out]``, that x is multiplied with."""
     where = f"{type(layer).__name__}: {name}: expected"
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(

@@ -27,8 +27,8 @@ class FallbackWarning(UserWarning):
 
 
 def warn(cls: type, library: str, reason: str, stacklevel: int = 6) -> None:
-    """Once per class and reason. stacklevel: of the line that calls the module, if what calls this is called
-    by its ``forward``."""
+    """Warns, once per class and reason, and reports to :func:`dfgnn.explain`. stacklevel: by default that of
+    the line that calls the layer, for a caller of this function that the layer's ``forward`` calls."""
     if paths.recorder is not None:
         paths.recorder.declined("fused", reason)
         paths.recorder.took("upstream", cls.__name__)
@@ -88,7 +88,8 @@ class Called:
         return self._cls.forward, *self._of_module(self._module), *Called._of_torch(F)
 
     def replaced(self) -> str | None:
-        """The name of the first function that was replaced since, or before by one of another package."""
+        """The name of the first function that was replaced since this object was made, or that was another
+        package's already then."""
         now = self.now()
         if now == self._fine:
             return None
@@ -97,7 +98,7 @@ class Called:
             if _is_piece(x) or (_is_piece(known) and is_from(package, x)):
                 continue
             genuine = is_from(package, x) or is_from("torch", x)
-            # What was known may have been a replacement that is gone.
+            # If `known` itself was another package's replacement, x may differ: it is the original again.
             if not genuine or (x is not known and (is_from(package, known) or is_from("torch", known))):
                 return name
         self._fine = now
@@ -110,8 +111,8 @@ def _is_piece(x: object) -> bool:
 
 
 def foreign_mode() -> str | None:
-    """The class of a TorchFunctionMode or TorchDispatchMode at work that is neither torch's nor ours: it may
-    change functions that the fused forward does not call."""
+    """The name of the class of an active TorchFunctionMode or TorchDispatchMode that is neither torch's nor
+    ours: it may change functions that the library's forward calls and the fused one does not."""
     modes = [internals.function_mode(k) for k in range(internals.num_function_modes())]
     modes += [internals.dispatch_mode(k) for k in range(internals.num_dispatch_modes())]
     foreign = (type(x).__name__ for x in modes if type(x).__module__.split(".")[0] not in ("torch", "dfgnn"))
@@ -123,8 +124,9 @@ PLAIN = frozenset((Tensor, nn.Parameter, type(None)))
 
 
 def foreign_tensor(values: Iterable[Any]) -> str | None:
-    """The class of a tensor among these that carries out operations by code that is neither torch's nor ours,
-    and so may change some that the fused forward does not call. Looks into tuples, lists and dictionaries."""
+    """The name of the class of a tensor among these whose operations run code that is neither torch's nor
+    ours: it may change operations that the library's forward calls and the fused one does not. Looks into
+    tuples, lists and dictionaries."""
     for value in values:
         cls = type(value)
         if cls in PLAIN:
@@ -148,7 +150,7 @@ def _operates_itself(cls: type) -> bool:
 
 
 def is_from(package: str, method: object) -> bool:
-    """Whether this function was written in the package, or by it at run time; true of what is no function.
+    """Whether this function was written in the package, or by it at run time; True if it is no function.
 
     Its globals tell: functools.wraps copies everything else.
     """

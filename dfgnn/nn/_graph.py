@@ -50,7 +50,8 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
     if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not is_exporting():
         _check_number(converted._number)  # runs whenever the compiled code runs
         return
-    if converted.edge_mask is not None or not converted.has_zero_in_degree:  # fixed capacity: would wait
+    # With fixed capacity, whose degrees change, it is not checked: that would wait for the GPU at every call.
+    if converted.edge_mask is not None or not converted.has_zero_in_degree:
         return
     message = (
         f"{where}graph: it has destinations without in-edges, whose aggregate would be 0. Add self-loops "
@@ -61,7 +62,7 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
 
 def _check_in_degrees(number: int) -> None:
     graph = OF_NUMBER[number]()
-    assert graph is not None  # a graph that has ended has no number
+    assert graph is not None  # the entry of a graph that no longer exists is removed
     check_in_degrees(graph, graph)
 
 
@@ -78,7 +79,7 @@ def split_ends(
     dropout: Callable[[Tensor], Tensor] | None,
     name: str = "feat",
 ) -> tuple[Tensor, Tensor]:
-    """Source and destination features after dropout, in a layer that has it.
+    """Source and destination features, after ``dropout`` if it is given.
 
     A single tensor has one row per source; the destinations are its first ``num_dst`` rows, as in a block.
     """

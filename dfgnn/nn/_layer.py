@@ -105,7 +105,7 @@ _called_by = functools.cache(_fallback.Called)
 
 
 def _ends_share_data(graph: Any) -> bool:
-    """Whether DGL stores features of a destination also as those of the source of the same number."""
+    """Whether sources and destinations are the same nodes, so that DGL stores features of both together."""
     return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
@@ -199,15 +199,15 @@ class AttentionLayer(GraphLayer):
                 graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
             )
 
-        # Like DGL, it projects the sources first, which matters if a parametrization draws random numbers.
+        # As in DGL's layer, the sources are projected first: a parametrization may draw random numbers.
         rows = {"value": project("value")} if spec.key is None else {}
         result = spelled(spec.score, lambda name: rows[name] if name in rows else project(name), attend)
         out, attention = self._unpack(result, prefix)
         return out if whole is None else self._heads(whole), attention
 
     def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
-        """The attention's arguments for attributes of edges. sets: the size of the batch, whose elements are
-        further heads, one element's after the other's."""
+        """The attention's arguments for attributes of edges. sets: the size of the batch, which is folded
+        into the heads: all heads of the first element, then those of the next."""
         return {}
 
     def _unpack(self, result: Tensor | tuple[Tensor, Tensor], prefix: Sequence[int]) -> tuple:
@@ -302,7 +302,7 @@ def check_edge_rows(
 
 
 def check_per_edge(layer: nn.Module, name: str, x: Any, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise TypeError or ValueError unless ``x``, an option on edges, is None or a tensor of such a shape."""
+    """Raise TypeError or ValueError unless ``x``, an option on edges, is None or has one of the shapes."""
     if x is None or isinstance(x, Tensor) and x.shape in shapes:
         return
     where = f"{type(layer).__name__}: {name}"

@@ -1,4 +1,4 @@
-"""Score terms of additive attention from the weight of a linear layer, and which layers that is right for."""
+"""Folding: score terms <W x, a> of additive attention as <W^T a, x>, and which linear layers allow it."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ _is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # s
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether the output of ``linear`` is x W^T with an ordinary tensor W: nothing hangs on it, it has no
-    parametrization and no bias, and its weight is no subclass of Tensor (quantised, say)."""
+    """Whether the output of ``linear`` is x W^T with an ordinary tensor W: it has no hooks, replaced methods,
+    parametrization or bias, and its weight is no subclass of Tensor (quantised, say)."""
     plain = None if all_hooked() else plain_linear(linear)
     return plain is not None and plain[1] is None
 
 
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
-    caller must ask for hooks on all modules."""
+    caller must check `all_hooked` itself."""
     if type(linear) not in LINEAR or not is_untouched(linear) or F.linear is not internals.linear:
         return None
     parameters = linear._parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    # If it is no parameter, it belongs to a parametrization, a plain tensor took its place, or it is an
-    # exporter's.
+    # A weight that is no Parameter may be a plain tensor in its place, or an exporter's FakeTensor. Any other
+    # class is refused.
     if type(weight) is not nn.Parameter and type(weight := linear.weight) not in (
         Tensor,
         internals.FakeTensor,
@@ -91,9 +91,9 @@ def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     """Whether :func:`folded_terms` is right for ``linear``, whose output has this width, and pays."""
-    # Reading wide inputs a second time would cost more than N x H x D does. Under autocast the sum over D is
-    # taken in float32 only if it is written out. Compiled, the sum is one kernel, while folding takes six
-    # more matrix products, with the gradients.
+    # Folding reads x a second time, which for wide x costs more than reading the projection [N, H, D]. Under
+    # autocast it is a matrix product in 16 bits, whereas (feat * a).sum(-1) is summed in float32. Compiled,
+    # that sum is one kernel, while folding takes six more matrix products, those of the gradients included.
     if torch.compiler.is_compiling():
         return False
     return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)

@@ -20,7 +20,7 @@ from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
 from ._terms import under_autocast
 
-Rows = slice | Tensor  # numbers of rows, each at most once
+Rows = slice | Tensor  # indices of rows, each at most once
 
 
 class Group(NamedTuple):
@@ -34,9 +34,9 @@ class Group(NamedTuple):
 class Pairs(NamedTuple):
     """(node, type) pairs, in the order of types."""
 
-    groups: list[Group] | None  # how the pairs' rows are made from the nodes'; None: there are all pairs
+    groups: list[Group] | None  # per type: the nodes' rows to read, the pairs' rows to write. None: all pairs
     num_pairs: int
-    lift: Graph | None = None  # from nodes to pairs: it gathers the rows that groups read
+    lift: Graph | None = None  # edges from nodes to pairs. If given, groups read rows that it has gathered
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x[j] @ weight[t] of each pair (j, t). x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns
@@ -84,11 +84,11 @@ def sum_of_sources(graph: Graph, x: Tensor) -> Tensor:
 
 
 def pairs_of(node: Tensor, types: Tensor, num_nodes: int, with_lift: bool = False) -> tuple[Pairs, Tensor]:
-    """The pairs (node, type) among the edges, whose ends and types these are, int64 ``[E]``, and the pair of
-    each edge. Waits for the device.
+    """The distinct pairs (node[e], types[e]) of the edges e, and the index of each edge's pair. node, types:
+    int64 ``[E]``. Waits for the device.
 
-    with_lift: the rows of all pairs are gathered at a time, which takes fewer launches than type by type, and
-    more memory.
+    with_lift: let `Pairs.matmul` gather the rows of all pairs at a time, which takes fewer launches than type
+    by type, and more memory.
     """
     step = max(num_nodes, 1)
     pairs, position = torch.unique(types * step + node, return_inverse=True)
@@ -102,8 +102,8 @@ def pairs_of(node: Tensor, types: Tensor, num_nodes: int, with_lift: bool = Fals
 
 
 def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
-    """What attention over edges of several types runs on: keys and values, which depend on the type of the
-    edge, are made once per source and type instead of once per edge.
+    """The graph on which attention over edges of several types runs. Keys and values, which depend on the
+    type of the edge, are made once per source and type instead of once per edge.
 
     etype: integers ``[E]`` in the user's edge order. Cached: it waits for the device once per graph and
     tensor. Raises as :func:`groups_of`.
@@ -133,8 +133,8 @@ def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str)
 
 
 def first_types(types: Tensor, count: int) -> Tensor:
-    """The first ``count`` types; outside compilers as int64 and the same tensor every time, so that its
-    groups are found again."""
+    """The first ``count`` types; outside compilers as int64 and the same tensor every time, so that
+    `groups_of` finds its groups in the cache."""
     if is_recorded():
         return types if count == len(types) else types[:count]
     return _same_first_types(types, count)
@@ -145,7 +145,7 @@ def _same_first_types(types: Tensor, count: int) -> Tensor:
     types = transforms.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
-    # A view would keep `types` alive.
+    # A copy, because a view in the cache would keep `types` alive.
     return once((types,), ("first", count), lambda: types[:count].to(torch.int64, copy=True))
 
 
@@ -182,7 +182,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     x, weight = under_autocast(x, weight)
-    # While compiling, the rule's backward would be traced as one that is differentiated again.
+    # A compiler traces backward in grad mode, which the rule would take for create_graph.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)
@@ -249,8 +249,8 @@ _RUN = 1024  # rows of one product in _outer_sum
 def _outer_sum(x: Tensor, y: Tensor) -> Tensor:
     """sum_r x[r, h] y[h, r]^T: x [R, H, D], y [H, R, K], result [H, D, K].
 
-    On a GPU libraries compute so narrow a product with one block per head. So it is divided into runs of
-    rows, which are computed in parallel, and whose results are added up.
+    On a GPU a product with such small results runs as one thread block per head. So the rows are divided into
+    runs of _RUN rows, whose products are computed in parallel and added up.
     """
     rows, heads, dim = x.shape
     if x.device.type == "cpu" or rows < 4 * _RUN:
@@ -293,7 +293,7 @@ _matmul = python_operator(
     "(Tensor x, Tensor weight, Tensor types) -> Tensor",
     _matmul_of_types,
     lambda x, weight, types: x.new_empty(x.shape[0], weight.shape[2]),
-    torch.Tag.cudagraph_unsafe,  # it waits for types that are new
+    torch.Tag.cudagraph_unsafe,  # for a new tensor of types it waits for the GPU
 )
 _outer = python_operator(
     "typed_outer",

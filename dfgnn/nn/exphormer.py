@@ -113,7 +113,8 @@ class ExphormerAttention(nn.Module):
                 if found[0] < 0 or found[1] >= size:
                     raise wrong_argument(f"{_WHERE}.typed_graph", name, f"values in [0, {size})", found)
         sizes = num_types * num_nodes, num_nodes
-        edges = torch.stack([edge_type.long() * num_nodes + src, dst])  # ids of types may be bytes
+        # edge_type may be uint8, in which the product would overflow.
+        edges = torch.stack([edge_type.long() * num_nodes + src, dst])
         if edge_mask is None:
             return Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=validate)
         if edge_mask.dtype != torch.bool or edge_mask.shape != edge_type.shape:

@@ -347,5 +347,5 @@ def swapped(x: Tensor) -> Tensor:
 
 
 def normalized(norm: nn.Module, h: Tensor) -> Tensor:
-    """``[N, *, F]``, as so many rows."""
+    """``norm`` of h ``[N, *, F]``, flattened to rows: BatchNorm1d takes ``[rows, F]``."""
     return norm(h.flatten(0, -2)).view_as(h)

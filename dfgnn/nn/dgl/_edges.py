@@ -1,4 +1,6 @@
-"""Sums between nodes and edges: tensors with one row per edge, in the user's order."""
+"""Sums that DGL's layers with edge features need: of edges' rows over nodes, weighted anew for each head, and
+of the rows of an edge's two nodes. Tensors with one row per edge are in the user's order.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,10 @@ def sums_per_head(graph: Graph, weight: Tensor, rows: Tensor) -> list[Tensor]:
 
 
 def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
-    """rows[e] += src[j] + dst[i] for every edge e from j to i, in place, and returns ``rows``.
+    """rows[e] + src[j] + dst[i] for every edge e from j to i. Unless a compiler or a transform is active, it
+    overwrites ``rows``.
 
-    rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Deterministic, unlike the backward of indexing.
+    rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Gradients are deterministic, unlike those of indexing.
     """
     if torch.compiler.is_compiling():  # the compiler fuses the additions with what follows
         return rows + rows_of_sources(graph, src) + rows_of_destinations(graph, dst)

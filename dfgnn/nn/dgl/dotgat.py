@@ -39,7 +39,7 @@ class DotGatConv(AttentionLayer):
 
     attention: Any = staticmethod(functional.dot_attention)
 
-    # DGL's layer raises for a pair and one projection.
+    # Only with two projections: for a pair of features and one projection, DGL's layer raises an error.
     _one_name_for_ends = property(lambda self: "fc_src" in self._modules)  # type: ignore[assignment]
 
     FUSED_OPTIONS = "in_feats out_feats num_heads allow_zero_in_degree"

@@ -52,7 +52,7 @@ class EGATConv(GraphLayer):
 
     bias: Tensor | None
 
-    # DGL's layer has no such attribute, and never allows it.
+    # An attribute of the class, because instances of DGL's layer have none: it always refuses such graphs.
     _allow_zero_in_degree = False
     num_heads = renamed("_num_heads")
     out_node_feats = renamed("_out_node_feats")

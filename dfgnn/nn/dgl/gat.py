@@ -51,7 +51,7 @@ class AdditiveConv(LeakyLayer):
     ) -> tuple[Tensor, Any]:
         """out ``[N_dst, *, H, D]`` with the bias but not the residual; attention ``[E, *, H, 1]`` or None.
 
-        ends: as from `_project`. options: arguments of the engine.
+        ends: as from `_project`. options: further arguments of the attention function.
         """
         feat_src, alpha_src, alpha_dst = ends
         prefix = feat_src.shape[1:-2]

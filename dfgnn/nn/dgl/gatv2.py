@@ -120,7 +120,7 @@ class GATv2Conv(LeakyLayer):
         return (out, attention) if get_attention else out
 
     def _spec(self, one: bool) -> LayerSpec:
-        """one: the destinations are what ``fc_src`` gives, too."""
+        """one: ``fc_src`` projects the destinations, too."""
         return LayerSpec(
             "additive_v2", self.num_heads, self.fc_src, query=None if one else self.fc_dst,
             vectors=(self.attn,), negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop),

@@ -94,7 +94,7 @@ class HGTConv(FusedLayer):
     def num_etypes(self) -> int:
         return len(self.relation_pri[0])
 
-    # Their weights are used without calling them.
+    # The weights of these modules are read here, without calling the modules.
     _in_engine = dict.fromkeys(("relation_att", "relation_msg"), (nn.ModuleList,))
 
     @classmethod

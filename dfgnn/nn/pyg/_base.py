@@ -67,7 +67,7 @@ class FusedConv:
     # The dimension of nodes that torch_geometric's class gives its message passing.
     _node_dim: ClassVar[int] = 0
 
-    if TYPE_CHECKING:  # TorchScript reads a class's annotations
+    if TYPE_CHECKING:  # otherwise TorchScript would read these annotations, too
         attention: Callable[..., Any]  # of `functional`, or of `reference`: the same layer on plain PyTorch
         add_self_loops: bool
         inspector: Any
@@ -150,11 +150,12 @@ class FusedConv:
         return out, attention_result(edge_index, attention, graph, self.add_self_loops)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
-        # The first instance of a class makes torch_geometric compile the class's message passing, which its
-        # own forward calls. Our classes get what it compiles for its own, no matter how an instance was made.
+        # At the first instance of a class torch_geometric compiles that class's message passing, which the
+        # library's forward calls. Our classes get what is compiled for the library's classes, even if an
+        # instance of ours comes first.
         cls = type(self)
         library = _upstream(cls)
-        self.inspector.get_source(library)  # it caches sources by name, and both have this name
+        self.inspector.get_source(library)  # it caches sources by class name, which both classes share
         if FusedConv in cls.__bases__:
             self.inspector._cls = library
             self.__class__ = library
@@ -171,9 +172,11 @@ class FusedConv:
                 cls._orig_propagate = base._orig_propagate  # type: ignore[attr-defined]
 
     def __prepare_scriptable__(self):
-        # torch.jit.script asks for the module that it is to compile in place of this one.
+        # torch.jit.script cannot compile the fused forward. It calls this for a module to compile instead,
+        # and gets a copy with torch_geometric's class; not for a user's subclass, which may change the
+        # results.
         if FusedConv not in type(self).__bases__:
-            return self  # a user's subclass may change the results
+            return self
         warn(type(self), LIBRARY, "TorchScript")
         plain = copy.copy(self)
         plain.__class__ = _upstream(type(self))
@@ -210,10 +213,11 @@ def _integers(values: Any) -> list[Tensor]:
 def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggregation) -> str | None:
     """None if the fused path does what this module is set up for, else the reason why it does not.
 
-    cls: the fused class that it has, or is to get instead of torch_geometric's. aggregation: what it does.
+    cls: the fused class that it has, or is to get instead of torch_geometric's. aggregation: the class of
+    aggregations that this path computes.
     """
-    # These questions are asked at every call, and a small graph waits for them: those that take a call come
-    # last, or are asked only if something is unusual.
+    # This runs at every call of a layer, and on a small graph its Python time counts. Most tests read only
+    # attributes. Those that call slow functions run only after a cheap test has found something unusual.
     cls, compiling = type(module) if cls is None else cls, torch.compiler.is_compiling()
     state = module.__dict__
     aggr = module.aggr_module if compiling else state["_modules"].get("aggr_module")
@@ -281,9 +285,9 @@ def _changed_in_class(cls: Any) -> str | None:
     return None if replaced is None else f"{replaced} was replaced, in torch_geometric or in torch"
 
 
-# This is what torch.compiler.assume_constant_result does, which imports the compiler. Without it compiled
-# code would check at every call whether the class has changed, which it rarely does, and small graphs would
-# wait.
+# This is what torch.compiler.assume_constant_result does, which would import the compiler. The function runs
+# while a compiler records, and compiled code does not repeat it: at every call that would cost a small graph
+# too much time, for a change that is rare.
 _changed_in_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -335,7 +339,7 @@ def both_ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def check_rows(layer: nn.Module, name: str, x: Any) -> None:
-    """Features ``[N, F]``, or ``[B, N, F]``: B sets on the same graph."""
+    """Raise TypeError or ValueError unless x is ``[N, F]``, or ``[B, N, F]``: B sets on one graph."""
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         raise wrong_features(layer, name, x, "[N, F]")
     if x.dim() not in (2, 3):
@@ -344,16 +348,18 @@ def check_rows(layer: nn.Module, name: str, x: Any) -> None:
 
 
 def is_batch(x: Any) -> bool:
-    """Whether features are such sets, of which a layer is to compute one with `over_batch`."""
+    """Whether features, or the sources' of a pair, are ``[B, N, F]``, for which layers use `over_batch`."""
     x = x[0] if isinstance(x, (tuple, list)) else x
     return isinstance(x, Tensor) and x.dim() == 3
 
 
 def over_batch(layer: Callable[..., Any], *features: Any) -> Any:
-    """``layer(*features)``, a function of features ``[N, F]`` (or pairs or dicts of them), of sets of them.
-    Their attention is that of more heads (`dfgnn.engine.autograd`), its dropout another in each set.
+    """``layer(*features)`` for features ``[B, N, F]``, where layer is a function of ``[N, F]`` (or of pairs
+    or dicts of such features), by vmap. The attentions of all sets are one, with more heads
+    (`dfgnn.engine.autograd`); dropout differs between sets.
 
-    It may return tuples and dicts. What is no dense tensor of real numbers in them is alike for all sets.
+    The results may be tuples and dicts. Whatever in them is not a dense floating-point tensor has to be the
+    same for all sets, and is returned without B.
     """
     dims = tree_map(lambda x: 0 if is_batch(x) else None, features)
     alike: Any = None

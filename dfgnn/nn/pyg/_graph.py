@@ -21,11 +21,11 @@ def graph_of(
     size: tuple[int, int] | None = None,
     self_loops: bool = False,
 ) -> tuple[Graph, Tensor | None]:
-    """`cache.graph_of` with the sizes of a layer's features; while a compiler records the layer, an EdgeList
-    that represents the graph and has the map."""
+    """The graph, and the edge map or None, as from `cache.graph_of` with the sizes of a layer's features.
+    While a compiler records, the graph is an EdgeList, which makes the map itself."""
     num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
     if type(edge_index) is Tensor and not torch.compiler.is_compiling():
-        compiled = internals.get_eval_frame_callback() is not None  # it would trace how a graph is made
+        compiled = internals.get_eval_frame_callback() is not None  # torch.compile would trace `of_tensor`
         find = cache.known if compiled else cache.of_tensor
         found = find(edge_index, num_src, num_dst, self_loops)
         if found is not None:

@@ -77,7 +77,7 @@ def _occurring_relations(
         raise _no_types()
     types = _csr.as_index("RGATConv", "edge_type", types)
     if edge_type is None and isinstance(edge_index, Tensor):
-        # A sparse tensor returns its values as a new object each time.
+        # A sparse tensor returns its values as a new object each time, which cannot be a key of the cache.
         key, more_state = (*key, "own types"), state_of(types)
     else:
         parts = *parts, types

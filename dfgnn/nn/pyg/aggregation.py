@@ -121,7 +121,8 @@ class FusedAggregation:
         return self.attention(graph, values, score, None, negative_slope=1.0).flatten(1)
 
     def __prepare_scriptable__(self):
-        # As FusedConv's: torch.jit.script compiles torch_geometric's module.
+        # torch.jit.script cannot compile the fused forward. It gets a copy with torch_geometric's class,
+        # which follows FusedAggregation in the MRO; not for a user's subclass, which may change the results.
         if FusedAggregation not in type(self).__bases__:
             return self
         plain = copy.copy(self)
@@ -163,7 +164,7 @@ class SoftmaxAggregation(FusedAggregation, torch_geometric.nn.aggr.SoftmaxAggreg
 
 
 def scores_of(module: Any, x: Tensor) -> Tensor:
-    """t x, of a SoftmaxAggregation; without a gradient where it has half of it."""
+    """t x of a SoftmaxAggregation; without a gradient if it has ``semi_grad`` and t is not learned."""
     score = x * module.t
     return score.detach() if module.semi_grad and not module.learn else score
 

@@ -72,7 +72,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
-        # In torch_geometric's order, in which lazy parameters draw their first values.
+        # Modules are called in torch_geometric's order: lazy ones draw their parameters at the first call.
         res = self.res
         res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)
@@ -113,8 +113,8 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None
     ) -> dict[str, Tensor | None]:
-        """What the attention gets of the edges: on the CPU the attributes with their projection, unless they
-        are few, else features ``[E', H, C]``; or nothing."""
+        """The attention's arguments for the edges' attributes, if there are any. On the CPU they are
+        attributes and projection where the projected attributes ``[E', H, C]`` would be large, else these."""
         if self.lin_edge is None:
             if given_attributes(self, edge_index, edge_attr)[1] is not None:
                 raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")

@@ -50,10 +50,10 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         factors = layer.directed_msg and layer.in_edge_channels is None
         if layer.attention_type != "additive" and not factors:
             return "attention_type='dot_product' with edge features or directed_msg=False"
-        lin = getattr(layer, "lin_edge", None)  # whose weight is used without calling it
+        lin = getattr(layer, "lin_edge", None)  # its weight is read without calling it
         if lin is not None and plain_linear(lin) is None:
             return "lin_edge was replaced or has hooks"
-        # They are called with the rows of nodes here, there with those of edges.
+        # These two are called with the rows of nodes; by torch_geometric's forward, with those of edges.
         ends = (layer.lin_msg,) if layer.directed_msg else (layer.lin_msg, layer.lin_msg_i)
         if any(plain_linear(lin) is None for lin in ends):
             return "lin_msg or lin_msg_i was replaced or has hooks"
@@ -89,7 +89,8 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             raise wrong_argument(self, "edge_attr", "None in a layer without in_edge_channels", "a tensor")
         feat = self._heads(projected(self, "x", self.lin_msg, x_src))
         if self.attention_type != "additive":
-            query = self._heads(self.lin_msg(x_dst)) / self.scaler  # a tensor, which exporters cannot read
+            # `scaler` is a tensor, whose value exporters cannot read: so it is no argument `scale`.
+            query = self._heads(self.lin_msg(x_dst)) / self.scaler
             out = functional.dot_attention(graph, query, feat, feat, scale=1.0, negative_slope=_SLOPE)
         else:
             out = self._additive(graph, feat, x_dst, attr)
@@ -99,7 +100,8 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
     def _additive(self, graph: Any, feat: Tensor, x_dst: Tensor, attr: Tensor | None) -> Tensor:
         alpha_src = (feat * self.att_msg).sum(-1)
         alpha_dst = bias = None
-        # What messages have of their destination, or alike for all, comes out as it is, where there are any.
+        # The part that all messages into a node have in common. Their weights add up to 1, so that the part
+        # is added to the result as it is, if the node has any edges.
         constant: Tensor | None = None
         if not self.directed_msg:
             constant = self._heads(self.lin_msg_i(x_dst))

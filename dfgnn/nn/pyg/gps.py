@@ -95,7 +95,7 @@ class GPSConv(torch_geometric.nn.GPSConv):
         """
         if self._falls_back(x, batch) or batch is None or torch.compiler.is_compiling():
             return super().forward(x, edge_index, batch, **kwargs)
-        # In torch_geometric's order, in which random numbers are drawn.
+        # The order is that of torch_geometric's forward, because random numbers are drawn.
         local = None
         if self.conv is not None:
             local = self._with_residual(self.norm1, self.conv(x, edge_index, **kwargs), x, batch)
@@ -176,8 +176,8 @@ def dense_of(x: Tensor, batch: Tensor) -> Dense | None:
     def build(batch: Tensor) -> Dense | None:
         _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)
         graphs, size = len(sizes), int(sizes.max()) if len(sizes) else 0
-        # A dense pair takes so many times as long as one of all_pairs, measured for graphs of 10 to 1,000
-        # nodes.
+        # The factor in brackets is the time per pair of dense attention, divided by that of attention over
+        # `all_pairs`, as measured for graphs of 10 to 1,000 nodes.
         if graphs * size * size * (0.3 + 10 / max(size, 1)) >= int(sizes.square().sum()):
             return None
         if graphs * size == len(batch):
@@ -212,8 +212,8 @@ class Dense(NamedTuple):
 
 
 class _DenseAttention(rules.Rule):
-    """From rows [graphs, size, 3, H, D]: the attention [graphs, size, H, D], and the logarithms of its
-    sums."""
+    """Computes, from rows [graphs, size, 3, H, D] of queries, keys and values, the attention's output
+    [graphs, size, H, D] and the logsumexp of its scores."""
 
     __slots__ = "mask", "scale"
 

@@ -72,7 +72,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         for edge_type, edge_index in edge_index_dict.items():
             src, _, dst = edge_type
             name = "__".join(edge_type)
-            # As many nodes as projected rows: captum's hooks on a projection return several times as many.
+            # Sizes are those of the projected rows, of which a hook may return more: captum's do.
             graph, _ = graph_of(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
             alpha_src = (feats[src] * self.lin_src[name]).sum(-1)
             alpha_dst = (feats[dst] * self.lin_dst[name]).sum(-1)

@@ -48,7 +48,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        for lin in (layer.att, layer.lin):  # whose weights are used without calling them
+        for lin in (layer.att, layer.lin):  # their weights are read without calling them
             if plain_linear(lin) is None:
                 return "att or lin was replaced or has hooks"
         kinds = layer.edge_type_emb
@@ -94,8 +94,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         channels, kinds = self.out_channels, self.edge_type_emb
         sizes = [channels, channels, kinds.embedding_dim, attr.shape[1]]
         of_dst, of_src, of_type, of_attr = self.att.weight.split(sizes, dim=1)
-        # There is a row for each type, not for each edge. An embedding's gradient is that of a lookup of its
-        # rows.
+        # The embeddings are projected per type, not per edge; the lookup of the results has the same
+        # gradients.
         types = F.linear(F.leaky_relu(kinds.weight, self.negative_slope), of_type)
         score = F.linear(attr, of_attr) + F.embedding(edge_type.long(), types)
         of_nodes, of_edges = self.lin.weight.split(sizes[1::2], dim=1)

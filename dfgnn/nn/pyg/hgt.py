@@ -51,7 +51,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        for lin in (layer.k_rel, layer.v_rel):  # their weights are used without calling them
+        for lin in (layer.k_rel, layer.v_rel):  # their weights are read without calling them
             if type(lin) is not HeteroLinear or lin.bias is not None or not is_untouched(lin):
                 return "k_rel or v_rel was replaced or has hooks"
         if not torch.compiler.is_compiling():
@@ -125,7 +125,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         self, kqv_dict: dict[str, tuple[Tensor, ...]], edge_types: Any, rows: tuple[Tensor | None, ...]
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of the sources of each edge type, one type after the other: ``[P, H, D]``."""
-        # Edge type t and head h have row h * (number of edge types) + t.
+        # The library's weights have the matrix of edge type t and head h at h * (number of edge types) + t.
         weights = [lin.weight.unflatten(0, (self.heads, -1)) for lin in (self.k_rel, self.v_rel)]
         keys, values = [], []
         for edge_type, nodes in zip(edge_types, rows):

@@ -49,7 +49,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        if layer.edge_dim is not None:  # parts of the weights are used without calling the modules
+        if layer.edge_dim is not None:  # then parts of the weights are read without calling the modules
             for name in ("lin_key", "lin_query", "lin_value"):
                 if plain_linear(getattr(layer, name)) is None:
                     return f"{name} was replaced or has hooks"
@@ -110,7 +110,9 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             key, query, value = (projected(self, "x", lin, x) for lin, x in lins)
             value = rows_of_sources(graph, value)
         else:
-            if not torch.compiler.is_compiling() and graph.edge_mask is not None:  # may be NaN elsewhere
+            # In a graph of fixed capacity the rows of `attr` of unused edges may be NaN; they are set to 0.
+            # Compiled code cannot: it knows no mask, which a graph has only when the operators run.
+            if not torch.compiler.is_compiling() and graph.edge_mask is not None:
                 attr = in_use(graph.edge_mask, attr)
             sizes = x_dst.shape[-1], x_src.shape[-1], x_src.shape[-1]
             weights = [lin.weight.split([size, self.edge_dim], 1) for (lin, _), size in zip(lins, sizes)]

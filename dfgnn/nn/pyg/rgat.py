@@ -166,11 +166,11 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         return value.flatten(1, 2), scores
 
     def _edge_term(self, edge_attr: Tensor, edge_type: Tensor | None) -> Tensor:
-        """``[E, H * D]``"""
+        """The term of the edges' attributes in the scores, ``[E, H * D]`` or ``[1, H * D]``."""
         if is_plain(self.lin_edge):
             return edge_attr @ (self.lin_edge.weight.t() @ self.e)
         rows = self.lin_edge(edge_attr)
-        if len(rows) != len(edge_attr) and edge_type is not None:  # a hook returned a row per type
+        if len(rows) != len(edge_attr) and edge_type is not None:  # a hook on it returned a row per type
             rows = rows.index_select(0, edge_type)
         return rows @ self.e
 
@@ -193,7 +193,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         return out, alpha
 
     def _scale(self, out: Tensor, in_degrees: Tensor) -> Tensor:
-        """``out [N, H * D, C]`` times what mod makes of the numbers of edges."""
+        """``out [N, H * D, C]``; multiplied by a function of the in-degrees if ``mod`` asks for that."""
         if self.mod == "scaled":
             degree = in_degrees.to(out.dtype).unsqueeze(1)
             degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2

@@ -97,11 +97,11 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         return 1.0 if self.attention_type == "MX" else 1 / math.sqrt(self.out_channels)
 
     def _logits(self, graph: Graph, feat: Tensor) -> Tensor:
-        """phi of the edges, for SD over sqrt(C): ``[E, H]``."""
+        """phi of the edges, ``[E, H]``; divided by sqrt(C) for SD."""
         return functional.sddmm(graph, feat, feat, scale=self._scale)
 
     def _score_terms(self, x: Tensor, feat: Tensor) -> tuple[Tensor, Tensor]:
-        """Both ends' ``[N, H]``."""
+        """The terms a_l^T W x and a_r^T W x of the scores, ``[N, H]`` each."""
         if folds(self.lin, x, self.heads * self.out_channels):
             left, right = folded_terms(self.lin, x, self.att_l, self.att_r)
             return left, right
@@ -118,13 +118,14 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     ) -> None:
         """Set what get_attention_loss compares: the logits of edges and of pairs without one, and 1 or 0.
 
-        logits: of all edges, where they are known. The samples are drawn in torch_geometric's order.
+        logits: of all edges, or None if they are not computed yet. The samples are drawn in torch_geometric's
+        order.
         """
         edge_index, num_nodes = graph.edge_index, len(feat)
         positives = self.positive_sampling(edge_index)
         if negatives is None:
             samples = self.negative_sampling(edge_index, num_nodes, batch)
-            samples = samples.to(torch.int64)  # no samples come as float32
+            samples = samples.to(torch.int64)  # if there are none, the tensor is of float32
             negatives = _graph_of_samples("negative_sampling", samples, num_nodes)
         if positives is not edge_index:
             logits = self._logits(_graph_of_samples("positive_sampling", positives, num_nodes), feat)

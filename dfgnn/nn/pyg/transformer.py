@@ -78,7 +78,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if fused is not None and not want_attention:
             return fused
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
-        # In torch_geometric's order, in which lazy parameters draw their first values.
+        # Modules are called in torch_geometric's order: lazy ones draw their parameters at the first call.
         query, key, value = (
             self._heads(projected(self, name, lin, end))
             for name, lin, end in (
@@ -90,7 +90,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            dtype = torch.promote_types(dtype, torch.float32)  # of the sum over C and the softmax there
+            dtype = torch.promote_types(dtype, torch.float32)  # in which the library's layer sums over C
         out = fused
         if out is None:
             out = self.attention(
@@ -100,7 +100,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
         if not want_attention:
             return out
-        # A separate call without dropout. So the result does not depend on whether attention is asked for.
+        # The attention comes from a second call, without dropout: asking for it does not change `out`.
         in_key = {} if self.lin_edge is None else edges
         nothing = key.new_zeros(*key.shape[:-1], 1)
         attention = self.attention(
@@ -157,8 +157,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
     ) -> dict[str, Tensor | None]:
-        """What the attention gets of the edges: the attributes with their projection where they are fewer
-        than the channels of a head, else features ``[E, H, C]``; or nothing."""
+        """The attention's arguments for the edges' attributes, if there are any. Where it pays they are
+        attributes and projection; else the projected attributes ``[E, H, C]``."""
         if self.lin_edge is not None:
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph)
             if edge_attr is None:
@@ -169,7 +169,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             fewer = edge_attr.shape[1] < self.out_channels
             if is_plain(self.lin_edge) and (fewer or self._folds(edge_attr)):
                 proj = self.lin_edge.weight
-                if torch.is_autocast_enabled(edge_attr.device.type):  # as the projection would take them
+                if torch.is_autocast_enabled(edge_attr.device.type):  # which casts the inputs of lin_edge
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
                 return {"edge_attr": edge_attr, "edge_proj": proj}
             return {"edge_feat": self._heads(self.lin_edge(edge_attr))}

@@ -60,7 +60,8 @@ class _Attention(NamedTuple):
         return result, (*ends, *used, *saved), out
 
     def ends(self, rows: dict[int, Tensor]) -> Rows:
-        """The rows that the operator takes; where a projection is missing, those of the value."""
+        """The rows that the operator takes. Where the layer has no projection for the query (or, in dot
+        products, for the key) it takes those of the value."""
         value, query, edges = rows[VALUE], rows.get(QUERY), rows.get(EDGE)
         if query is None:
             num_dst = self.graph.num_dst
@@ -121,6 +122,7 @@ class _Attention(NamedTuple):
         value, key, query, of_attn, *_, of_edges = operators.attend_rows_backward(
             self, grad, self.inputs(t, *ends[:3], attn, None, edges), out, saved, False, bits
         )
+        # Without a projection of its own the key or query was the value (`ends`), so that gradients add up.
         if t.key_weight is None and key is not None:
             value += key
         if t.query_weight is None:
@@ -132,7 +134,7 @@ class _Attention(NamedTuple):
             found[_ATTN] = of_attn.reshape(t.attn.shape)
         if need_edges:
             mask = self.graph.edge_mask
-            if mask is not None:  # fixed capacity: nothing was written for unused edges
+            if mask is not None:  # fixed capacity: the operator wrote no rows of unused edges
                 of_edges = traced_graph.in_use(mask, of_edges)
             of_edges = of_edges.flatten(1)
         return {VALUE: value, KEY: key, QUERY: query, EDGE: of_edges if need_edges else None}
@@ -179,7 +181,8 @@ class _Attention(NamedTuple):
 
 
 class _Additive(_Attention):
-    """GAT: the operator computes the terms of the scores from the value. Terms of edges are added to them."""
+    """GAT: operators compute the scores' terms of sources and destinations from the value. If there are
+    attributes of edges, their term is a bias of the scores."""
 
     __slots__ = ()
 

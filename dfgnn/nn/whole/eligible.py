@@ -132,10 +132,10 @@ def fused_layer(
     """The result ``[num_dst, H * D]`` of a layer that ``spec`` describes, or None if it is to be computed
     operation by operation; and a seed of dropout.
 
-    x_dst: None for x, or for its first rows if ``value`` also projects the query. with_attention: the
-    attention is wanted as well. The layer's result must not depend on that, so the attention is computed
-    besides, with the same mask, for which the seed is returned. The seed is None if nothing is dropped, or if
-    one computation gives both.
+    x_dst: None for x, or for its first rows if ``value`` also projects the query. with_attention: the caller
+    wants the attention, too. It then computes that separately, operation by operation, so that the result
+    does not depend on it. Both have to drop the same weights, for which the seed is returned; it is None if
+    nothing is dropped, or if the caller's computation is the only one.
     """
     score = spec.score
     if torch.compiler.is_compiling():
@@ -230,9 +230,9 @@ def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torc
 
 # ---- autocast --------------------------------------------------------------------------------------------
 
-# Under autocast a small layer of 32-bit features is computed in their dtype, because each cast is a launch,
-# which a small graph waits for. Small is one with at most so many products in a projection, and elements
-# gathered along edges.
+# Under autocast a small layer of float32 features is computed in float32, because each cast is a launch,
+# whose time counts there. A layer is small up to these numbers of multiplications in a projection, and of
+# elements gathered along edges.
 _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 

@@ -1,7 +1,8 @@
 """The fused layer with a gate per channel, PyTorch Geometric's ResGatedGraphConv without attributes of edges:
 projections, gates and their sum (see `engine.node`).
 
-Only the gates are saved for backward, of tensors of edge size.
+Of the tensors of edge size only the gates are saved for backward. As in `LayerSpec`, the query belongs to the
+destination, key and value to the source (PyTorch Geometric's layer has query and key the other way round).
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ class _GraphOfGates(NamedTuple):
     """What is derived from a graph, once per width and dtype."""
 
     inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
-    src: Tensor  # int64 [E]; so is dst
-    dst: Tensor
-    into: tuple[Any, ...]  # the operators' arguments for edges into each node; out_of: out of it
-    out_of: tuple[Any, ...]
+    src: Tensor  # int64 [E]
+    dst: Tensor  # int64 [E]
+    into: tuple[Any, ...]  # the operators' arguments for sums over the edges into each node
+    out_of: tuple[Any, ...]  # the same for the edges out of each node
 
 
 def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _GraphOfGates:
+    """by_heads: the operators are sddmm and spmm on rows [N, width, _SLOTS]; else `_summed` on [E, width]."""
+
     def make(graph: Graph) -> _GraphOfGates:
         inverse = graph.in_degrees().clamp(min=1).to(dtype).reciprocal().unsqueeze(1)
         if by_heads:
@@ -64,13 +67,15 @@ def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _Gra
 
 
 def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tuple[Any, ...]:
+    """The arguments of `_summed`: the neighbours of a node are its edges, whose ids take the place of
+    sources' ids."""
     csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
     num_edges, eids = graph.num_edges, csr.eids
     if eids is None:
         eids = torch.arange(num_edges, dtype=torch.int32, device=graph.device)
     plan = graph.plan(1, width, dtype, reverse, layer=None)
     slots, packed, per_tile, num_rows, _, *more = plan.launch
-    launch = [slots, packed, per_tile, num_rows, num_edges, *more]  # the edges are the sources
+    launch = [slots, packed, per_tile, num_rows, num_edges, *more]  # as many sources as edges
     args = eids, plan.items, plan.splits, launch, num_rows
     if graph.device.type == "cuda":
         return args
@@ -84,10 +89,11 @@ def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
     return operators.spmm_op(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
-# On a GPU a channel is a head of four numbers, of the size that kernels load, so that the engine's products
-# also gather. A destination has (k, 1, 0, 0) and a source (1, q, v, s): their product is k + q. The sum of
-# the sources weighted by gates has the sum of the values in its third place. The sum weighted by the
-# gradients of k + q has the gradient of k in its first place.
+# On a GPU, in float32 and float64, a channel is a head of four columns, which kernels can load: sddmm and
+# spmm then read the nodes' rows themselves, without copies per edge. With query q, key k, value v and skip
+# connection s, a destination has (q, 1, 0, 0) and a source (1, k, v, s): sddmm gives q + k. spmm of the
+# sources, weighted by the gates, has the sum of the values in its third column; weighted by the gradients of
+# q + k, it has the gradient of q in its first.
 _SLOTS = 4
 
 
@@ -125,7 +131,8 @@ class _Gated(NamedTuple):
             gate.add_(at_src[:, :width]).sigmoid_()
             out = _summed(gate * at_src[:, width:], edges.into)
         more = t.out_bias if t.skip_weight is None else skip
-        # The result is a tensor of its own, which the caller may modify in place.
+        # `out` may be a view (one column of four), which autograd would not let the caller modify in place.
+        # So it is copied where nothing is added to it.
         if self.mean:
             out = out * edges.inverse if more is None else torch.addcmul(more, out, edges.inverse)
         else:
@@ -133,7 +140,7 @@ class _Gated(NamedTuple):
         return out, (dst, src, gate), None
 
     def tables(self, t: LayerTensors) -> tuple[Tensor, ...]:
-        """The tables [N, C, 4] of destinations and of sources."""
+        """The rows of `_SLOTS` columns of all nodes as destinations and as sources, [N, C, 4] each."""
         like = t.value_weight.dtype, t.x.device
         zero, one = (constant(value, *like) for value in (0, 1))
         no_weight, no_bias = zero.expand_as(t.value_weight), zero.expand_as(t.query_bias)
@@ -151,7 +158,7 @@ class _Gated(NamedTuple):
         return tuple(table.view(len(t.x), -1, _SLOTS) for table in tables)
 
     def sums_backward(self, t: LayerTensors, grad: Tensor, dst, src, gate) -> list[Tensor]:
-        """The gradients of queries, keys and values."""
+        """The gradients of queries, keys and values. ``before`` is that of the gates' sigmoids' arguments."""
         edges, n, width = self.edges(t), len(t.x), len(t.value_weight)
         scale = edges.inverse if self.mean else constant(1, grad.dtype, grad.device)
         if self.by_heads:

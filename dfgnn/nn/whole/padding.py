@@ -24,7 +24,7 @@ _constants: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
 
 
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A cached tensor of one number."""
+    """A cached tensor without dimensions."""
     found = _constants.get((value, dtype, device))
     if found is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -37,7 +37,7 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def extended(x: Tensor, dim: int, more: int) -> Tensor:
-    """x with so many zeros after it in this dimension: one launch, where ``F.pad`` takes two."""
+    """x with ``more`` zeros appended in this dimension: one launch, where ``F.pad`` takes two."""
     shape = list(x.shape)
     shape[dim] = more
     return torch.cat([x, constant(0, x.dtype, x.device).expand(shape)], dim)
@@ -51,8 +51,8 @@ def cut_columns(
     more: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Padded rows without their padding, in this dtype, plus ``more``: such rows, padded or not, or one row
-    for all. Without padding and ``more`` it only changes the dtype.
+    """Padded rows x without their padding, in this dtype, plus ``more``: rows, padded or not, or one row that
+    is added to each. Without padding and ``more`` it only changes the dtype.
 
     The result is no view: autograd does not let a user modify in place a view that an autograd function made.
     """
@@ -72,8 +72,8 @@ def cut_columns(
     return result
 
 
-# A layer's only head is padded without the views that several heads need, because a small graph waits for
-# each view.
+# Tensors of a single head are padded without the views that several heads need, because on a small graph the
+# time of each view counts.
 
 
 def pad_columns(x: Tensor, heads: int, size: int, padding: int) -> Tensor:

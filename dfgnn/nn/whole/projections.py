@@ -1,7 +1,8 @@
-"""The linear projections of a fused layer and their gradients; those of the same features are one product.
+"""The linear projections of a fused layer and their gradients.
 
-The call of a product costs a small graph on a GPU more than the product itself. So projections of the same
-features are one batched product, and their gradients one product over all of them side by side.
+The call of a product costs a small graph on a GPU more than the product itself. There, projections of the
+same features are joined: three or more are one batched product, and the gradients of two or more are one
+product over all of them side by side.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ VALUE, KEY, QUERY, SKIP, EDGE, _EDGE_ATTR, _OUT_BIAS = map(
 )
 _WEIGHTS = VALUE, KEY, QUERY, SKIP, EDGE
 
-# Projections are joined if a result has at most so many elements. For larger ones the product takes longer
-# than its call, and joining would copy the gradients.
+# The most elements of a projection's result with which projections are joined. For larger ones the product
+# takes longer than its call, and joining would copy the gradients.
 _MOST_JOINED = 2**22
 
 
@@ -48,12 +49,12 @@ class Projections(NamedTuple):
     heads: int
     size: int  # of a head
     padding: int
-    #: Projections that are computed as one product: the position of their features, and those of their
-    #: weights.
+    #: Groups of projections that are joined (a group may be one projection): the position of their features
+    #: in LayerTensors, and those of their weights.
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     any_joined: bool
-    #: Whether the skip connection shares memory with other projections. A sum in its place would keep these
-    #: alive.
+    #: Whether the skip connection's rows are part of a batched product. Then the attention's output is not
+    #: added to them in place: that result would keep the memory of the whole product alive.
     skip_is_shared: bool
 
     def pad(self, x: Tensor) -> Tensor:
@@ -61,8 +62,8 @@ class Projections(NamedTuple):
         return pad_columns(x, self.heads, self.size, self.padding) if self.padding else x
 
     def forward(self, t: LayerTensors) -> tuple[dict[int, Tensor], list[Tensor | None]]:
-        """The padded rows, by the positions of their weights; and for each group the weight as it was used,
-        or None if backward joins it again."""
+        """The padded rows, by the positions of their weights; and for each group the weight as it was
+        multiplied (joined, padded, in x's dtype), or None if backward makes it again."""
         rows: dict[int, Tensor] = {}
         used: list[Tensor | None] = []
         for end, places in self.groups:
@@ -94,7 +95,7 @@ class Projections(NamedTuple):
             return None
         weight = _joined(t, x, places)
         bias = _joined(t, x, [at + 1 for at in places])
-        # The product is batched, because kernels take rows without gaps.
+        # A batched product, because kernels take contiguous rows; those of one wide product would have gaps.
         by_place = weight.view(len(places), -1, x.shape[1]).transpose(1, 2)
         same = x.expand(len(places), *x.shape)
         if bias is None:
@@ -202,8 +203,9 @@ def projections_of(t: LayerTensors, heads: int, size: int, padding: int, with_ed
 
 @cache
 def _grouped(heads: int, size: int, padding: int, end: int, joined, has_no_bias) -> Projections:
-    """has_no_bias: for each of `_WEIGHTS`, or None if the layer has no such projection. joined: for each
-    end."""
+    """The projections in groups of the same features, where these are joined, and with or without bias.
+    has_no_bias: for each of `_WEIGHTS`, or None if the layer has no such projection; end: the position of the
+    destinations' features, x (0) or x_dst (1); joined: for x and x_dst."""
     groups: dict[Any, tuple[int, tuple[int, ...]]] = {}
     for place, of, no_bias in zip(_WEIGHTS, (0, 0, end, end, _EDGE_ATTR), has_no_bias):
         if no_bias is not None:

@@ -31,8 +31,8 @@ class LayerSpec(NamedTuple):
     key: Any = None
     query: Any = None
     skip: Any = None
-    #: Attributes of the edges and the linear module that projects them. Additive scores get a term from them;
-    #: in layers of dot products they are added to keys and values.
+    #: Attributes of the edges and the linear module that projects them. Additive scores get a term from the
+    #: projections; in layers of dot products these are added to keys and values.
     edges: tuple[Tensor, Any] | None = None
     #: Attention vectors ``[.., H, D]``: those of sources, destinations and edges (additive), or one
     #: (additive_v2).
@@ -41,7 +41,7 @@ class LayerSpec(NamedTuple):
     negative_slope: float = 1.0
     scale: float = 1.0
     dropout_p: float = 0.0
-    #: A tensor or a dtype: the result has the dtype to which it and the features are promoted.
+    #: A tensor or a dtype. The result's dtype is the one to which torch promotes this and the features'.
     wide: Any = None
     mean: bool = False  # gate: the mean over the edges, not the sum
 

@@ -25,16 +25,16 @@ from .spec import LayerSpec, spelled
 
 __all__ = ["MOST_UNFOLDED", "folds", "traced_layer"]
 
-#: The most elements of projected edge attributes that are computed although they could be folded into the
-#: attention (`engine.edge_projection`), which takes more launches and less memory.
+#: The most elements of projected edge attributes that are computed although the projection could be folded
+#: into the attention (`engine.edge_projection`). Folding takes more launches and less memory.
 MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
 
 
 def folds(attr: Tensor, heads: int, width: int) -> bool:
-    """Whether the projection of these attributes to `width` columns is folded into the attention: if they are
-    fewer than a head's columns; on the CPU also if they have gradients, because [E, width] would then be
-    needed several times, in forward, backward and second derivatives. The answer does not depend on the grad
-    mode, so that the result does not, either."""
+    """Whether the projection of these attributes to `width` columns is folded into the attention: if its
+    result is large, and an edge has fewer attributes than a head has columns; on the CPU also if attributes
+    require gradients, because [E, width] would then be needed several times, in forward, backward and second
+    derivatives. The answer does not depend on the grad mode, so that the result does not, either."""
     learns = not attr.is_cuda and attr.requires_grad
     return (learns or attr.shape[1] * heads < width) and len(attr) * width > MOST_UNFOLDED[attr.device.type]
 

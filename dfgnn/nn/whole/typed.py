@@ -36,8 +36,8 @@ class TypedSpec(NamedTuple):
 class _GraphOfTypes(NamedTuple):
     """What is derived from a graph, once per shape and dtype."""
 
-    forward: tuple[Any, ...]  # the arguments of products; reverse: of those over sources
-    reverse: tuple[Any, ...]
+    forward: tuple[Any, ...]  # the arguments of sddmm and spmm
+    reverse: tuple[Any, ...]  # those of spmm over the edges out of each source
     ends: Tensor  # 0 [T N, H]: nothing is added to the scores, which enter as a bias
 
 
@@ -61,6 +61,7 @@ class _Typed(NamedTuple):
     heads: int
     size: int  # of a head
     padding: int
+    # What else `operators.attend_rows` reads, the same for all calls: scores are the edge bias alone.
     score: str = "additive"
     numbers: Numbers = Numbers(1.0, 1.0, 0.0, 0)
 
