@@ -15,8 +15,9 @@ struct ByIndexParams {
   int columns;
   const void* index;  // the group of each row, already checked by index_range
   bool index_is_long, index_rises;
-  const void* rows;    // [num_rows, columns]: the scores, or in backward the gradient of the result
-  const void* source;  // index_sum: which of `rows` each summand is, of the index's type, checked; or null
+  const void* rows;    // [num_rows, columns]: scores, in backward the gradient of the result, or summands
+  const void* source;  // index_sum: which of `rows` (then of any number) each summand is, of the index's type
+                       // and checked; or null: summand k is row k
   const void* result;  // backward: the result of the softmax
   bool masked;         // an infinite maximum counts as 0, so that a softmax over -inf alone is 0
   void* out;           // [num_rows, columns]; index_sum: [num_groups, columns]

@@ -40,7 +40,8 @@ void spmm(const ProductParams&, const Parallel&);
 // it would be of no use, or if there are no edge ids.
 int64_t edge_scratch(const BackwardParams&);
 
-// Whether items and splits refer to existing rows, edges and slots.
+// Whether items and splits refer to existing rows, edges and slots, and the plan has no source partitions,
+// which only CUDA kernels support.
 bool in_range(const Csr&, int64_t num_edges);
 
 // How many partial sums of grad_attn backward writes for this plan (BackwardParams::attn_parts).

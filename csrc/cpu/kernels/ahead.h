@@ -6,7 +6,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kLine = 64;  // bytes of a cache line
-// How far ahead rows are prefetched: by this many bytes, but at least by kMinAhead rows.
+// How far ahead rows are prefetched: by the number of rows that have kAheadBytes bytes, but by kMinAhead rows
+// at least and by kMaxAhead rows at most.
 constexpr int kAheadBytes = 6144;
 // The level of cache to prefetch into. The second handles more misses at a time than the first, but on
 // Intel's processors rows that are already in the third then arrive later.

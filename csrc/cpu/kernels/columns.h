@@ -110,8 +110,8 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
-  // Whether `fixed` and `attn`, below, have the even and the odd ones of 2 W adjacent columns in a vector
-  // each (Pair in simd.h).
+  // Whether `fixed` and `attn`, below, have each 2 W adjacent columns as a vector of the even ones and,
+  // behind it, a vector of the odd ones (Pair in simd.h).
   bool paired() const { return paired_; }
 
   // In the functions below, x is the matrix, index_e the row of it that edge e reads, limit the number of

@@ -49,7 +49,8 @@ struct Together {
   }
 };
 
-// Prefetches the rows, of `size` elements, of the edges that come kAhead edges after the next kTogether.
+// Prefetches the beginnings of the rows of a table [E, size] that kTogether edges will read, those that are
+// kAhead edges behind `position`. limit: the end of the positions that may be read.
 template <class X>
 void fetch_ahead(const Csr& csr, const X* table, int64_t size, int64_t position, int64_t limit) {
   for (int k = 0; k < kTogether; ++k)

@@ -190,7 +190,8 @@ class EdgeBlock {
   int64_t limit;               // number of indices that may be read to prefetch, or 0
   int32_t eid[Order::kEdges];  // positions in the user's order, if load() was asked for them
 
-  // Null stands for 1. dropout; factor: weight times dropout; gate: read by transform().
+  // Arrays of factors, of which null stands for 1. dropout: 0 or dropout_scale; factor: edge weight times
+  // dropout; gate: set by transform().
   const A *dropout = nullptr, *factor = nullptr, *gate = nullptr;
 
   // Loads edges [begin, end) of the CSR, and their positions if `eids` or any option is set.
@@ -262,7 +263,7 @@ class EdgeBlock {
     Order::template each<kLanes<A>>(heads_, n, f);
   }
 
-  // x = f(x, index) of all entries
+  // Replaces all entries x[i] by f(x[i], i), a vector at a time.
   template <class F>
   [[gnu::always_inline]] void update(A* x, const F& f) const {
     each([&](int i) __attribute__((always_inline)) { store_vector(x + i, f(load_vector<V>(x + i), i)); });

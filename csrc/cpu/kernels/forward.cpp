@@ -78,7 +78,7 @@ class RowWriter {
       A* stats = o_.stats + (row * heads + h) * 2;
       stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);
       if (o_.positive_mass) o_.positive_mass[row * heads + h] = s.positive[h] * factor_[h];
-      // 0 times a value that is not finite is nan.
+      // The factor 0 alone does not clear: 0 times a value that is not finite is nan.
       for (int d = h * shape_.packed; empty && d < (h + 1) * shape_.packed; ++d) {
         a[d] = 0;
         if (o_.positive) a2[d] = 0;

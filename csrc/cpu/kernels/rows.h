@@ -111,7 +111,7 @@ struct Rows {
   // limit: the number of indices that may be read to prefetch; 0 if the rows are in cache already.
   void dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const;
   void leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope, A* s) const;
-  // w2, a2: a second set of weights and its accumulator, or null. fresh: a starts from 0.
+  // w2, a2: a second set of weights and its accumulator, or null. fresh: a and a2 start from 0.
   void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                  bool fresh) const;
   // a2: or null; it never starts from 0. fresh: a starts from 0.

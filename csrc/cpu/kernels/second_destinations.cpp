@@ -197,7 +197,7 @@ class Destination {
                   {keys ? dst_sums_.rows() : nullptr, values ? grad_sums_.rows() : nullptr, nullptr,
                    key || value ? feat : nullptr});
     };
-    // One loop computes both sums if keys and values have the same length.
+    // GAT has no keys. One loop computes both sums if keys and values have the same length.
     if (additive()) return sum(false, true);
     if (call_.size.dim == call_.size.value_dim) return sum(true, true);
     sum(true, false), sum(false, true);

@@ -99,7 +99,9 @@ static inline Vec<A, W> splat(A a) {
 }
 
 #if defined(__AVX512F__)
-constexpr __mmask16 kAll = 0xffff;  // gcc 12 warns of uninitialised values in the unmasked intrinsics
+// A mask of all lanes. Masked intrinsics are used, because gcc 12 warns of uninitialised values in the
+// others.
+constexpr __mmask16 kAll = 0xffff;
 #endif
 
 // Conversions of 16-bit floats, in vectors of W >= 4 lanes. widen: the bits, to 32 bits each. to_float,
