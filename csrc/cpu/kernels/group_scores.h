@@ -2,7 +2,7 @@
 // edges find theirs by its number. All arrays are edge-major.
 //   raw(block, group, z)                    z = raw score of each edge
 //   accumulate(block, group, fetch, draw, a, a2)
-//                                           a[r] = the gradient of row r; a2[r], unless null: its contribution
+//                                           a[r] = the gradient of row r; a2[r], unless null: what it adds
 //                                           to that of attn; fetch: as in columns.h; draw is overwritten
 #pragma once
 
