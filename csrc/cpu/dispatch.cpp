@@ -12,12 +12,12 @@ namespace dfgnn::cpu {
 
 namespace {
 
-// How many rows a partial sum of the score terms' gradients covers.
+// How many rows, at least, a partial sum of the score terms' gradients covers.
 constexpr int64_t kTermsRows = 256;
 
-// More bytes than kChecksumRun are divided into runs, and the result is the checksum of the runs' checksums.
-// Each thread takes several runs: one thread nearly saturates memory, and starting others takes longer than
-// reading a few MB.
+// Memory of more than kChecksumRun bytes is divided into runs of this size, and the result is the checksum of
+// the runs' checksums. Each thread takes at least kChecksumRuns of them: one thread nearly saturates memory,
+// and starting others takes longer than reading a few MB.
 constexpr int64_t kChecksumRun = int64_t(1) << 20, kChecksumRuns = 32;
 
 [[maybe_unused]] bool has_base() { return true; }
@@ -77,6 +77,7 @@ const Kernels& kernels() {
   throw std::runtime_error("DFGNN_CPU_ISA: expected " + names + ", got '" + forced + "'");
 }
 
+// Returns `parallel` with the way of processing rows that DFGNN_CPU_ROWS forces, if it is set.
 Parallel with_way(Parallel parallel) {
   const char* forced = std::getenv("DFGNN_CPU_ROWS");
   if (!forced || !*forced) return parallel;
@@ -191,6 +192,7 @@ void terms(const TermsParams& p, const Parallel& parallel) { kernels().terms(p, 
 void terms_backward(const TermsBackwardParams& p, const Parallel& parallel) {
   kernels().terms_backward(p, parallel);
 }
+// An eighth of kMostTermsParts is enough for the threads of a CPU.
 int64_t terms_parts(const TermsParams& p) {
   return std::min<int64_t>((p.num_rows[0] + kTermsRows - 1) / kTermsRows, kMostTermsParts / 8);
 }

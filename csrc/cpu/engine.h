@@ -18,7 +18,8 @@ enum class RowWay { automatic, grouped, single };
 // processed alone costs most with many heads. dfgnn/plan/cost.py repeats them to print plans.
 constexpr int64_t forward_degree(int64_t heads) { return 24 + 8 * heads; }
 constexpr int64_t backward_degree(int64_t heads) { return heads > 1 ? 2 + 6 * heads : 12; }
-// run(begin, end, grain, fn, ctx) calls fn on disjoint ranges that cover [begin, end), in parallel.
+// The caller's threads. run(begin, end, grain, fn, ctx) calls fn(first, last, ctx) in parallel on disjoint
+// ranges that cover [begin, end), of at least `grain` elements.
 struct Parallel {
   void (*run)(int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* ctx);
   int num_threads;
@@ -39,7 +40,8 @@ void spmm(const ProductParams&, const Parallel&);
 // it would be of no use, or if there are no edge ids.
 int64_t edge_scratch(const BackwardParams&);
 
-// Whether items and splits refer to existing rows, edges and slots.
+// Whether items and splits refer to existing rows, edges and slots, and the plan has no source partitions,
+// which only CUDA kernels support.
 bool in_range(const Csr&, int64_t num_edges);
 
 // How many partial sums of grad_attn backward writes for this plan (BackwardParams::attn_parts).

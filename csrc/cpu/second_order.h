@@ -1,4 +1,4 @@
-// The CPU engine of core/second_order.h.
+// Second derivatives of attention on the CPU, with the parameters of core/second_order.h.
 #pragma once
 
 #include "core/second_order.h"
@@ -6,11 +6,12 @@
 
 namespace dfgnn::cpu {
 
-// How many sums over a row's edges are computed: of alpha, alpha f p, alpha t, and then alpha y.
+// How many sums over each row's edges are computed: of alpha, alpha f p, alpha t, and then alpha y. The
+// letters are explained in kernels/second_edges.h.
 inline constexpr int kSecondSums = 4;
-// How many scalars per edge and head the scratch has: the three factors for the pass over the sources. If
-// rows are longer than a block it has four, because the products from which the factors are computed are
-// saved first.
+// How many scalars per edge and head SecondParams::numbers has: the three factors for the pass over the
+// sources. If a row is longer than a block or split it has four, because the four products from which the
+// factors are computed are saved there first.
 int64_t second_numbers(const Csr& destinations);
 
 void second_order(const SecondParams&, const Parallel&);

@@ -1,3 +1,4 @@
+// Sorts edges, transposes CSRs and makes work items on the CPU: see cpu/structure.h.
 #include "cpu/structure.h"
 
 #include <algorithm>
@@ -6,7 +7,7 @@
 namespace dfgnn::cpu {
 namespace {
 
-// The fewest edges per thread.
+// The fewest edges per thread of a sort, and the fewest rows per thread of make_items.
 constexpr int64_t kEdgesPerThread = int64_t(1) << 16;
 constexpr int64_t kRowsPerThread = int64_t(1) << 14;
 
@@ -18,8 +19,7 @@ struct Strided {
   int64_t stride;
 };
 
-// Calls body with both arrays in their types. Arrays of one type, which is the usual case, get a specialized
-// loop.
+// Calls body with both arrays in their types, so that each combination of types has a loop of its own.
 template <class Body>
 auto with_types(const Ids& a, const Ids& b, const Body& body) {
   if (a.is_int64)
@@ -29,6 +29,8 @@ auto with_types(const Ids& a, const Ids& b, const Body& body) {
                     : body(Strided<int32_t>(a), Strided<int32_t>(b));
 }
 
+// The ids of one end of the edges, in the order of the edges. take() extends the range [low, high] of ids;
+// follow() finds out whether they are sorted.
 struct Side {
   void take(int64_t id) {
     low = std::min(low, id);
@@ -135,6 +137,7 @@ bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_
   return true;
 }
 
+// Edges (rows[e], cols[e]), or if there is a map those at map[0], map[1] ..., whose ids are 0, 1 ...
 template <class Rows, class Cols>
 struct CooEdges {
   template <class F>
@@ -149,6 +152,7 @@ struct CooEdges {
   const int64_t* map;
 };
 
+// The edges of a CSR with rows and columns exchanged.
 struct CsrEdges {
   template <class F>
   void visit(int64_t begin, int64_t end, const F& f) const {
@@ -162,6 +166,7 @@ struct CsrEdges {
   const Transposition& csr;
 };
 
+// Whether indptr ascends from 0 to num_edges.
 bool rises(const int64_t* indptr, int64_t num_rows, int64_t num_edges) {
   bool falls = indptr[0] != 0 || indptr[num_rows] != num_edges;
   for (int64_t row = 0; row < num_rows; ++row) falls |= indptr[row + 1] < indptr[row];

@@ -33,7 +33,7 @@ Coo read_coo(const Ids& src, const Ids& dst, int64_t num_edges, bool with_loops)
 struct CooSort {
   Ids rows, cols;
   int64_t num_kept;         // edges without dropped self loops
-  int64_t num_loops;        // appended: i -> i of i < num_loops <= num_rows
+  int64_t num_loops;        // appended: i -> i for i < num_loops <= num_rows
   int64_t num_rows;         // above all rows[e]
   bool sorted;              // the rows are ascending already, so that no edge ids are needed
   const int64_t* edge_map;  // [num_kept], ascending: the edges that are not self loops; null: all edges
@@ -59,17 +59,19 @@ struct Transposition {
 // Returns null, or an error message.
 const char* transpose(const Transposition&, const Parallel&);
 
-// Whether both directions of a call agree about edge ids. In a direction without ids, an edge's id is its
-// position: the other direction's ids must lead to the same edges. Checks the first edges of up to 16 items.
+// Whether csr and reverse, the two directions of a graph, agree about edge ids, or none are used. In a
+// direction without ids, an edge's id is its position: the other direction's ids must lead to the same edges.
+// Checks the first edge of each of up to 16 items.
 bool same_edges(const BackwardParams&, bool uses_ids);
 
-// The numbers of a plan whose items are rows, or equal chunks of at most max_edges edges, in the order of
-// rows.
+// The sizes of a plan whose items are rows, or equal chunks of rows of at most max_edges edges, in the order
+// of rows.
 struct RowPlan {
   int64_t num_items, num_splits, num_slots;
 };
-// Counts them; num_items = -1 if indptr does not ascend from 0 to num_edges.
+// Returns the sizes of this plan; num_items = -1 if indptr does not ascend from 0 to num_edges.
 RowPlan count_items(const int64_t* indptr, int64_t num_rows, int64_t num_edges, int64_t max_edges);
+// Writes the plan's items and splits.
 void make_items(const int64_t* indptr, int64_t num_rows, int64_t max_edges, const RowPlan& plan, Item* items,
                 Split* splits, const Parallel&);
 

@@ -18,11 +18,12 @@ void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }  // G
 
 extern "C" {
 #if defined(__GLIBC__)
-// Since GLIBC_2.32. While it is not 0, libstdc++ counts references without atomics.
+// A variable of glibc since GLIBC_2.32. 0 makes libstdc++ count references with atomics, which is always
+// right.
 DFGNN_HIDDEN char __libc_single_threaded = 0;
 
-// GLIBC_2.29 has a new log, without errno. The linker's --wrap redirects calls of log to __wrap_log below,
-// which calls the old one.
+// GLIBC_2.29 has a new version of log, without the old error handling. The linker's --wrap redirects calls of
+// log to __wrap_log below, which calls the old version.
 #if defined(__x86_64__)
 __asm__(".symver dfgnn_log, log@GLIBC_2.2.5");
 #elif defined(__aarch64__)

@@ -6,7 +6,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kLine = 64;  // bytes of a cache line
-// How far ahead rows are prefetched: by this many bytes, but at least by kMinAhead rows.
+// How far ahead rows are prefetched: by the number of rows that have kAheadBytes bytes, but by kMinAhead rows
+// at least and by kMaxAhead rows at most.
 constexpr int kAheadBytes = 6144;
 // The level of cache to prefetch into. The second handles more misses at a time than the first, but on
 // Intel's processors rows that are already in the third then arrive later.
@@ -31,6 +32,8 @@ struct Ahead {
   int32_t operator()(int e) const { return index[e + distance < limit ? e + distance : e]; }
 };
 
+// Prefetches `bytes` at p. level: the locality argument of __builtin_prefetch, 3 for the first level of cache
+// and 2 for the second.
 template <int level>
 [[gnu::always_inline]] static inline void prefetch_into(const char* p, int64_t bytes) {
 #pragma GCC unroll 16
@@ -38,7 +41,8 @@ template <int level>
   __builtin_prefetch(p + bytes - 1, 0, level);
 }
 
-// It is always inlined, because gcc considers a call free of effects and removes it.
+// prefetch is always inlined: gcc considers a function that does nothing else free of effects, and would
+// remove its calls.
 [[gnu::always_inline]] static inline void prefetch(const void* p, int64_t bytes) {
   const char* c = static_cast<const char*>(p);
   kIntoFirst ? prefetch_into<3>(c, bytes) : prefetch_into<2>(c, bytes);

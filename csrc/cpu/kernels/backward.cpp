@@ -1,11 +1,13 @@
-// Backward. First a pass over the destinations, which reads their rows in order, computes delta. Then the
-// additive score gathers grad_out, over the sources. dot and additive_v2 gather twice: over the destinations
-// and over the sources.
+// Backward of attention. First node_stats() computes delta of each destination from its own rows. Then the
+// additive score takes one pass over edges, over the sources, which gathers grad_out. dot and additive_v2
+// take two: over the destinations, which gathers keys and values, and over the sources, which gathers queries
+// and grad_out.
 //
 // Steps of a row alone (FeatureRows), per block:
 //   1. load: z of the edges and t = g . (v + e).
-//   2. solve: weights f alpha and the gradients of the scores. Over the destinations, unless rows lack
-//      edges, it is two steps: guess, for all blocks of a row, and then settle, with the residual of delta.
+//   2. solve: weights f alpha and the gradients of the scores. Over the destinations it is two steps: guess,
+//      for all blocks of a row, and then settle, with the residual of delta, which only all edges of a row
+//      give (not with BackwardParams::part_of_rows).
 //   3. sum: sums of the gathered rows by these; gradients of the edges' options and features.
 // and at the end:
 //   4. write: the row's sums, or the partial result of a chunk.
@@ -57,9 +59,9 @@ namespace {
 // The most that attention_parts() returns.
 constexpr int64_t kMostParts = 1024;
 
-// One direction of backward for scores of feature rows. Over the destinations it gathers keys and values,
+// One pass of backward for dot or additive_v2. Over the destinations (over_rows) it gathers keys and values,
 // sums up grad_query and writes the edges' gradients. Over the sources it gathers queries and grad_out, and
-// sums up grad_key and grad_value. With additive_v2 the value is also the key.
+// sums up grad_key and grad_value. With additive_v2 the value is also the key (kKeyIsValue).
 template <class T, class Score>
 class FeatureRows {
  public:
@@ -162,7 +164,7 @@ class FeatureRows {
   // Step 1: loads a block, and computes z and t of its edges.
   void load(int64_t begin, int64_t end) {
     block_.load(begin, end, a_.per_edge() || a_.edges);
-    // Keys are loaded last if they are summed next.
+    // Over the destinations dot's step 3 sums the keys: they are read last, so that they are in cache then.
     const bool scores_first = kKeyIsValue || !over_rows_;
     if (scores_first) edges_.start(score_, block_);
     values_.load(block_, !(kKeyIsValue && over_rows_));
@@ -221,7 +223,7 @@ class FeatureRows {
 
   int64_t of_array() const { return int64_t(heads_) * kBlock; }
 
-  // Returns space for the scalars of so many blocks.
+  // Returns space for the scalars of this number of blocks.
   A* room(int64_t blocks) {
     if (blocks > most_blocks_) {
       most_blocks_ = 2 * blocks;
@@ -257,12 +259,12 @@ class FeatureRows {
   const T* fixed_;
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
-  Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed
+  Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed; row_: the item's row of fixed_
   Buffer<A> rest_, kept_;                             // of a row that is not split
   int64_t most_blocks_ = 0;                           // that kept_ has space for
 };
 
-// The pass over the destinations, for split rows.
+// The pass over the destinations, for split rows: see long_rows.h.
 template <class T, class MakeScore>
 void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
                 const MakeScore& make_score) {
@@ -304,13 +306,15 @@ void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
     for (int64_t d = 0; d < size; ++d) total[d] += attn[slot * size + d];
 }
 
-// make_score(over_rows): the score of one direction; make_group_score(over_rows, most rows): for groups
+// Both passes of dot or additive_v2. make_score(over_rows) returns the score of a pass for rows alone,
+// make_group_score(over_rows, most rows of a group) that for groups.
 template <class T, class MakeScore, class MakeGroupScore>
 void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
                       const MakeScore& make_score, const MakeGroupScore& make_group_score) {
   using A = Acc<T>;
   const Shape& shape = p.shape;
-  // Processes items [first, last) of a direction. attn: their contribution to grad_attn, or null.
+  // Processes items [first, last) of a pass. attn: [H, D], to which their contribution to grad_attn is added,
+  // or null.
   const auto run_items = [&](bool over_rows, int64_t first, int64_t last, A* attn) {
     const Csr& csr = over_rows ? p.csr : p.reverse;
     const Grouping grouping = Grouping::of<A>(p, csr, parallel.way, backward_degree(p.shape.heads));

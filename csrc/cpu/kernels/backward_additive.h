@@ -1,7 +1,7 @@
-// Backward of the additive score, whose terms belong to single nodes: the statistics of destinations (delta
-// and the gradient of alpha_dst), and the gradients that need one gather over the sources. Names from other
-// files: the head of backward.cpp, and HeadSums (head_sums.h), which sums over each head's columns of many
-// rows.
+// The statistics of the destinations that backward needs for every score, such as delta; and backward of the
+// additive score, whose terms belong to single nodes, so that one gather over the sources is enough. Names
+// from other files: the head of backward.cpp, and HeadSums (head_sums.h), which sums over each head's columns
+// of many rows. Formulas: BackwardParams.
 #pragma once
 
 #include "group_backward.h"
@@ -9,7 +9,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// sums[row, h] = sum over the row's edges of term(position in the user's order * H + h)
+// sums[row, h] = sum over the row's edges of term(position in the user's order * H + h). partial: [slots, H],
+// for split rows.
 template <class A, class Term>
 void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A* sums, const Term& term) {
   parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
@@ -26,8 +27,8 @@ void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A
   merge_splits<A>(csr, parallel, heads, 1, partial, sums);
 }
 
-// Computes node_stats of destinations, and grad_alpha_dst from the sums over edges with z > 0. Several rows
-// are processed as one array of columns or heads.
+// Computes node_stats of destinations and, for the additive score, grad_alpha_dst from `positive` and
+// `positive_mass`, forward's sums over edges with z > 0. Several rows are processed as one array.
 template <class T>
 class Stats {
  public:
@@ -50,7 +51,7 @@ class Stats {
   }
 
  private:
-  // sums[row, h] = grad_out . (x - bias)
+  // sums[r, h] = grad_out . (x - bias) of the rows [i, i + rows). bias: or null for 0.
   void dots(int64_t i, int64_t rows, const void* x, const void* bias, A* sums) {
     const T *g = a_.grad_out + i * size_, *y = static_cast<const T*>(x) + i * size_,
             *b = static_cast<const T*>(bias);
@@ -67,6 +68,7 @@ class Stats {
         sums);
   }
 
+  // Processes the rows [i, i + rows).
   void some(int64_t i, int64_t rows) {
     const int64_t at = i * heads_, entries = rows * heads_;
     dots(i, rows, p_.out, p_.out_bias, delta_);
@@ -74,6 +76,7 @@ class Stats {
       for (int64_t k = 0; k < entries; ++k) delta_[k] += a_.row_sums[at + k];
     const bool additive = p_.score == Score::additive, from_positive = additive && a_.from_positive();
     if (from_positive) dots(i, rows, p_.positive, nullptr, plus_);
+    // A row's ds add up to 0, so that its sum of ds L'(z) is 1 - slope times the sum of ds over z > 0.
     const A positive_part = 1 - A(p_.negative_slope);
     for_columns<A>(entries, [&](auto width, int64_t k) {
       constexpr int W = width.value;
@@ -83,7 +86,7 @@ class Stats {
       if (!from_positive) return;
       const X mass = load_vector<X>(a_.positive_mass + at + k),
               dst = positive_part * (load_vector<X>(plus_ + k) - load_vector<X>(delta_ + k) * mass);
-      // 0 if one edge has all the weight, but nan stays nan
+      // log_sum is 0 if one edge has all the weight: the gradient is 0, but nan stays nan.
       store_vector(a_.grad_alpha_dst + at + k, stats.odd == 0 ? dst * 0 : dst);
     });
     const A* alpha = additive && a_.alpha_dst ? a_.alpha_dst + at : nullptr;
@@ -106,6 +109,7 @@ class Stats {
   Buffer<A> delta_, plus_, largest_, log_sum_;
 };
 
+// Computes node_stats for all destinations, and grad_alpha_dst where `positive` gives it.
 template <class T>
 void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel) {
   if (a.attention)
@@ -115,12 +119,13 @@ void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
                  [&](int64_t first, int64_t last) { Stats<T>(p, a)(first, last); });
 }
 
-// Computes grad_value and grad_alpha_src by one gather of grad_out. Without a gate and results per edge, no
-// product g . v per edge is needed. With P and N the sums of f alpha g over edges with z > 0 and over the
-// others:
+// Computes grad_value and grad_alpha_src by one gather of grad_out. Without a gate, edge features and
+// gradients of edge tensors, no product g . v per edge is needed: with P and N the sums of f alpha g, per
+// source and column, over edges with z > 0 and over the others,
 //   grad_value = P + N
 //   grad_alpha_src = (v . P - sum of alpha delta, z > 0) + slope (v . N - sum of alpha delta, others)
-// If each edge has all of its destination's weight, grad_alpha_src is 0 up to rounding, and is set to 0.
+// If each edge has all of its destination's weight, grad_alpha_src is 0 up to rounding, and is set to 0: the
+// sum of 1 - alpha tells.
 template <class T>
 class AdditiveSources {
  public:
@@ -182,6 +187,8 @@ class AdditiveSources {
   }
 
  private:
+  // Adds a block's edges to sum_ and tail_, by the gradient of each edge, and writes gradients of edge
+  // tensors.
   void edge_by_edge(bool first) {
     grads_.dots(block_, value_, edges_.t());
     edges_.solve(score_, block_);
@@ -192,6 +199,7 @@ class AdditiveSources {
     grads_.aggregate(block_, edges_.weight(), nullptr, sum_, nullptr, first);
   }
 
+  // Adds a block's edges to sum_ (P), sum2_ (N), tail_, tail2_ and shared_.
   void at_once(bool first) {
     A *w = weights_, *w2 = w + heads_ * kBlock;
     for (int h = 0; h < heads_; ++h) {
@@ -223,10 +231,11 @@ class AdditiveSources {
   Gathered<T> grads_;
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
-  Buffer<A> weights_;       // weights of sum_ and of sum2_
-  Buffer<A> tail_, tail2_;  // sums of alpha delta or of dz: over all edges, over those with z <= 0
-  Buffer<A> shared_;        // sums of 1 - alpha
-  Buffer<A> dots_, dots2_;
+  Buffer<A> weights_;  // weights of sum_ and of sum2_
+  // Sums of alpha delta over edges with z > 0, and over the others. Edge by edge: tail_ is the sum of draw.
+  Buffer<A> tail_, tail2_;
+  Buffer<A> shared_;              // sums of 1 - alpha
+  Buffer<A> dots_, dots2_;        // v . P, v . N
   Buffer<A> value_, sum_, sum2_;  // packed
 };
 

@@ -1,4 +1,4 @@
-// Sums over the edges of long rows.
+// Sums over the edges of long rows, which round less than adding one edge after another.
 #pragma once
 
 #include "simd.h"
@@ -11,12 +11,14 @@ template <class A>
 class Blocks {
  public:
   explicit Blocks(int64_t size) : size_(size), total_(size) {}
-  // Callers call this before each edge. place: the edge's position in the row.
+  // Callers call this before they add an edge to `sums` [size]. place: the edge's position in the row. After
+  // a block of edges it moves `sums` to the total, and clears it.
   void before(int64_t place, A* sums) {
     if (place == 0 || place % kBlockOfSums != 0) return;
     if (place == kBlockOfSums) total_.clear(size_);
     for (int64_t k = 0; k < size_; ++k) total_[k] += sums[k], sums[k] = A(0);
   }
+  // Adds the total to `sums` after the last edge of a row. length: the row's number of edges.
   void end(int64_t length, A* sums) const {
     if (length <= kBlockOfSums) return;
     for (int64_t k = 0; k < size_; ++k) sums[k] += total_[k];

@@ -1,20 +1,24 @@
-// Softmax and sums over groups given by an index: see cpu/by_index.h.
+// Softmax and sums over groups of rows, which an index gives: see cpu/by_index.h.
 #include "kernels.h"
 #include "schedule.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The fewest elements per thread, and how many elements of a block stay in the first level of cache.
+// The fewest elements per thread, and the elements of a block of rows, which stays in the first level of
+// cache.
 constexpr int64_t kPerThread = 1 << 15, kBlockNumbers = 2048;
 
-// Those of the rows [begin, end) whose groups are in [low, low + span). all: these are all of the rows.
+// What a thread processes: of the rows [begin, end) those whose groups are in [low, low + span), or if `all`
+// is set all of them.
 struct Part {
   int64_t begin, end;
   uint64_t low, span;
   bool all;
 };
 
+// Divides the rows and their groups among threads. I: the type of the index; C: the number of columns, or 0
+// if it is known at run time only.
 template <class A, class I, int C>
 class Groups {
  public:
@@ -26,8 +30,8 @@ class Groups {
 
   int64_t columns() const { return C ? C : p_.columns; }
 
-  // Calls body(part) so that each row is in one part, and each group in one part. If all rows are in the
-  // part's groups they come in blocks, which the body may read again while they are in cache.
+  // Calls body(part) so that each group is in one part, with all of its rows. If apart(), a part is a range
+  // of rows. Otherwise each part reads the index of all rows, and takes those in a range of groups.
   template <class Body>
   void by_groups(const Body& body) const {
     parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
@@ -48,16 +52,18 @@ class Groups {
       body(p_.num_rows * first / parts_, p_.num_rows * last / parts_);
     });
   }
-  // Whether a part has all rows of its groups.
+  // Whether parts are ranges of rows that no other part reads.
   bool apart() const { return parts_ == 1 || p_.index_rises; }
 
+  // Calls body(begin, end) for the blocks of a range of rows.
   template <class Body>
   void blocks(int64_t begin, int64_t end, const Body& body) const {
     const int64_t step = kBlockNumbers / columns() + 1;
     for (; begin < end; begin += step) body(begin, begin + step < end ? begin + step : end);
   }
 
-  // Calls f(row, first element of its group) for the rows of a part.
+  // Calls f(row, at) for the rows of a part. at: position of the first column of the row's group in an array
+  // [num_groups, columns].
   template <class F>
   [[gnu::always_inline]] void each(const Part& part, const F& f) const {
     if (part.all)
@@ -68,7 +74,7 @@ class Groups {
   }
 
  private:
-  // The first row of part k, which begins a group.
+  // Returns the first row of part k, which begins a group: only if the index rises, or for one part.
   int64_t boundary(int64_t k) const {
     int64_t e = p_.num_rows * k / parts_;
     if (k > 0 && k < parts_)
@@ -87,6 +93,7 @@ void fill(A* to, int64_t size, A value) {
   for (int64_t k = 0; k < size; ++k) to[k] = value;
 }
 
+// Replaces the elements of x by their exponentials.
 template <class A>
 void exponentials(A* x, int64_t size) {
   constexpr int W = kLanes<A>;
@@ -203,8 +210,8 @@ void sum_as(const ByIndexParams& p, const Parallel& parallel) {
   p.source ? sum_of<A, I, C, true>(p, parallel) : sum_of<A, I, C, false>(p, parallel);
 }
 
-// Calls f(an object of the rows' type, one of the index's type, a constant: the number of columns if kernels
-// are compiled for it, else 0).
+// Calls f(an object of the rows' type, one of the index's type, an integral constant). The constant is the
+// number of columns if kernels are compiled for it, else 0.
 template <class F>
 void with_types(const ByIndexParams& p, const F& f) {
   const auto with_columns = [&](auto type, auto id) {

@@ -9,6 +9,7 @@ constexpr int kWords = 32;  // lanes of 64 bits, in several vectors
 constexpr int64_t kBlock = kWords * sizeof(uint64_t);
 // A multiplier of multiply-with-carry generators: p = kMultiplier 2^32 - 1 is prime.
 constexpr uint64_t kMultiplier = 4294957665u;
+// kOdd gives each lane another beginning; kMix mixes the lanes' bits at the end.
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15u, kMix = 0xff51afd7ed558ccdu;
 
 // A step multiplies by 2^-32 modulo p, so that the factor of each word depends on its position. It takes one

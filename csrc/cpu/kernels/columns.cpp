@@ -24,7 +24,8 @@ Columns<T>::Columns(const void* data, int heads, int dim)
   }
 }
 
-// Computes V vectors of columns, from `vector` on, which stay in registers over a row's edges.
+// Computes V vectors of columns of all rows of a group, from `vector` on, which stay in registers over the
+// edges of a row.
 template <class T>
 template <int W, bool pairs, TileHeads tile, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch,
@@ -42,6 +43,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
 #pragma GCC unroll 8
   for (int v = 0; v < V; ++v)
     lane[v] = load_vector<Lanes>(offset_ + (vector + v) * W) + Bits<A>(head[v] - head[0]);
+  // Returns the weights of vector v's columns. w: the weights of an edge's (or a row's) heads.
   const auto weight = [&](const A* w, int v) __attribute__((always_inline)) -> Vector {
     if constexpr (pairs) v = v / 2 * 2;  // both vectors of a pair belong to the same heads
     if constexpr (tile == TileHeads::same)
@@ -81,7 +83,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       each_of_fixed(all_terms.fixed + r * size + first,
                     [&](Vector x, int v) __attribute__((always_inline)) { fixed[v] = x; });
     for (int e = begin; e < end; ++e) {
-      if (fetch.hot)
+      if (fetch.hot)  // group.n edges ahead is the next group
         __builtin_prefetch(base + size * index[e + group.n < fetch.limit ? e + group.n : e], 0, 2);
       else if (fetch.limit)
         prefetch<V * W* int(sizeof(T))>(base + size * ahead(e));
@@ -137,7 +139,7 @@ namespace {
 template <TileHeads heads>
 using HeadsOf = std::integral_constant<TileHeads, heads>;
 
-// The terms that an aggregation adds.
+// The arguments of aggregate and leaky_aggregate, for the loop that both share. kTwo: there is a second sum.
 template <class T, bool two>
 struct Weighted {
   static constexpr bool kTwo = two, kLeaky = false;
@@ -160,12 +162,14 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
   with_layout<T>(shape_, [&](auto width, auto in_pairs) {
     constexpr int W = width.value;
     constexpr bool pairs = in_pairs.value;
+    // two: there is a second sum; wide: each vector (or pair) is within a head, so that its weight is
+    // broadcast instead of permuted.
     const auto run = [&](auto two, auto wide) {
       const auto terms = make_terms(two);
       constexpr bool leaky = decltype(terms)::kLeaky, full = W == kLanes<A>;
       constexpr int least = pairs ? 2 : 1;
-      // Registers for sums, fixed rows (leaky) and permutations (not wide): up to 24 of 32 with AVX-512, 8 of
-      // 16 otherwise.
+      // The most vectors of a tile. Sums, fixed rows (leaky) and permutations (not wide) take up to 24 of 32
+      // registers with AVX-512, 8 of 16 otherwise.
       constexpr int per_vector = 1 + two.value + leaky + !wide.value;
       constexpr int most = !full                ? 2
                            : kVectorBytes == 64 ? (leaky && !wide.value ? 4 : 8)
@@ -173,7 +177,8 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
                            : per_vector == 2    ? 4
                                                 : 2;
       int v = 0;
-      // Tiles of this many vectors, as long as there are so many and their heads fit in a vector.
+      // Computes tiles of V vectors as long as V are left and, unless wide, the weights of their heads fit in
+      // one vector.
       const auto tiles = [&](auto vectors) {
         constexpr int V = vectors.value;
         if constexpr (V <= most && (!pairs || V > 1)) {

@@ -1,7 +1,8 @@
-// The operations of rows.h for groups of short rows, on rows of C = H * D columns in memory order: a vector
-// may cover columns of several heads, and the last vector overlaps the one before. A permutation copies a
-// scalar per edge and head to its D columns; products are added up per head by halving, for all edges of a
-// group together. Arrays per edge and head are edge-major; arrays per row are [rows, C] or [rows, H].
+// The operations of rows.h for groups of short rows, on feature rows of C = H * D columns in memory order: a
+// vector may cover columns of several heads, and the last vector overlaps the one before. A permutation
+// copies a scalar per edge and head to the lanes of its D columns; products are added up per head by halving,
+// for all edges of a group together. Arrays per edge and head are edge-major; arrays per row are [rows, C] or
+// [rows, H].
 //
 // Words and vectors: rows.h. Names from other files:
 // groups.h:
@@ -73,7 +74,8 @@ class FixedRows {
   Buffer<A> rows_;
 };
 
-// Where sums are written: to rows of the features' type, or of accumulators.
+// Where sums are written, [rows, C]: to `rows` of the features' type, or else to `sums` of accumulators;
+// nowhere if both are null.
 template <class T>
 struct SumRows {
   T* rows = nullptr;
@@ -90,8 +92,11 @@ struct Fetch {
   Fetch(int64_t limit, bool hot = false) : limit(limit), hot(hot && limit > 0) {}
 };
 
-// The heads of a tile's vectors: one for all; a head for each, or for each pair, whose heads are adjacent;
-// one for each; or several.
+// The heads of a tile, which is some adjacent vectors of columns that stay in registers:
+//   same    all vectors are within one head
+//   next    each vector (if they come in pairs, each pair) is a whole head
+//   any     each vector is within a head
+//   mixed   a vector may cover columns of several heads
 enum class TileHeads { same, next, any, mixed };
 
 template <class T>
@@ -105,15 +110,17 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
-  // Whether `fixed` and `attn`, below, have the even and the odd ones of 2 W adjacent columns in a vector
-  // each (Pair in simd.h).
+  // Whether `fixed` and `attn`, below, have each 2 W adjacent columns as a vector of the even ones and,
+  // behind it, a vector of the odd ones (Pair in simd.h).
   bool paired() const { return paired_; }
 
-  // In the functions below, limit is the number of indices that may be read to prefetch, where 0 turns
-  // prefetching off, and fixed are the group's rows [rows, C].
+  // In the functions below, x is the matrix, index_e the row of it that edge e reads, limit the number of
+  // indices that may be read to prefetch, where 0 turns prefetching off, and fixed are the group's own rows
+  // [rows, C].
 
   // a[r] = factor[r] (sum over the edges e of row r of w[e] x[index_e]) + plus[r * plus_stride]. a2, unless
-  // null, is the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: or null for 0.
+  // null, is the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: rows of C columns,
+  // or one for all rows with a plus_stride of 0; or null for 0.
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, const A* w2,
                  const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a, SumRows<T> a2) const;
   // The same with only one sum, and without factor and plus.
@@ -125,8 +132,8 @@ class Columns {
   void leaky_aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* fixed, const A* attn,
                        A slope, const A* w, SumRows<T> a, SumRows<T> a2) const;
 
-  // s[e, h] = x[index_e, h] . fixed[r, h], rounded like Rows::dots, because forward and backward may use
-  // different ones of the two for the same score.
+  // s[e, h] = x[index_e, h] . fixed[r, h], rounded like Rows::dots: forward may use one of the two functions
+  // for a score, and backward the other.
   void dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, A* s);
   // s[e, h] = attn[h] . L(u_e[h])
   void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const A* attn,
@@ -143,7 +150,7 @@ class Columns {
   void dots_all(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const Term& term,
                 A* s);
 
-  // The difference of heads between the first column of vector v and the last column of vector `last`.
+  // Returns by how many heads the last column of vector `last` is behind the first column of vector v.
   int heads_between(int v, int last, int width) const {
     return int(head_[last] - head_[v] + offset_[last * width + width - 1]);
   }

@@ -1,5 +1,6 @@
-// Products of the rows of an edge's two nodes with its own features (core/edge_products.h). Each head of a
-// row is read in vectors of the widest size that fits, and its remaining columns one by one.
+// Products of the feature rows of an edge's two nodes with its own features, and their backward
+// (core/edge_products.h, which defines x, y, f, t and g). Each head of a row is read in vectors of the widest
+// size that fits, and its remaining columns one by one.
 #include "ahead.h"
 #include "blocks.h"
 #include "kernels.h"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int kAheadOfEdge = 8;  // prefetch distance in edges
 
+// Returns the lanes of the widest vectors, of at least 16 bytes, that fit in `dim` columns; 1 if none does.
 template <class A>
 int lanes_within(int dim) {
   int width = kLanes<A>;
@@ -18,8 +20,8 @@ int lanes_within(int dim) {
   return width > dim ? 1 : width;
 }
 
-// Calls begin(item), edge(item, position, id, neighbour's row) for its edges, and end(item), for items
-// [first, last), and prefetches rows.
+// For items [first, last): calls begin(item), then edge(item, position in the CSR, position in the user's
+// order, the neighbour's row of `cols`) for its edges, and end(item). Prefetches the rows of later edges.
 template <class T, class Begin, class Edge, class End>
 void for_edges(const EdgeProductParams& p, int64_t first, int64_t last, const Begin& begin, const Edge& edge,
                const End& end) {
@@ -71,8 +73,8 @@ void products_as(const EdgeProductParams& p, const Parallel& parallel) {
         const T* f = feat + id * size;
         A* score = static_cast<A*>(p.score) + id * heads;
         T* to = p.edge_out ? static_cast<T*>(p.edge_out) + id * size : nullptr;
-        // Returns the sum of a head's products: of vectors in lanes, and in `rest` that of the remaining
-        // columns.
+        // Writes a head's products t, if wanted, and returns their sum: that of whole vectors as a vector,
+        // and in `rest` that of the remaining columns.
         const auto head = [&](int h, A& rest) {
           const int64_t at = int64_t(h) * dim;
           V sums{};
@@ -131,6 +133,8 @@ void backward_as(const EdgeProductParams& p, const Parallel& parallel) {
         blocks.before(e - item.begin, sums);
         const T *f = feat + id * size, *more = edge_weight ? edge_weight + id * size : nullptr;
         T* to = p.edge_out ? static_cast<T*>(p.edge_out) + id * size : nullptr;
+        // Adds to `sums` the terms g y f of some adjacent columns, from `at` on, and writes g x y, if wanted.
+        // of_head: the part of g that a head's columns have in common.
         const auto at_once = [&](int64_t at, A of_head, auto lanes) {
           constexpr int N = lanes.value;
           using X = Vec<A, N>;

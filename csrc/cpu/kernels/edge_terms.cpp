@@ -1,5 +1,6 @@
-// Products of low-dimensional edge features with rows (core/edge_terms.h). A row's [H, d] matrix is copied so
-// that either heads or features are in the lanes, and multiplied with the row's edges.
+// Products of low-dimensional edge features with rows of nodes (core/edge_terms.h, which defines attr, d and
+// width; d is `dim` here). A node's [H, d] matrix is copied so that either heads or features are in the lanes
+// of vectors, and multiplied with the features of the node's edges.
 #include "blocks.h"
 #include "edges.h"
 #include "kernels.h"
@@ -12,7 +13,8 @@ namespace {
 constexpr int kTogether = 4;  // edges that share a load of the matrix
 constexpr int kAhead = 12;    // prefetch distance in edges
 
-// The narrowest vectors among those that cover n elements with the fewest.
+// Returns the lanes of the narrowest vectors, of at least 16 bytes, that do not need more vectors for n
+// elements than the widest.
 template <class A>
 int lanes_for(int n) {
   int width = kLanes<A>;
@@ -20,9 +22,10 @@ int lanes_for(int n) {
   return width;
 }
 
+// Returns an edge's position in the user's order.
 int64_t edge_of(const Csr& csr, int64_t position) { return csr.eids ? csr.eids[position] : position; }
 
-// A row [n] as accumulators: the row itself if it consists of them, else a copy.
+// Returns a row [n] as accumulators: the row itself if it consists of them, else a copy in `space`.
 template <class T>
 const Acc<T>* as_accumulators(const T* row, int n, Acc<T>* space) {
   if constexpr (std::is_same_v<T, Acc<T>>) {
@@ -46,13 +49,17 @@ struct Together {
   }
 };
 
+// Prefetches the beginnings of the rows of a table [E, size] that kTogether edges will read, those that are
+// kAhead edges behind `position`. limit: the end of the positions that may be read.
 template <class X>
 void fetch_ahead(const Csr& csr, const X* table, int64_t size, int64_t position, int64_t limit) {
   for (int k = 0; k < kTogether; ++k)
     if (position + kAhead + k < limit) __builtin_prefetch(table + edge_of(csr, position + kAhead + k) * size);
 }
 
-// y[e, l] = sum_k x[e, k] matrix(row(e), k, l), k < inner, l < outer, for all edges.
+// y[e, l] = sum_k x[e, k] matrix(row(e), k, l), k < inner, l < outer, for all edges, where matrix(i, k, l) is
+// scale times the element i * row_stride + k * inner_stride + l * outer_stride of `rows`. This is edge_dot
+// with heads as l, and edge_outer with features as l; l is in the lanes.
 template <class X, class Y, class T>
 void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* x, Y* y, int inner, int outer,
                     int64_t inner_stride, int64_t outer_stride) {
@@ -112,8 +119,9 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
   });
 }
 
-// Whether features, instead of heads, are in the lanes: whichever takes fewer vector operations per edge.
-// Products over lanes are added up by a tree for four heads at a time, sums over edges are not.
+// Whether features, instead of heads, are in the lanes: whichever is estimated to take fewer vector
+// operations per edge. Products over lanes (edge_dot) are added up by a tree for four heads at a time, which
+// counts as 9 operations; sums over edges (edge_sum) are not. A vector of heads counts twice.
 template <class A>
 bool features_in_lanes(int heads, int dim, bool products) {
   const auto vectors = [](int n) {
@@ -124,8 +132,8 @@ bool features_in_lanes(int heads, int dim, bool products) {
   return heads * vectors(dim) + tree < 2 * dim * vectors(heads);
 }
 
-// A row of n elements that can be read as whole vectors: in place, or near the end of the table in a copy.
-// Lanes beyond n are undefined.
+// Returns rows of n elements, at any position of a table of `size` elements, so that `padded` elements, whole
+// vectors, can be read: in place, or near the end of the table as a copy. Lanes beyond n are undefined.
 template <class T>
 class WholeRows {
  public:
@@ -146,7 +154,7 @@ class WholeRows {
   Buffer<T> space_;
 };
 
-// The vector at v of a row of n elements, with zeros beyond.
+// Returns the vector from element v on of a row of n elements, with zeros in lanes beyond.
 template <class T, int W>
 Vec<Acc<T>, W> within(const T* row, int v, int n) {
   const auto x = load<T, W>(row + v);
@@ -207,7 +215,7 @@ void dot_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
   });
 }
 
-// Writes the sums [H, width] of an item, at(h, c), to its row or slot.
+// Writes the sums of an item to its row or slot [H, width]: at(h, c) for c < dim, and zeros beyond.
 template <class T, class At>
 void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
   const int64_t size = int64_t(p.heads) * p.width;
@@ -329,6 +337,8 @@ void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
           if (h + 4 <= heads) add_edges<T, W, 4>(p, features, run, h, padded, sums), h += 4;
           for (; h < heads; ++h) add_edges<T, W, 1>(p, features, run, h, padded, sums);
         });
+        // Without padding, rows are written in vectors of 16 bytes, of which the last may overlap the one
+        // before.
         if (dim == p.width && item.slot < 0 && dim >= 4 && sizeof(A) == 4) {
           for (int h = 0; h < heads; ++h) {
             T* to = static_cast<T*>(p.out) + (item.row * heads + h) * dim;

@@ -1,21 +1,21 @@
-// Data of a block of edges, as arrays with an entry per edge and head in one of two orders. Elementwise code
-// is shared by both. Lanes beyond the last entry are undefined.
+// The data of a block of edges, as arrays with an entry per edge and head in one of two orders, HeadMajor or
+// EdgeMajor. Elementwise code is shared by both. Lanes beyond the last entry are undefined.
 #pragma once
 
 #include "rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Features of at most so many bytes are not prefetched.
+// Features of at most this number of bytes, which the second level of cache holds, are not prefetched.
 constexpr int64_t kNear = 1 << 20;
-// Tables [E, H] are prefetched by so many edges ahead.
+// Rows of a table [E, H] or [N, H] are prefetched this number of edges ahead.
 constexpr int kTableAhead = 32;
 
 // Edges of one row, with entry (h, e) at h * kBlock + e: the lanes of a vector are edges.
 struct HeadMajor {
   static constexpr int kEdges = kBlock;
   static constexpr int at(int, int h, int e) { return h * kBlock + e; }
-  // Calls f(i) for vectors of W entries that cover those of n edges.
+  // Calls f(i) for vectors of W entries that cover all heads of n edges. i: a vector's first entry.
   template <int W, class F>
   [[gnu::always_inline]] static inline void each(int heads, int n, const F& f) {
     for (int h = 0; h < heads; ++h)
@@ -33,7 +33,7 @@ struct EdgeMajor {
   }
 };
 
-// W entries of a table of features, accumulators or flags.
+// Returns W entries of a table of features, accumulators or flags, as accumulators.
 template <class A, int W, class S>
 static inline Vec<A, W> load_as(const S* p) {
   if constexpr (sizeof(S) > 1)
@@ -44,8 +44,8 @@ static inline Vec<A, W> load_as(const S* p) {
     return *p;
 }
 
-// out_k(h, e) = table[index_e][k * H + h] for K arrays at intervals of `next`. stride: entries of a table
-// row. limit: the number of indices that may be read to prefetch; 0 turns prefetching off.
+// out_k(h, e) = table[index_e][k * H + h], for K arrays out_k, which begin at out + k * next. stride: entries
+// of a table row. limit: the number of indices that may be read to prefetch; 0 turns prefetching off.
 template <class Order, int K = 1, class S, class A>
 static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
                           int64_t stride, A* out, int64_t next) {
@@ -84,7 +84,7 @@ static inline void gather(const S* table, const int32_t* index, int n, int64_t l
   }
 }
 
-// table[index_e][k * H + h] = in_k(h, e)
+// The reverse: table[index_e][k * H + h] = in_k(h, e). A table row has K * H entries.
 template <class Order, int K = 1, class A, class S>
 static inline void scatter(const A* in, int64_t next, const int32_t* index, int n, int heads, S* table) {
   const int64_t stride = int64_t(K) * heads;
@@ -136,8 +136,8 @@ static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
   return (a & 0xffffffffu) * b;
 }
 
-// Dropout's factors, 0 or dropout_scale, of edges: dropout_bits of core/math.h with an edge per lane, for
-// four heads at a time. The upper halves of the lanes are not used.
+// Writes dropout's factors of n edges, 0 or dropout_scale, to `out`: dropout_bits of core/math.h with an edge
+// per lane, for four heads at a time. Of the 64 bits of a lane, the upper half is not used.
 template <class Order, class A>
 static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* eid, int n, A* out) {
   constexpr int W = kLanes<uint64_t>;
@@ -190,7 +190,8 @@ class EdgeBlock {
   int64_t limit;               // number of indices that may be read to prefetch, or 0
   int32_t eid[Order::kEdges];  // positions in the user's order, if load() was asked for them
 
-  // Null stands for 1. dropout; factor: weight times dropout; gate: read by transform().
+  // Arrays of factors, of which null stands for 1. dropout: 0 or dropout_scale; factor: edge weight times
+  // dropout; gate: set by transform().
   const A *dropout = nullptr, *factor = nullptr, *gate = nullptr;
 
   // Loads edges [begin, end) of the CSR, and their positions if `eids` or any option is set.
@@ -223,14 +224,14 @@ class EdgeBlock {
     if (options_.weight)
       f(dropout);
     else
-      dropout = factor;
+      dropout = factor;  // they are one array, whose place f may have changed
   }
 
-  // The positions in the user's order, of which eids_limit() may be read.
+  // The edges' positions in the user's order, and behind them those of later edges; eids_limit() may be read.
   const int32_t* eids_ahead() const { return csr_.eids ? csr_.eids + (index - csr_.indices) : eid; }
   int64_t eids_limit() const { return csr_.eids ? limit : n; }
 
-  // z = gate * z (+ bias)
+  // z = gate * z (+ bias), in place of raw scores. Reads what score() adds: a late bias, and the mask.
   void transform(A* z) {
     gate = late_bias_ = present_ = nullptr;
     if (options_.gate) {
@@ -247,7 +248,7 @@ class EdgeBlock {
     if (options_.mask) present_ = read(options_.mask, options_.mask_heads, array(4));
   }
 
-  // Returns the scores at i, from LeakyReLU(z). transform() must have been called before.
+  // Returns the scores at i from `activated` = LeakyReLU(z). transform() must have been called before.
   V score(V activated, int i) const {
     if (late_bias_) activated += load_vector<V>(late_bias_ + i);
     if (present_) activated = load_vector<V>(present_ + i) != 0 ? activated : V{} - kInfinity<A>;
@@ -262,14 +263,14 @@ class EdgeBlock {
     Order::template each<kLanes<A>>(heads_, n, f);
   }
 
-  // x = f(x, index) of all entries
+  // Replaces all entries x[i] by f(x[i], i), a vector at a time.
   template <class F>
   [[gnu::always_inline]] void update(A* x, const F& f) const {
     each([&](int i) __attribute__((always_inline)) { store_vector(x + i, f(load_vector<V>(x + i), i)); });
   }
 
  private:
-  // Whether features exceed the second level of cache.
+  // Whether the features of the nodes exceed the second level of cache, so that prefetching pays.
   static bool far(const Shape& s) {
     const int64_t nodes = s.num_src > s.num_dst ? s.num_src : s.num_dst;
     return nodes * s.heads * (s.dim > s.value_dim ? s.dim : s.value_dim) * int64_t(sizeof(T)) > kNear;
@@ -277,7 +278,8 @@ class EdgeBlock {
 
   A* array(int k) { return values_ + int64_t(k) * heads_ * Order::kEdges; }
 
-  // Reads a table [E, heads], or [E, 1], whose entries are repeated.
+  // Reads the block's entries of a table [E, heads_], or [E, 1], whose entries are repeated, and returns
+  // `out`.
   template <class S>
   const A* read(const S* table, int heads, A* out) {
     if (heads == heads_) {

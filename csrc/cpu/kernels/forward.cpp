@@ -44,8 +44,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// Softmax state of a row or item, per head: largest score, sum of exp(score - largest), its part over edges
-// with z > 0, and by what earlier sums are to be multiplied since the largest score has risen.
+// The online softmax of a row or item, per head: largest score so far, sum of exp(score - largest), the part
+// of it over edges with z > 0, and the factor `rescale` of earlier sums, after a block with a larger score.
 template <class A>
 struct Softmax {
   int heads;
@@ -58,6 +58,7 @@ struct Softmax {
   }
 };
 
+// Writes the results of a row.
 template <class T>
 class RowWriter {
  public:
@@ -67,7 +68,8 @@ class RowWriter {
     if (o.bias) pack(shape, o.bias, bias_);
   }
 
-  // Divides by the sums; a, a2: packed sums of w m exp(score - largest) v, a2 over edges with z > 0.
+  // a, a2: packed sums of w m exp(score - largest) v, a2 over edges with z > 0. They are divided by s.sum,
+  // and cleared for heads without mass.
   void operator()(int64_t row, const Softmax<A>& s, A* a, A* a2) {
     const int heads = shape_.heads;
     for (int h = 0; h < heads; ++h) {
@@ -76,7 +78,7 @@ class RowWriter {
       A* stats = o_.stats + (row * heads + h) * 2;
       stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);
       if (o_.positive_mass) o_.positive_mass[row * heads + h] = s.positive[h] * factor_[h];
-      // 0 times a value that is not finite is nan.
+      // The factor 0 alone does not clear: 0 times a value that is not finite is nan.
       for (int d = h * shape_.packed; empty && d < (h + 1) * shape_.packed; ++d) {
         a[d] = 0;
         if (o_.positive) a2[d] = 0;
@@ -92,6 +94,7 @@ class RowWriter {
   Buffer<A> factor_, bias_;
 };
 
+// Processes items that are not grouped.
 template <class T, class Score>
 class Worker {
  public:
@@ -114,7 +117,7 @@ class Worker {
   void operator()(const Item& item) {
     softmax_.reset();
     score_.fix(item.row);
-    if (item.begin == item.end) {  // no block does it
+    if (item.begin == item.end) {  // otherwise the first block overwrites them
       a_.clear(values_.shape().packed_size());
       a2_.clear(values_.shape().packed_size());
     }
@@ -148,8 +151,8 @@ class Worker {
     if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
   }
 
-  // Step 2 for one head. s: scores; w, w2: weights, and weights where z > 0. Returns whether earlier sums
-  // must be scaled.
+  // Step 2 for one head. Writes to s scores, to w weights (exponentials times the edges' weights), and to w2
+  // the same with 0 where z <= 0. Returns whether earlier sums must be multiplied by softmax_.rescale.
   bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
     V top = splat<A, kLanes<A>>(-kInfinity<A>);
     for_edges<A>(h, n, [&](int i, auto inside) {
@@ -181,6 +184,7 @@ class Worker {
     return rescale;
   }
 
+  // Writes the partial result of a chunk to its slot.
   void keep_partial(int64_t slot) {
     const RowShape& shape = values_.shape();
     unpack(shape, a_, nullptr, o_.partial_out + slot * shape.size());
@@ -201,6 +205,8 @@ class Worker {
   Buffer<A> a_, a2_;  // packed accumulators
 };
 
+// Merges the chunks of the split rows [first, last): their sums, relative to the largest score of each chunk,
+// are scaled to the largest of the row and added up.
 template <class T>
 void merge_split_rows(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
   using A = Acc<T>;
@@ -230,7 +236,8 @@ void merge_split_rows(const ForwardParams& p, const Outputs<T>& o, int64_t first
   }
 }
 
-// Replaces the scores in the attention array, of rows that are not grouped, by the attention.
+// Replaces the scores in the attention array, which Worker has left there for rows that are not grouped, by
+// the attention.
 template <class T>
 void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping, int64_t first,
                       int64_t last) {

@@ -1,4 +1,4 @@
-// The gathered rows of a block's edges, together with features of the edges.
+// The gathered rows of a block's edges, together with features of the edges, for the operations of rows.h.
 #pragma once
 
 #include "edges.h"
@@ -34,7 +34,8 @@ class Gathered {
     limit_ = 0;
   }
 
-  // As Rows::dots. If it is called first for a block, it brings the rows into cache.
+  // Like the functions of Rows, with the features. The first one that is called for a block brings its rows
+  // into cache.
   void dots(const EdgeBlock<T>& block, const A* r, A* s) {
     if (feat_.data && !summed())
       rows_.pair_dots(block.index, block.n, limit_, r, feat_, block.eids_ahead(), block.eids_limit(), s);

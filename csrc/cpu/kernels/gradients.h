@@ -1,4 +1,5 @@
-// The gradients of a block's edges, from the scores and g . v.
+// Backward: the gradients of the scores of a block's edges and of the options on edges, from the scores and
+// g . v. The formulas and their letters are those of BackwardParams (core/params.h).
 #pragma once
 
 #include "groups.h"
@@ -6,8 +7,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Scalars per destination and head in node_stats, which is [N_dst, 4, H] here, so that one load reads the
-// same scalar of several heads.
+// Scalars per destination and head in node_stats: alpha_dst (of the additive score), max, log_sum and delta.
+// On CPUs it is [N_dst, 4, H], so that one load reads the same scalar of several heads.
 constexpr int kNodeStats = 4;
 
 // The arrays of BackwardParams with their types.
@@ -45,6 +46,7 @@ struct Arrays {
         partial_sums(static_cast<A*>(p.partial_sums)),
         grad_feat(static_cast<T*>(p.grad_feat)),
         edges(static_cast<A*>(edges)) {}
+  // Whether grad_alpha_dst is computed from `positive`, instead of gradients per edge.
   bool from_positive() const { return grad_alpha_dst && !grad_raw; }
   // Whether edge tensors besides those of EdgeOptions are read or written.
   bool per_edge() const {
@@ -52,6 +54,7 @@ struct Arrays {
   }
 };
 
+// The arrays of a block, with an entry per edge and head, and the steps that compute them.
 template <class T, class Order = HeadMajor>
 class EdgeGradients {
  public:
@@ -68,23 +71,24 @@ class EdgeGradients {
         writes_weight_(writes && a.grad_weight),
         arrays_(int64_t(13) * size_) {}
 
-  // Corrects delta in node_stats by `rest`, for the pass over the sources.
+  // Adds `rest`, the residual of delta, to a row's delta in node_stats, for the pass over the sources.
   static void correct(const Arrays<T>& a, int heads, int64_t row, const A* rest) {
     A* delta = a.node_stats + (row * kNodeStats + 3) * heads;
     for (int h = 0; h < heads; ++h) delta[h] += rest[h];
   }
 
-  // The inputs are t = g . (v + e), and the destination's statistics, in this order.
+  // The inputs are t = g . (v + e), which callers write, and the destinations' statistics, in this order.
   A* t() const { return array(0); }
   A* largest() const { return array(1); }
   A* log_sum() const { return array(2); }
   A* delta() const { return array(3); }
-  // The results are z after start(), and f alpha and the gradient of raw after solve(), in this order.
+  // The results are z after start(), and after solve() f alpha and draw, the gradient of raw, in this order.
   A* z() const { return array(4); }
   A* weight() const { return array(5); }
   A* draw() const { return array(6); }
 
-  // Loads the statistics of the destinations of a block's edges, or of an item's row for all of its blocks.
+  // These load the destinations' statistics: of the one of each edge (in the pass over the sources), of an
+  // item's row for all of its blocks, or of the rows of a group.
   void stats_of_edges(const EdgeBlock<T, Order>& block) {
     const int64_t stride = int64_t(heads_) * kNodeStats;
     gather<Order, 3>(a_.node_stats + heads_, block.index, block.n, block.limit, heads_, stride, largest(),
@@ -121,7 +125,8 @@ class EdgeGradients {
     return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
 
-  // rows: the arguments of Score::raw after the block.
+  // Computes z, and keeps the raw scores if the gradient of the gate is wanted. rows: the arguments of
+  // Score::raw between the block and the result.
   template <class Score, class... Rows>
   void start(Score& score, EdgeBlock<T, Order>& block, const Rows&... rows) {
     score.raw(block, rows..., z());
@@ -129,6 +134,7 @@ class EdgeGradients {
     block.transform(z());
   }
 
+  // Computes weight(), draw() and the gradients of the options, from t() and z().
   template <class Score>
   void solve(const Score& score, const EdgeBlock<T, Order>& block) {
     add_gamma(block);
@@ -138,9 +144,10 @@ class EdgeGradients {
     });
   }
 
-  // solve() in two steps, for rows whose edges are all available. g . out equals delta only up to the
-  // rounding of out. guess() computes the gradients of the scores with it, in draw(); their sum over the row,
-  // rest(), is the error of delta. settle() subtracts it, and has the results of solve().
+  // These are solve() in two steps, for rows whose edges are all available. delta in node_stats is computed
+  // from `out`, which is rounded. guess() computes with it the gradients of the scores, ds, and leaves them
+  // in draw(). Their sum over the row, rest(), would be 0 with an exact delta. settle() subtracts alpha rest,
+  // and has the results of solve().
   template <class Score>
   void guess(const Score& score, const EdgeBlock<T, Order>& block) {
     add_gamma(block);
@@ -190,7 +197,7 @@ class EdgeGradients {
     });
   }
 
-  // Adds the gradients of raw to sums[h].
+  // Adds draw() to sums[h], over the edges of the block: after guess() that sums up ds.
   void add_draw(const EdgeBlock<T, Order>& block, A* sums) const {
     for (int h = 0; h < heads_; ++h) {
       V total{};
@@ -200,7 +207,7 @@ class EdgeGradients {
     }
   }
 
-  // Saves the results of solve(); loads them in the pass over the sources.
+  // keep() saves weight() and draw() in the scratch `edges`; find() loads them in the pass over the sources.
   void keep(const EdgeBlock<T, Order>& block) const {
     scatter<Order, 2>(weight(), size_, block.eid, block.n, heads_, a_.edges);
   }
@@ -221,21 +228,22 @@ class EdgeGradients {
   }
 
  private:
+  // Adds gamma, the gradient of the returned attention, to t().
   void add_gamma(const EdgeBlock<T, Order>& block) {
     if (!a_.grad_attention) return;
     gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma(), 0);
     block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
   }
 
-  // The score of an edge with all of its row's weight has no gradient; an exact 0 keeps rounding from making
-  // one.
+  // Returns ds, the gradient of the score. An edge with all of its row's weight (alpha = 1) has none: an
+  // exact 0 (nan if dalpha is not finite) keeps rounding from making one.
   V grad_score(const EdgeBlock<T, Order>& block, int i, V alpha) const {
     const V t = load_vector<V>(this->t() + i);
     const V dalpha = block.factor ? load_vector<V>(block.factor + i) * t : t;
     return alpha * (alpha == 1 ? dalpha * 0 : dalpha - load_vector<V>(delta() + i));
   }
 
-  // Computes the other results from alpha and the gradient of the score.
+  // Writes the results of solve() at i, from alpha and the gradient of the score.
   template <class Score>
   void finish(const Score& score, const EdgeBlock<T, Order>& block, int i, V alpha, V ds) {
     const V dz = ds * score.slope(load_vector<V>(z() + i));

@@ -7,8 +7,10 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// AdditiveSources (backward_additive.h) for groups, without products per edge. With S and S' the sums of f
-// alpha g and f alpha g L'(z), grad_value = S and grad_alpha_src = v . S' - sum of alpha delta L'(z).
+// AdditiveSources (backward_additive.h) for groups, where no product g . v per edge is needed. With S and S'
+// the sums over a source's edges of f alpha g and f alpha g L'(z), grad_value = S and grad_alpha_src = v . S'
+// - sum of alpha delta L'(z). If each edge has all of its destination's weight, the latter is 0 up to
+// rounding, and is set to 0: the sum of 1 - alpha tells.
 template <class T>
 class AdditiveGroups {
  public:
@@ -80,7 +82,8 @@ class AdditiveGroups {
   }
 
  private:
-  // Gathers from node_stats, with adjacent loads, the destination's term of z and its statistics.
+  // Computes the raw scores in z(), and gathers the destinations' statistics. The four scalars of a
+  // destination are adjacent in node_stats.
   void gather(const Group& group) {
     A* const to[] = {edges_.z(), edges_.largest(), edges_.log_sum(), edges_.delta()};
     const int heads = heads_;
@@ -110,10 +113,10 @@ class AdditiveGroups {
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  // Per edge: the weight in S, the one in S' (that times the slope), alpha delta slope, 1 - alpha.
+  // Per edge: the weight in S, the one in S' (that times the slope L'), alpha delta slope, 1 - alpha.
   Buffer<A> weights_;
-  Buffer<A> tails_, shared_, products_;
-  Buffer<A> sum2_;  // rows of S'
+  Buffer<A> tails_, shared_, products_;  // per row: the sums of the last two, and v . S'
+  Buffer<A> sum2_;                       // rows of S'
   HeadSums<A> head_sums_;
 };
 
@@ -124,7 +127,8 @@ class FeatureGroups {
   using A = Acc<T>;
   static constexpr bool kKeyIsValue = Score::kGathersValues;
 
-  // attn: [H, D], to which the rows' contribution to grad_attn is added; or null.
+  // over_rows: the pass over the destinations, else that over the sources. attn: [H, D], to which the rows'
+  // contribution to grad_attn is added; or null.
   FeatureGroups(const BackwardParams& p, const Arrays<T>& a, const Grouping& grouping, Score& score,
                 bool over_rows, A* attn)
       : p_(p),
@@ -179,6 +183,7 @@ class FeatureGroups {
   }
 
  private:
+  // Returns the group's rows of a result [N, size] as the place of sums.
   static SumRows<T> rows(const Group& group, int64_t size, void* result) {
     return {static_cast<T*>(result) + group.row * size};
   }
@@ -200,7 +205,7 @@ class FeatureGroups {
   FixedRows<T> fixed_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  Buffer<A> key_sum_, attn_sum_;  // rows
+  Buffer<A> key_sum_, attn_sum_;  // [rows, H, D]
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -12,8 +12,8 @@
 // columns.h:
 //   Columns values_      the matrix that is gathered. aggregate: out[r] = factor[r] * sum of w x + bias, and
 //                        the same with w2
-//   Fetch                what is prefetched meanwhile: as many indices may be read; whether the group's rows
-//                        are in cache
+//   Fetch                what is prefetched meanwhile: (the number of indices that may be read, whether the
+//                        group's rows are in cache)
 //   for_columns          (n, f): f(width, i) for vectors of n elements, and then for single ones
 // edges.h:
 //   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n; index: the
@@ -30,6 +30,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
+// The arrays of ForwardParams that a pass writes, and the bias that is added to `out`, with their types.
 template <class T>
 struct Outputs {
   using A = Acc<T>;
@@ -55,6 +56,7 @@ template <class A, class V>
   return largest == -kInfinity<A> ? V{} : largest;
 }
 
+// Computes all results of the rows of a group.
 template <class T, class Score>
 class GroupWorker {
  public:
@@ -101,8 +103,8 @@ class GroupWorker {
   A* sums(const Group& group) const { return rows_ + group.rows * heads_; }
   A* factors(const Group& group) const { return rows_ + 2 * group.rows * heads_; }
 
-  // Replaces scores s by exponentials; w: these times the edges' weights; w2: w where z > 0. Computes the
-  // statistics of the rows.
+  // Replaces scores s by exponentials. Writes to w these times the edges' weights, if there are any, to w2
+  // the same with 0 where z <= 0, if `positive` is wanted, and the statistics of the rows.
   void softmax(const Group& group, const A* z, A* s, A* w, A* w2) {
     const int heads = heads_, entries = group.rows * heads;
     A *largest = rows_, *sum = sums(group), *factor = factors(group),
@@ -160,7 +162,7 @@ class GroupWorker {
     });
   }
 
-  // w: weights without the factors of rows; attention: scratch.
+  // Writes the attention, w times the inverse sum of the row. attention: scratch.
   void write_attention(const Group& group, const A* w, A* attention) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -176,7 +178,7 @@ class GroupWorker {
   // Clears rows and heads whose sum is 0: 0 times a value that is not finite is nan.
   void clear(const Group& group, T* out, T* positive) const {
     const A* sum = sums(group);
-    Bits<A> none = 0;  // of the sums' size, so that the compiler vectorizes it
+    Bits<A> none = 0;  // an integer of the sums' size, so that the compiler vectorizes the loop
     for (int i = 0; i < group.rows * heads_; ++i) none += sum[i] == 0;
     if (none == 0) return;
     for (int r = 0, i = 0; r < group.rows; ++r)

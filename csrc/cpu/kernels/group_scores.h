@@ -1,8 +1,9 @@
-// The scores of scores.h for groups of short rows. No row is fixed, and all arrays are edge-major.
+// The scores of scores.h for groups of short rows. There is no fix(row), because a group has several rows:
+// edges find theirs by its number. All arrays are edge-major.
 //   raw(block, group, z)                    z = raw score of each edge
 //   accumulate(block, group, fetch, draw, a, a2)
-//                                           a[r] = the gradient of row r; a2[r], unless null: that of attn;
-//                                           fetch: as in columns.h; draw is overwritten
+//                                           a[r] = the gradient of row r; a2[r], unless null: what it adds
+//                                           to that of attn; fetch: as in columns.h; draw is overwritten
 #pragma once
 
 #include "columns.h"
@@ -10,6 +11,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
+// raw = the score term of the gathered node + that of the row: alpha_src + alpha_dst, or in the pass over the
+// sources alpha_dst + alpha_src.
 template <class T>
 class AdditiveGroupScore : public Activation<T> {
  public:
@@ -17,7 +20,8 @@ class AdditiveGroupScore : public Activation<T> {
   using Block = EdgeBlock<T, EdgeMajor>;
   static constexpr bool kGathersValues = false;
 
-  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H], or null for 0.
+  // gathered: the term of node j and head h is at j * stride + h, with stride > H inside node_stats. fixed:
+  // the rows' terms [N, H], or null for 0.
   AdditiveGroupScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
       : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 

@@ -19,8 +19,8 @@ namespace dfgnn::cpu::DFGNN_ISA {
 // Consecutive whole rows with consecutive edges.
 struct Group {
   const Item* items;
-  int rows, n;  // n: edges
-  int64_t row, begin;
+  int rows, n;            // number of rows, and of their edges
+  int64_t row, begin;     // first row, and the position of its first edge in the CSR
   const int32_t* row_of;  // [n] the edges' rows, relative to `row`
 
   // Calls f(r, first edge, end) for all rows, with edges relative to `begin`.
@@ -38,19 +38,21 @@ struct Group {
   }
 };
 
-constexpr int kMostRows = 64;
+constexpr int kMostRows = 64;  // of a group
 
-// Whether HeadSums rounds like Rows::dots for this dimension.
+// Whether HeadSums rounds like Rows::dots for this dimension: it does where a head has at most kRun vectors,
+// which both add up one after another.
 template <class A>
 static inline bool has_dots(int dim) {
   return dim > 0 && row_shape<A>(1, dim).vectors <= kRun;
 }
 
-// Decides which items of a plan are grouped, and how many of them at most.
+// Decides which items of a plan are grouped, and how many rows a group has at most.
 class Grouping {
  public:
-  // Decides for one direction of a call. p: ForwardParams or BackwardParams; A: accumulators; degree: rows
-  // are grouped below this mean degree.
+  // Decides for one pass, over the rows of csr. p: ForwardParams or BackwardParams; A: accumulators; degree:
+  // rows are grouped below this mean degree; possible: whether the caller has code for groups in this case.
+  // The rows of a group have at most 4096 columns, so that they stay in the first level of cache.
   template <class A, class Params>
   static Grouping of(const Params& p, const Csr& csr, RowWay way, int64_t degree, bool possible = true) {
     const Shape& s = p.shape;
@@ -66,8 +68,8 @@ class Grouping {
   int most_rows() const { return most_rows_; }
   bool takes(const Item& item) const { return on_ && item.slot < 0 && item.end - item.begin <= kBlock; }
 
-  // Calls grouped(each) and alone(each) for items [first, last), unless there are none: each(f) calls
-  // f(Group) for all groups, or f(Item) for all other items.
+  // Of the items [first, last), calls grouped(each) if some are grouped, and alone(each) if some are not.
+  // There each(f) calls f(Group) for all groups, or f(Item) for all other items.
   template <class Grouped, class Alone>
   void walk(const Csr& csr, int64_t first, int64_t last, const Grouped& grouped, const Alone& alone) const {
     int64_t taken = 0;
@@ -93,7 +95,7 @@ class Grouping {
   }
 
  private:
-  // The group that begins with the first of these items.
+  // Returns the group that begins with the first of these items, and fills its row_of.
   Group from(const Item* items, int64_t count, int32_t* row_of) const {
     using Rows = Vec<int32_t, kLanes<float>>;
     int rows = 1;

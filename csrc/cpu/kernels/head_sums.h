@@ -1,6 +1,6 @@
-// Sums [count, H] over the columns of each head of some rows, of terms that the caller computes a vector at a
-// time. They round like Rows::dots, because forward and backward may use different ones of the two for the
-// same score.
+// Sums over the columns of each head, [count, H] for `count` feature rows, of terms that the caller computes
+// a vector at a time, such as the products of a dot product. They round like Rows::dots: forward may compute
+// a score by one of the two, and backward by the other.
 #pragma once
 
 #include "rows.h"
@@ -10,8 +10,9 @@ namespace dfgnn::cpu::DFGNN_ISA {
 // How many elements a step processes at a time, so that they stay in the first level of cache.
 constexpr int kColumnsAtOnce = 2048;
 
-// Adds lanes that are L apart, or adjacent lanes, of two vectors of heads of 2 * L lanes; first the heads of
-// a, then those of b.
+// a and b consist of heads of 2 * L lanes. Returns a vector of heads of L lanes, first those of a, then those
+// of b, in which each lane is the sum of two lanes of its head: adjacent ones (neighbours), or such that are
+// L apart.
 template <class A, int L, bool neighbours, int... I>
 [[gnu::always_inline]] static inline Vec<A, kLanes<A>> add_lanes(Vec<A, kLanes<A>> a, Vec<A, kLanes<A>> b,
                                                                  std::integer_sequence<int, I...>) {
@@ -22,7 +23,8 @@ template <class A, int L, bool neighbours, int... I>
            __builtin_shufflevector(a, b, (I / L * 2 * L + I % L + L)...);
 }
 
-// Reduces heads of D lanes, from vector k on, to L lanes each, in the order of sum4. at(k): vector k.
+// Returns a vector of heads that are reduced from D lanes, in the vectors at(k), at(k + 1) ..., to L lanes
+// each. As in sum4, lanes far apart are added until D / 4 lanes are left, and then neighbours.
 template <class A, int L, int D, class At>
 [[gnu::always_inline]] static inline Vec<A, kLanes<A>> folded(const At& at, int k = 0) {
   if constexpr (L == D)
@@ -32,8 +34,8 @@ template <class A, int L, int D, class At>
                                         std::make_integer_sequence<int, kLanes<A>>());
 }
 
-// sums[k] = sum of the lanes [k * width, (k + 1) * width) of x. It reads and writes up to a vector of sums
-// beyond the last.
+// sums[k] = sum of the elements [k * width, (k + 1) * width) of x. It reads x and writes sums as if `count`
+// were rounded up to a multiple of kLanes<A>.
 template <class A, int W = kLanes<A>>
 static inline void sum_lanes(const A* x, int64_t count, int width, A* sums) {
   if constexpr (W == 1) {
@@ -58,10 +60,10 @@ class HeadSums {
         most_(lanes_ < kColumnsAtOnce ? kColumnsAtOnce / (lanes_ > 0 ? lanes_ : 1) : 1),
         products_(int64_t(most_) * lanes_ + kLanes<A> * kLanes<A>) {}
 
-  // each(add) calls add(term) for each row. term(width, at, own, total) returns total plus the terms of the
-  // columns from `at` on, where own(x) is a factor x with 0 in columns of the vector before. Less than a
-  // vector may be written beyond the end of `sums`. paired: heads consist of whole pairs (simd.h), and terms
-  // are of two vectors of columns at a time.
+  // Writes sums [count, H]. The caller's each(add) calls add(term) for each row, and its term(width, at, own,
+  // total) returns total plus the terms of `width` columns from `at` on. It applies own(x) to one factor x,
+  // which sets lanes to 0 whose columns the vector before has, too. Less than a vector may be written beyond
+  // the end of `sums`. paired: heads consist of whole pairs (simd.h), and term has a width of two vectors.
   template <bool paired = false, class Each>
   [[gnu::always_inline]] void operator()(const Each& each, A* sums) const {
     const auto run = [&](const auto& products) __attribute__((always_inline)) {
@@ -112,7 +114,7 @@ class HeadSums {
     }
   };
 
-  // W heads of W columns at a time, whose products stay in registers.
+  // Sums W heads of W columns at a time, whose products stay in registers.
   template <class Each>
   [[gnu::always_inline]] void of_squares(const Each& each, A* sums) const {
     constexpr int W = kLanes<A>;
@@ -128,7 +130,7 @@ class HeadSums {
     });
   }
 
-  // Adds up V vectors at a time, of heads of any size.
+  // Stores a row's terms, V vectors per iteration, for heads of one vector or less, which sum_lanes adds up.
   template <int W, int V, class Term>
   [[gnu::always_inline]] void of_rows(const Term& term, A* to) const {
     constexpr std::integral_constant<int, W> width;
@@ -140,8 +142,8 @@ class HeadSums {
       }
   }
 
-  // Adds up heads of V vectors, or if V is 0 of any number of them. The last vector may overlap the one
-  // before.
+  // Adds up the V vectors of each head, or if V is 0 any number of them, to one vector, which sum_lanes
+  // reduces. The last vector may overlap the one before.
   template <int W, int V, class Term>
   [[gnu::always_inline]] void of_heads(const Term& term, A* to) const {
     constexpr std::integral_constant<int, W> width;
@@ -162,7 +164,7 @@ class HeadSums {
     }
   }
 
-  // Adds up heads of P pairs, or if P is 0 of any number of them.
+  // The same for heads of P pairs of vectors, or if P is 0 of any number of them.
   template <int P, class Term>
   [[gnu::always_inline]] void of_pairs(const Term& term, A* to) const {
     constexpr int W = kLanes<A>;
@@ -177,8 +179,8 @@ class HeadSums {
 
   int heads_;
   RowShape row_, head_;
-  int lanes_, most_;
-  Buffer<A> products_;
+  int lanes_, most_;    // elements of products_ that a row takes; rows that it holds
+  Buffer<A> products_;  // [most_, H, head_.width], and what sum_lanes reads beyond
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

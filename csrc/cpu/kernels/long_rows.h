@@ -1,8 +1,9 @@
 // Rows of several blocks in backward's pass over the destinations. The error of delta (EdgeGradients::guess)
 // is known only after the last of a row's edges, so that the pass runs over these rows twice: first for the
 // scores and g . v, then for the sums. In between, a few scalars per edge and head are saved, for one row at
-// a time. The chunks of a split row may belong to different threads: their first run comes before the pass,
-// and their scalars are saved up to a limit and recomputed beyond it.
+// a time. The chunks of a split row may belong to different threads: Pieces first runs over all chunks of
+// a few rows, then over the same chunks again. Their scalars are saved up to a limit and recomputed beyond
+// it.
 #pragma once
 
 #include "gradients.h"
@@ -18,7 +19,8 @@ constexpr int64_t kPiecesPerThread = 4;
 
 static inline int64_t num_blocks(const Item& item) { return (item.end - item.begin + kBlock - 1) / kBlock; }
 
-// These save arrays of a block, [H, kBlock] each, and restore them.
+// Functors for EdgeGradients::each_guess, which calls them with each array of a block, of `size` elements.
+// They save the arrays one after another, restore them, and count them.
 template <class A>
 struct SaveArrays {
   A* to;
@@ -49,13 +51,13 @@ struct CountArrays {
   }
 };
 
-// Processes the split rows, several at a time: enough for all threads, and few enough to be in cache for the
-// second run.
+// Processes the chunks of split rows in two runs, several rows at a time: enough for all threads, and few
+// enough to be in cache for the second run. A chunk's number k counts the chunks that are processed together.
 template <class A>
 class Pieces {
  public:
-  // numbers: scalars that a block saves; least: chunks processed together; most: scalars that are saved,
-  // beyond which they are recomputed.
+  // numbers: scalars that a block saves; least: rows are taken until they have this number of chunks; most:
+  // scalars that may be saved at a time, beyond which they are recomputed.
   Pieces(const Csr& csr, int heads, int64_t numbers, int64_t least, int64_t most)
       : csr_(csr),
         heads_(heads),
@@ -83,6 +85,7 @@ class Pieces {
   }
 
   const Item& item(int64_t k) const { return csr_.items[items_[slots_[k]]]; }
+  // The residuals of delta [H]: the first run writes those of chunk k, the second reads those of its row.
   A* rest(int64_t k) const { return rests_ + k * heads_; }
   // Where chunk k's scalars are saved, or null beyond the limit.
   A* kept(int64_t k) const { return k < num_kept_ ? kept_ + k * of_piece_ : nullptr; }
@@ -107,6 +110,7 @@ class Pieces {
   }
 
  private:
+  // Replaces the residuals of the chunks [first, last) by their sum, and returns it.
   const A* sum_rests(int64_t first, int64_t last) {
     for (int h = 0; h < heads_; ++h) {
       A sum = 0;
@@ -118,9 +122,10 @@ class Pieces {
 
   const Csr& csr_;
   int heads_;
-  int64_t least_, of_piece_, num_kept_;
-  Buffer<int64_t> items_, slots_;  // by slot; the slots being processed
-  Buffer<A> rests_;                // [slots being processed, H]
+  int64_t least_, of_piece_, num_kept_;  // of_piece_: scalars that a chunk saves; num_kept_: chunks that do
+  Buffer<int64_t> items_;                // the work item of each slot, or -1
+  Buffer<int64_t> slots_;                // the slots of the chunks being processed, by their number k
+  Buffer<A> rests_;                      // [chunks being processed, H]
   Buffer<A> kept_;
 };
 

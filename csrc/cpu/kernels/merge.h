@@ -6,6 +6,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
+// A packed sum (rows.h) of partial results.
 template <class A>
 class PartialSum {
  public:
@@ -41,7 +42,7 @@ static void write_sum(const Item& item, const RowShape& shape, const Acc<T>* sum
     unpack(shape, sum, nullptr, static_cast<Acc<T>*>(partial) + item.slot * shape.size());
 }
 
-// result[row] = sum of the row's slots
+// For each split row: result[row] = sum of the row's slots of `partial` [slots, H, dim].
 template <class T>
 static void merge_splits(const Csr& csr, const Parallel& parallel, int heads, int dim, const void* partial,
                          void* result) {

@@ -1,5 +1,6 @@
-// Scores of pairs with projected attributes (core/pair_scores.h). Edges are processed in blocks: the
-// projection of a block's attributes stays in cache.
+// Scores of GATv2 with projected edge attributes, and the sums of which their derivatives consist
+// (core/pair_scores.h, which defines x, W, s and sigma). Edges are processed in blocks: the projection of a
+// block's attributes stays in cache.
 #include "ahead.h"
 #include "kernels.h"
 #include "merge.h"
@@ -9,9 +10,9 @@ namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
 constexpr int kMost = 64;  // edges of a block
-constexpr int64_t kMostParts = 64;
+constexpr int64_t kMostParts = 64;  // the most that pair_parts() returns
 
-// The widest vectors that divide a head.
+// Returns the lanes of the widest vectors, of at least 16 bytes, that divide a head; 1 if none does.
 template <class A>
 int lanes_of(int dim) {
   int width = kLanes<A>;
@@ -19,13 +20,14 @@ int lanes_of(int dim) {
   return dim % width ? 1 : width;
 }
 
+// Returns `size`, rounded up to a multiple of W.
 template <int W>
 int padded(int size) {
   return (size + W - 1) / W * W;
 }
 
-// These return W flags, of which each is 0 or 1, and whether x > 0, as flags. gcc converts vectors of bytes
-// one by one, which takes longer than everything else.
+// load_flags returns W flags, bytes of 0 or 1, as integers; store_flags writes whether x > 0, as flags. They
+// use intrinsics, because gcc converts vectors of bytes one by one, which takes longer than everything else.
 template <class A, int W>
 [[gnu::always_inline]] inline Vec<Bits<A>, W> load_flags(const uint8_t* p) {
   if constexpr (W == 1) {
@@ -71,7 +73,7 @@ template <class A, int W>
   }
 }
 
-// Computes R rows and V vectors of columns of `multiply`.
+// Computes R rows and V vectors of columns of the c of `multiply`, below.
 template <class A, int W, int R, int V>
 [[gnu::always_inline]] inline void multiply_tile(int inner, const A* a, const A* b, int cols, A* c) {
   using X = Vec<A, W>;
@@ -109,6 +111,7 @@ void multiply(int rows, int inner, int cols, const A* a, const A* b, A* c) {
   for (int r = size; r < rows; ++r, a += inner, c += cols) multiply_rows<A, W, 1>(inner, a, b, cols, c);
 }
 
+// pair_scores. The edges of adjacent work items, whatever their rows, form blocks of kMost.
 template <class A, int W>
 class Scores {
   using V = Vec<A, W>;
@@ -145,10 +148,12 @@ class Scores {
   }
 
  private:
+  // Returns a row of a table, or zeros without a table.
   const A* rows(const void* table, int64_t row) const {
     return table ? static_cast<const A*>(table) + row * size_ : static_cast<const A*>(zeros_);
   }
 
+  // Computes the scores of the n_ edges of a block, and begins the next one.
   void block() {
     if (p_.attrs) {
       const A* attr = static_cast<const A*>(p_.attr);
@@ -160,6 +165,7 @@ class Scores {
     n_ = 0;
   }
 
+  // Computes the scores of edge e of the block. given: whether `positive` is passed, instead of computed.
   template <bool given>
   void edge(int e) {
     A* const score = static_cast<A*>(p_.score) + eid_[e] * p_.heads;
@@ -172,6 +178,7 @@ class Scores {
     for (; h < p_.heads; ++h) score[h] = sum<A, W>(head<given>(e, h));
   }
 
+  // Returns the sum of head h's terms as a vector, whose lanes are still to be added up.
   template <bool given>
   [[gnu::always_inline]] V head(int e, int h) {
     const A *x = col_[e], *y = row_[e], *w = terms_ + int64_t(e) * size_, *a = attn_;
@@ -198,10 +205,11 @@ class Scores {
   int64_t eid_[kMost];
 };
 
-// Computes the sums of rows, and the products with attributes and projection. Slopes have two values, so that
-// those of kGroup columns have 2^kGroup combinations: for each group the rows of W, summed with each
-// combination of slopes, are in a table, and an edge's W^T s is a sum of its groups' entries. The transpose,
-// s x^T, adds x to the entry of each group's combination in a second table.
+// pair_sums: the sums over each row's edges, W^T s, and s x^T. The slope sigma has two values, so that those
+// of a group of kGroup adjacent columns have 2^kGroup combinations. table_ has, for each group and
+// combination, the sum of the group's rows of W times their slopes: an edge's W^T s is the sum of its groups'
+// entries, times the weights of their heads. The transpose, s x^T, adds the edge's x times these weights to
+// the entry of each group's combination in a second table, found_, which finish() multiplies with the slopes.
 template <class A, int W>
 class RowSums {
   using V = Vec<A, W>;
@@ -240,6 +248,7 @@ class RowSums {
     __builtin_memcpy(to, sums_, size_ * sizeof(A));
   }
 
+  // Writes of_proj, from the sums in found_.
   void finish() const {
     if (!of_proj_) return;
     for (int c = 0; c < size_; ++c)
@@ -252,7 +261,9 @@ class RowSums {
   }
 
  private:
+  // Whether W^T s or s x^T is wanted.
   bool products() const { return p_.of_attr || of_proj_; }
+  // kind: a combination of slopes, whose bit c is set if the slope of the group's column c is 1.
   int64_t entry(int group, int kind) const { return (int64_t(group) * kKinds + kind) * width_; }
   A slope(int kind, int column) const { return kind >> column & 1 ? A(1) : A(p_.slope); }
 
@@ -266,7 +277,7 @@ class RowSums {
       }
   }
 
-  // Adds edges to the row's sums.
+  // Adds the first `count` edges of eid_ to the row's sums.
   void add(int count) {
     const A *weight = static_cast<const A*>(p_.weight), slope = A(p_.slope);
     for (int h = 0; h < p_.heads; ++h)
@@ -280,6 +291,7 @@ class RowSums {
       }
   }
 
+  // Writes an edge's W^T s, and adds its s x^T to found_, as far as they are wanted.
   void multiply_edge(int64_t eid) {
     const uint8_t* flags = p_.positive + eid * size_;
     for (int g = 0; g < groups_; ++g) {
@@ -298,6 +310,7 @@ class RowSums {
     if (p_.of_attr) __builtin_memcpy(static_cast<A*>(p_.of_attr) + eid * p_.attrs, made, bytes);
   }
 
+  // The same for N vectors of attributes from k on. W^T s goes to made[k ...].
   template <int N>
   void multiply_columns(int64_t eid, int k, A* made) {
     if (p_.of_attr && of_proj_) return multiply_columns<N, true, true>(eid, k, made);
@@ -335,7 +348,7 @@ class RowSums {
   A* of_proj_;
   int size_, groups_, width_;  // width_: attributes, padded to whole vectors
   Buffer<A> sums_, attr_;      // attr_: an edge's attributes, then their gradients
-  Buffer<A> table_, found_;    // [groups, kKinds, width]
+  Buffer<A> table_, found_;    // [groups, kKinds, width], at entry(group, kind)
   Buffer<int64_t> at_;         // the entries of an edge's groups
   int64_t eid_[kMost];
 };

@@ -1,5 +1,6 @@
-// The loops of rows.h: an aggregation keeps a tile of accumulators in registers over a block's edges; a dot
-// product takes four edges at a time. Functors say what they add for an edge and a vector.
+// The loops of rows.h: an aggregation keeps a tile of accumulators, some vectors of some heads, in registers
+// over a block's edges; a dot product takes four edges at a time. Functors say what they add for an edge and
+// a vector.
 //
 // Words, vectors, packed rows: rows.h. DFGNN_ISA: the instruction set (simd.h). Names from other files:
 // ahead.h:
@@ -14,8 +15,9 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// What an aggregation adds for an edge and a vector. A tile starts at `head`, and at `at` of a packed row; h
-// and v are relative to these.
+// Functors of aggregations. tile(head, at) returns the functor for a tile that begins at this head and at
+// element `at` of a packed row. operator() adds to sum and sum2 what edge e contributes to one vector; x is
+// its vector of the gathered row, h and v are the vector's head and element relative to the tile.
 template <class T, int W, bool two>
 struct Weighted {
   static constexpr bool kTwo = two;
@@ -43,8 +45,9 @@ struct LeakyWeighted {
   }
 };
 
-// Sums over a block's edges, in registers, for `H` heads from `head` on, and `V` vectors of each from
-// `vector` on. They start from 0 in every block, because sums of sums round less.
+// Adds to a and a2 the sums over a block's edges, for `H` heads from `head` on and `V` vectors of each from
+// `vector` on. fresh, fresh2: a, a2 start from 0. The sums themselves start from 0 in every block, because
+// sums of sums round less.
 template <class T, int W, bool paired, int H, int V, class Terms>
 void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n,
                     const Terms& all_terms, Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
@@ -86,6 +89,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
     }
 }
 
+// Covers all heads and vectors of a row with tiles.
 template <class T, int W, bool paired, class Terms>
 void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
                    bool fresh, bool fresh2) {
@@ -120,8 +124,9 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
   }
 }
 
-// What a dot product adds for an edge and a vector. feature, packed: the vector's position in a row and in a
-// packed row; last: whether it is the last vector of its head.
+// Functors of dot products: they return what an edge contributes to the sum of its products for a vector x of
+// its gathered row. feature, packed: the vector's position in a row and in a packed row; last: whether it is
+// the last vector of its head. start(edge) comes before the edge's vectors.
 template <class T, int W>
 struct RowTerm {
   const Acc<T>* r;
@@ -159,7 +164,8 @@ struct PairTerm {
   }
 };
 
-// Four edges at a time share the loads of the fixed row, and the tree that adds up their lanes.
+// s[h][e] = sum of the terms of edge e over the vectors of head h. Four edges at a time share the loads of
+// the fixed row, and the tree that adds up their lanes.
 template <class T, int W, bool paired, class Terms>
 void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* s) {
   using A = Acc<T>;

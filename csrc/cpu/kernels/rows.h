@@ -1,4 +1,5 @@
-// Operations on gathered feature rows, over a block of at most kBlock edges:
+// Operations on gathered feature rows, over a block of at most kBlock edges of one row. x [N, H, D] is the
+// gathered matrix, index_e the row of it that edge e reads, r the fixed row of the block, w weights:
 //   dots:             s[h][e]  = x[index_e, h] . r[h]
 //   aggregate:        a[h]    += sum_e w[h][e] x[index_e, h]      (for one or two sets of weights)
 //   leaky_dots:       s[h][e]  = attn[h] . L(u_e[h]),  u_e[h] = x[index_e, h] + r[h],  L = LeakyReLU
@@ -21,7 +22,8 @@
 //                    are "edge-major": entry (h, e) lies at e * H + h
 //   RowShape         a row's heads, dim; packed: elements of a packed head; size(), packed_size(): of a row.
 //                    row_shape and matrix_shape make it
-//   limit            how many indices may be read in order to prefetch rows; 0: none
+//   limit            how many entries of an index array may be read in order to prefetch the rows of later
+//                    edges; 0 turns prefetching off
 // simd.h:
 //   T, A = Acc<T>    the type of the features, and that of sums: double for double, else float
 //   Vec<A, W>        a vector of W lanes; kLanes<A>: lanes of the widest one. V: such a vector
@@ -53,7 +55,8 @@ struct RowShape {
   int64_t packed_size() const { return int64_t(heads) * packed; }
 };
 
-// The widest vectors that fit in a head.
+// Returns the shape with the widest vectors that fit in a head; single elements if no vector of 16 bytes
+// does.
 template <class A>
 static inline RowShape row_shape(int heads, int dim) {
   int width = kLanes<A>;
@@ -108,14 +111,15 @@ struct Rows {
   // limit: the number of indices that may be read to prefetch; 0 if the rows are in cache already.
   void dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const;
   void leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope, A* s) const;
-  // w2, a2: a second set of weights and its accumulator, or null. fresh: a starts from 0.
+  // w2, a2: a second set of weights and its accumulator, or null. fresh: a and a2 start from 0.
   void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                  bool fresh) const;
   // a2: or null; it never starts from 0. fresh: a starts from 0.
   void leaky_aggregate(const int32_t* index, int n, int64_t limit, const A* r, A slope, const A* w, A* a,
                        A* a2, bool fresh) const;
 
-  // s[h][e] = x[index_e, h] . (r[h] + y[y_index_e, h]), rounded as if y were added to the other row
+  // s[h][e] = x[index_e, h] . (r[h] + y[y_index_e, h]). The sum is rounded as by add_pairs, which the pass
+  // with the other ends of the edges fixed uses for the same scores.
   void pair_dots(const int32_t* index, int n, int64_t limit, const A* r, const Rows& y,
                  const int32_t* y_index, int64_t y_limit, A* s) const;
   // sum[e] = x[index_e] + y[y_index_e]; sum: [n, H, D]
@@ -130,7 +134,7 @@ template <class T>
 void scatter_row(const RowShape& shape, int n, const Acc<T>* w, const Acc<T>* a, const Acc<T>* w2,
                  const Acc<T>* a2, const int32_t* y_index, T* y);
 
-// y[y_index_e, h] = w[h][e] attn[h] L'(x[e, h] + r[h])
+// y[y_index_e, h] = w[h][e] attn[h] L'(x[e, h] + r[h]). x: [n, H, D], not packed.
 template <class T>
 void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* r, const Acc<T>* attn,
                    Acc<T> slope, const Acc<T>* w, const int32_t* y_index, T* y);
@@ -139,7 +143,7 @@ void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* 
 template <class T>
 void pack(const RowShape& shape, const T* row, Acc<T>* packed);
 
-// row[h] = factor[h] a[h] + bias[h]. factor: or null for 1; bias: packed, or null for 0.
+// Unpacks: row[h] = factor[h] a[h] + bias[h]. factor: or null for 1; bias: packed, or null for 0.
 template <class T>
 void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row,
             const Acc<T>* bias = nullptr);
@@ -151,7 +155,7 @@ static inline void scale_heads(const RowShape& shape, const A* factor, A* a) {
     for (int d = 0; d < shape.packed; ++d) a[h * shape.packed + d] *= factor[h];
 }
 
-// s[h] = r[h] . a[h]
+// s[h] = r[h] . a[h], of two packed rows, of which r has zeros as second copies.
 template <class A>
 void head_dots(const RowShape& shape, const A* r, const A* a, A* s);
 

@@ -1,12 +1,16 @@
-// The score functors. A pass over items fixes one end of the edges, the item's row, and gathers the other.
-// Which end is fixed depends on the pass.
+// The scores of rows that are processed alone, one class for each kind of attention. A pass over items fixes
+// one end of the edges, the item's row, and gathers the other: destinations are fixed in forward and in the
+// first pass of backward, sources in the second one. (rows.h explains blocks and packed rows.)
 //   fix(row)        sets the row of the following edges
 //   raw(block, z)   z = raw score; EdgeBlock::transform then applies the options
 //   activate(z)     LeakyReLU;  slope(z): its derivative
-// Scores of feature rows also compute backward's sums over a row's edges, with `a` and `a2` packed:
+//   kGathersValues  with fixed destinations, raw() reads the rows of the values
+// DotScore and AdditiveV2Score, whose ends are feature rows, also compute backward's sums over a row's edges.
+// draw is the gradient of raw per edge; a and a2 are packed:
 //   load(block)                 the first part of raw(), for blocks whose scores are not needed
 //   accumulate(block, draw, a, a2, first)
-//                               a += terms of the gradient of the fixed row, without a common factor
+//                               a += the gradient of the fixed row, without a common factor; a starts
+//                               from 0 if `first`
 //   finish(a)                   multiplies a by this factor
 //   scatter_feat(...)           writes the gradient of the edges' features
 #pragma once
@@ -30,7 +34,8 @@ class Activation {
   A slope_;
 };
 
-// alpha of the gathered node + alpha of the row
+// raw = the score term of the gathered node + that of the row: alpha_src + alpha_dst, or in the pass over the
+// sources alpha_dst + alpha_src.
 template <class T>
 class AdditiveScore : public Activation<T> {
  public:
@@ -38,7 +43,8 @@ class AdditiveScore : public Activation<T> {
   using V = Vec<A, kLanes<A>>;
   static constexpr bool kGathersValues = false;
 
-  // gathered: alpha of node j and head h at j * stride + h. fixed: [N, H], or null for 0.
+  // gathered: the term of node j and head h is at j * stride + h, with stride > H inside node_stats. fixed:
+  // the rows' terms [N, H], or null for 0.
   AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
       : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 
@@ -61,7 +67,7 @@ class AdditiveScore : public Activation<T> {
   int64_t row_ = 0;
 };
 
-// scale * (gathered row . row)
+// raw = scale * (gathered row . fixed row)
 template <class T>
 class DotScore : public Activation<T> {
  public:
@@ -70,7 +76,8 @@ class DotScore : public Activation<T> {
   using Feat = typename Gathered<T>::Feat;
   static constexpr bool kGathersValues = false;
 
-  // feat: added to the keys, which are the gathered or the fixed rows; or null.
+  // feat: features of the edges that are added to the keys, or null. side: whether the keys are the gathered
+  // or the fixed rows.
   DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side,
            A scale, A negative_slope)
       : Activation<T>(negative_slope),
@@ -112,13 +119,14 @@ class DotScore : public Activation<T> {
   Buffer<A> row_;
 };
 
-// attn . LeakyReLU(gathered row + row). activate() is the identity.
+// raw = attn . LeakyReLU(gathered row + fixed row). activate() is the identity, because this LeakyReLU is the
+// only one.
 template <class T>
 class AdditiveV2Score : public Activation<T> {
  public:
   using A = Acc<T>;
   using Feat = typename Gathered<T>::Feat;
-  static constexpr bool kGathersValues = true;  // if destinations are fixed
+  static constexpr bool kGathersValues = true;
 
   AdditiveV2Score(const void* gathered, const void* fixed, const RowShape& shape, const void* feat,
                   const void* attn, A negative_slope)
@@ -141,7 +149,7 @@ class AdditiveV2Score : public Activation<T> {
     gathered_.leaky_dots(block, row_, attn_, slope_, z);
   }
 
-  // a2: the gradient of attn, or null
+  // a2 += the contribution to the gradient of attn, unless a2 is null.
   void accumulate(const EdgeBlock<T>& block, const A* draw, A* a, A* a2, bool first) const {
     gathered_.leaky_aggregate(block, row_, slope_, draw, a, a2, first);
   }

@@ -1,5 +1,5 @@
-// What both passes of the backward of attention's backward share: the division of work items into groups of
-// rows, the buffers of a group, and the arguments of a call.
+// Second derivatives of attention on the CPU: what both passes share. These are the division of work items
+// into groups of rows, the buffers of a group, and the arguments of second_order().
 #pragma once
 
 #include "merge.h"
@@ -10,9 +10,12 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 constexpr int kMostEdges = EdgeMajor::kEdges;
 
-// Consecutive whole rows of at most kMostEdges edges together, or a block of a longer row.
+// Divides work items into groups: consecutive whole rows of at most kMostEdges edges together, or a block of
+// a longer row.
 class Groups {
  public:
+  // columns: of the widest rows that are summed. The rows of a group, unless it is a single one, have at most
+  // 4096 columns together, so that their sums stay in the first level of cache.
   explicit Groups(int64_t columns) : most_rows_(int(larger<int64_t>(1, 4096 / larger<int64_t>(columns, 1)))) {
     if (most_rows_ > kMostRows) most_rows_ = kMostRows;
   }
@@ -47,6 +50,7 @@ class Groups {
  private:
   static bool fits(const Item& item) { return item.slot < 0 && item.end - item.begin <= kMostEdges; }
 
+  // Returns the group that begins with the first of these items.
   Group from(const Item* items, int64_t count) {
     int rows = 1;
     while (rows < count && rows < most_rows_ && fits(items[rows]) && items[rows].row == items[0].row + rows &&
@@ -100,15 +104,17 @@ class Sums {
   A* total() const { return total_; }
   int64_t size() const { return size_; }
 
+  // Writes the group's rows to `result` [N, size], unless it is null.
   template <class T>
   void write(const Group& group, void* result) const {
     if (result) copy(rows_, group.rows * size_, static_cast<T*>(result) + group.row * size_);
   }
+  // Adds the results of a block, a group of one row, to the total, which starts from 0 for the first block.
   void add(bool first) {
     if (first) total_.clear(size_);
     for (int64_t d = 0; d < size_; ++d) total_[d] += rows_[d];
   }
-  // Writes the total to the item's row or partial-result slot.
+  // Writes the total to the item's row of `result` or, for a chunk, to its slot of `partial`.
   template <class T>
   void write(const Item& item, void* result, void* partial) const {
     if (!result) return;
@@ -129,7 +135,7 @@ class Sums {
   Buffer<A> rows_, total_;
 };
 
-// The arguments of a call, as both passes use them.
+// The arguments of second_order(), as both passes use them.
 template <class T>
 class Call {
  public:
@@ -156,12 +162,13 @@ class Call {
   HeadSizes size;
   int64_t row, value_row;  // columns of keys, of values
   int64_t stride;          // scalars per edge and head in SecondParams::numbers
-  int width;               // lanes of vectors
+  int width;               // lanes of vectors, which fit in a head of keys and in one of values
 
   bool pairs() const { return p.score == Score::additive_v2; }
   Vectors<A> vectors() const { return {vectors_, vectors_ + row, A(p.negative_slope)}; }
   A* numbers() const { return static_cast<A*>(p.numbers); }
 
+  // Returns the rows of `columns` elements at `data`; if it is null, one row of zeros for all.
   Table<T> table(const void* data, int64_t columns) const {
     return data ? Table<T>{static_cast<const T*>(data), columns} : Table<T>{zeros_, 0};
   }
@@ -169,7 +176,7 @@ class Call {
 
  private:
   Buffer<T> zeros_;
-  Buffer<A> vectors_;
+  Buffer<A> vectors_;  // GATv2's vector and its cotangent
 };
 
 template <class T>

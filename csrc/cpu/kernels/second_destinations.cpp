@@ -1,4 +1,5 @@
-// The pass over the destinations, as second_order.cpp describes it.
+// Second derivatives of attention on the CPU: the pass over the destinations, as second_order.cpp describes
+// it. Names: second_edges.h (the letters), second_rows.h and second_call.h.
 #include "second_call.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -21,9 +22,9 @@ class Destination {
         query_(additive() ? nullptr : p_.query, keyed(), groups.most_rows()),
         of_query_(additive() ? nullptr : p_.of_dst, keyed(), groups.most_rows()),
         grad_(p_.grad_out, call.value_row, groups.most_rows()),
-        of_dst_(additive() ? call.size.heads : call.row, groups.most_rows()),
-        of_grad_(call.value_row, groups.most_rows()),
-        of_attn_(call.pairs() ? call.row : 0, groups.most_rows()),
+        dst_sums_(additive() ? call.size.heads : call.row, groups.most_rows()),
+        grad_sums_(call.value_row, groups.most_rows()),
+        attn_sums_(call.pairs() ? call.row : 0, groups.most_rows()),
         row_sums_(int64_t(kSecondSums) * call.size.heads) {}
 
   // Processes a group of rows that fit in a block.
@@ -35,12 +36,12 @@ class Destination {
     edges_.divide(group.rows, sums);
     edges_.centre(block_, group, sums), edges_.sum_moments(group);
     finish(group, sums);
-    of_dst_.template write<T>(group, additive() ? nullptr : p_.grad_dst);
-    if (additive()) of_dst_.template write<A>(group, p_.grad_dst);
-    of_grad_.template write<T>(group, p_.grad_grad_out);
+    dst_sums_.template write<T>(group, additive() ? nullptr : p_.grad_dst);
+    if (additive()) dst_sums_.template write<A>(group, p_.grad_dst);
+    grad_sums_.template write<T>(group, p_.grad_grad_out);
   }
 
-  // Processes a longer row.
+  // Processes a longer row. Split rows are left to run_pieces().
   void operator()(const Item& item) {
     if (item.slot >= 0) return;
     measure(item, row_sums_);
@@ -49,8 +50,10 @@ class Destination {
     settle(item, row_sums_);
   }
 
-  // The three steps of a longer row, between which the sums of a split row's chunks are added: the sums of
-  // the softmax and its means, the sum of alpha y, and the gradients.
+  // A row longer than a block takes three steps. Each is done for all chunks of a split row, and the chunks'
+  // sums are added up, before the next one. measure() computes the sums of alpha, alpha f p and alpha t, of
+  // which SecondEdges::divide makes delta and tau; add_moments() the sum of alpha y; settle() the gradients.
+  // sums: [kSecondSums, H], of the row, or in the first two steps of a chunk.
   void measure(const Item& item, A* sums) {
     __builtin_memset(sums, 0, sizeof(A) * kSecondSums * call_.size.heads);
     groups.each_block(item, [&](const Group& group, bool) {
@@ -71,11 +74,11 @@ class Destination {
     groups.each_block(item, [&](const Group& group, bool first) {
       again(group, sums);
       finish(group, sums);
-      of_dst_.add(first), of_grad_.add(first);
+      dst_sums_.add(first), grad_sums_.add(first);
     });
-    of_dst_.template write<T>(item, additive() ? nullptr : p_.grad_dst, p_.partial_query);
-    if (additive()) of_dst_.template write<A>(item, p_.grad_dst, p_.partial_query);
-    of_grad_.template write<T>(item, p_.grad_grad_out, p_.partial_out);
+    dst_sums_.template write<T>(item, additive() ? nullptr : p_.grad_dst, p_.partial_query);
+    if (additive()) dst_sums_.template write<A>(item, p_.grad_dst, p_.partial_query);
+    grad_sums_.template write<T>(item, p_.grad_grad_out, p_.partial_out);
   }
 
  private:
@@ -88,7 +91,7 @@ class Destination {
 
  private:
   bool additive() const { return p_.score == Score::additive; }
-  int64_t keyed() const { return additive() ? 0 : call_.row; }
+  int64_t keyed() const { return additive() ? 0 : call_.row; }  // columns of queries and keys; GAT has none
 
   static Gathering<T> gathering(const Call<T>& call) {
     const SecondParams& p = call.p;
@@ -105,6 +108,7 @@ class Destination {
             call.table(in_value ? p.of_feat : nullptr, call.value_row)};
   }
 
+  // fresh: the rows of the group's edges are not in cache yet, so that they are to be prefetched.
   Edges<T> edges(bool fresh) const {
     const int64_t limit = fresh ? block_.limit : 0;
     Edges<T> edges{
@@ -122,12 +126,13 @@ class Destination {
     return {call_.width, call_.feat(), group, edges(fresh), from_, to_, call_.vectors(), call_.size};
   }
 
+  // Loads the group's edges, and the rows of its destinations.
   void start(const Group& group) {
     block_.load(group.begin, group.begin + group.n, true);
     to_ = {query_.of(group), of_query_.of(group), grad_.of(group)};
   }
 
-  // Computes the products of rows, in the layout of SecondEdges.
+  // Computes raw, t_raw, p (without gamma) and u of the group's edges, in edges_.
   void multiply(const Group& group) {
     if (call_.pairs())
       products_of_pairs(rows(group, true), edges_.products());
@@ -139,21 +144,22 @@ class Destination {
     add_ends(group, p_.of_src, p_.of_dst, edges_.t_raw());
   }
 
-  // out = of_src[source] + of_dst[destination], per edge and head; either may be null.
-  void add_ends(const Group& group, const void* of_src, const void* of_dst, A* out) const {
+  // out = src[source] + dst[destination], per edge and head. Either may be null and is then 0; if both are,
+  // out is not changed.
+  void add_ends(const Group& group, const void* src, const void* dst, A* out) const {
     const int heads = call_.size.heads;
-    if (of_src)
-      gather<EdgeMajor>(static_cast<const A*>(of_src), block_.index, block_.n, block_.limit, heads, heads,
-                        out, 0);
-    if (!of_dst) return;
-    const A* rows = static_cast<const A*>(of_dst) + group.row * heads;
+    if (src)
+      gather<EdgeMajor>(static_cast<const A*>(src), block_.index, block_.n, block_.limit, heads, heads, out,
+                        0);
+    if (!dst) return;
+    const A* rows = static_cast<const A*>(dst) + group.row * heads;
     group.each_edge([&](int r, int e) {
       for (int h = 0; h < heads; ++h)
-        out[e * heads + h] = (of_src ? out[e * heads + h] : 0) + rows[r * heads + h];
+        out[e * heads + h] = (src ? out[e * heads + h] : 0) + rows[r * heads + h];
     });
   }
 
-  // Restores the state after measure() from the products that it saved.
+  // Computes alpha, f p - delta, t - tau and y of a block again, from the products that measure() saved.
   void again(const Group& group, const A* sums) {
     start(group);
     gather<EdgeMajor, 4>(call_.numbers(), block_.eid, block_.n, 0, edges_.heads(), 4 * edges_.heads(),
@@ -162,34 +168,36 @@ class Destination {
     edges_.centre(block_, group, sums);
   }
 
-  // Computes the factors of the edges, saves those that the sources' pass needs, and sums up rows.
+  // Computes the factors of the edges, saves those that the pass over the sources reads, and sums up rows. If
+  // the scratch has four scalars per edge and head (second_numbers), the fourth, by_u(), only fills it.
   void finish(const Group& group, const A* sums) {
     edges_.settle(block_, group, sums);
     if (call_.stride == 3)
-      scatter<EdgeMajor, 3>(edges_.of_p(), edges_.size(), block_.eid, block_.n, edges_.heads(),
+      scatter<EdgeMajor, 3>(edges_.by_p(), edges_.size(), block_.eid, block_.n, edges_.heads(),
                             call_.numbers());
     else
-      scatter<EdgeMajor, 4>(edges_.of_p(), edges_.size(), block_.eid, block_.n, edges_.heads(),
+      scatter<EdgeMajor, 4>(edges_.by_p(), edges_.size(), block_.eid, block_.n, edges_.heads(),
                             call_.numbers());
     add_rows(group);
-    if (additive()) edges_.sum_raw(group, of_dst_);
+    if (additive()) edges_.sum_raw(group, dst_sums_);
     if (!attn_) return;
     for (int r = 0; r < group.rows; ++r)
-      for (int64_t d = 0; d < call_.row; ++d) attn_[d] += of_attn_[r * call_.row + d];
+      for (int64_t d = 0; d < call_.row; ++d) attn_[d] += attn_sums_[r * call_.row + d];
   }
 
   // Computes the sums of rows, weighted by the factors.
   void add_rows(const Group& group) {
     const DestinationRows<T> rows = this->rows(group, false);
-    const Factors<A> by{edges_.of_p(), edges_.of_raw(), edges_.of_t(), edges_.share()};
-    T* const of_feat = static_cast<T*>(p_.grad_feat);
-    if (call_.pairs()) return sums_of_pairs(rows, by, {of_dst_, of_grad_, of_attn_, of_feat});
+    const Factors<A> by{edges_.by_p(), edges_.by_raw(), edges_.by_t_raw(), edges_.by_u()};
+    T* const feat = static_cast<T*>(p_.grad_feat);
+    if (call_.pairs()) return sums_of_pairs(rows, by, {dst_sums_, grad_sums_, attn_sums_, feat});
     const auto sum = [&](bool keys, bool values) {
       const bool key = keys && p_.edge.feat_in_key, value = values && p_.edge.feat_in_value;
       sums_of_dot(rows, by, key, value,
-                  {keys ? of_dst_.rows() : nullptr, values ? of_grad_.rows() : nullptr, nullptr,
-                   key || value ? of_feat : nullptr});
+                  {keys ? dst_sums_.rows() : nullptr, values ? grad_sums_.rows() : nullptr, nullptr,
+                   key || value ? feat : nullptr});
     };
+    // GAT has no keys. One loop computes both sums if keys and values have the same length.
     if (additive()) return sum(false, true);
     if (call_.size.dim == call_.size.value_dim) return sum(true, true);
     sum(true, false), sum(false, true);
@@ -200,11 +208,11 @@ class Destination {
   Gathering<T> from_;
   OwnRows<T> query_, of_query_, grad_;
   Destinations<A> to_{};
-  Sums<A> of_dst_, of_grad_, of_attn_;
-  Buffer<A> row_sums_;
+  Sums<A> dst_sums_, grad_sums_, attn_sums_;
+  Buffer<A> row_sums_;  // [kSecondSums, H] of a longer row
 };
 
-// Calls f(pass, item) for the chunks of split rows. make() returns a pass.
+// Calls f(pass, item) for the chunks of split rows, in parallel. make() returns a Destination.
 template <class Make, class F>
 void each_piece(const Csr& csr, const Parallel& parallel, const Make& make, const F& f) {
   parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
@@ -216,7 +224,7 @@ void each_piece(const Csr& csr, const Parallel& parallel, const Make& make, cons
   });
 }
 
-// Processes split rows, whose chunks meet after each step. attn: as in Destination.
+// Processes split rows: each step is done for all chunks before the next begins. attn: as in Destination.
 template <class T>
 void run_pieces(const Call<T>& call, const Parallel& parallel, Acc<T>* attn) {
   using A = Acc<T>;
@@ -244,6 +252,7 @@ void run_pieces(const Call<T>& call, const Parallel& parallel, Acc<T>* attn) {
   }
   each_piece(p.csr, parallel, make, [&](auto& pass, const Item& item) { pass.add_moments(item, at(item)); });
   merge(3, 4);
+  // Each chunk adds to its own part of attn's gradient, which are then added up in the order of the slots.
   Buffer<A> parts(attn ? p.csr.num_slots * call.row : 0);
   if (attn) parts.clear(p.csr.num_slots * call.row);
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {

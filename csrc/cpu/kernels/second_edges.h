@@ -1,10 +1,18 @@
-// The scalars per edge and head in the backward of attention's backward, edge-major, for the edges of a group
-// of rows. Names are those of docs/internals/second_derivatives.md.
+// Second derivatives of attention on the CPU: the scalars per edge and head, edge-major, for the edges of a
+// group of rows. The letters are those of docs/internals/second_derivatives.md. S is the number that is
+// differentiated: the sum of the first backward pass' results, each times its cotangent (`of_...`).
+//   raw, z       the raw score of forward, and the argument of its LeakyReLU
+//   f, m         edge weight times dropout mask; the mask alone
+//   p            g . (v + e) + gamma, of which f p is the derivative of the loss by alpha
+//   t_raw, t, u  the factors of draw, of ds and of f alpha in S
+//   delta, tau   the sums over a row of alpha f p and of alpha t
+//   y            the derivative of S by alpha; d: that by the score
+//   A, R, M      the derivatives of S by p, by raw and by t_raw; that by u is f alpha. In code, A is a type
 //
-// There are three loops over a row's edges. weigh() and sum() compute the sums of the softmax, of alpha f p
-// and of alpha t; centre() and sum_moments() the sum of alpha y; settle() the factors of rows and the
-// gradients of the edges' options. y is computed from f p and t less their means. It differs from the y of
-// that page by a constant of the row, and is small where f p and t hardly vary.
+// There are three loops over a row's edges. weigh() and sum() compute the sums of alpha, of alpha f p and of
+// alpha t; centre() and sum_moments() the sum of alpha y; settle() the derivatives of S. y is computed from
+// f p - delta and t - tau. It differs from the y of that page by a constant of the row, which d does not
+// contain, and is small where f p and t hardly vary.
 #pragma once
 
 #include "cpu/second_order.h"
@@ -21,7 +29,7 @@ static inline Vec<A, W> odd_lanes(Vec<A, W> a, Vec<A, W> b, std::integer_sequenc
   return __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 
-// Splits W groups of four scalars into four vectors.
+// Reads four scalars of each of W adjacent entries, and writes the k-th ones of all entries to out[k].
 template <class A, int W>
 static inline void split_fours(const A* fours, Vec<A, W>* out) {
   constexpr auto lanes = std::make_integer_sequence<int, W>();
@@ -41,7 +49,7 @@ class SecondEdges {
   using V = Vec<A, kLanes<A>>;
   using Block = EdgeBlock<T, EdgeMajor>;
 
-  // most_rows: the most rows of a group
+  // most_rows: the most rows of a group. slope_ is 1 for GATv2, whose LeakyReLU is a part of its raw score.
   SecondEdges(const SecondParams& p, int most_rows)
       : p_(p),
         heads_(p.shape.heads),
@@ -56,19 +64,21 @@ class SecondEdges {
 
   int heads() const { return heads_; }
   int size() const { return size_; }
-  // Edge-major [n, H, 4], split by take(): raw and t_raw without `scale`, p without gamma, u.
+  // The input of take(), [n, H, 4]: raw and t_raw without the factor `scale`, p without gamma, u.
   A* products() const { return products_; }
-  // The first of four consecutive arrays, which may be saved and restored.
+  // raw, t_raw, p and u are four consecutive arrays, which callers save after take(), and restore.
   A* raw() const { return array(0); }
   A* t_raw() const { return array(1); }
-  // Results of settle(): A, R and M times `scale`, f alpha; four consecutive arrays.
-  A* of_p() const { return array(4); }
-  A* of_raw() const { return array(5); }
-  A* of_t() const { return array(6); }
-  A* share() const { return array(7); }
-  // [rows, kSecondSums, H]
+  // Results of settle(), four consecutive arrays: the derivatives of S by the four products that take() has
+  // read: A, scale R, scale M, f alpha.
+  A* by_p() const { return array(4); }
+  A* by_raw() const { return array(5); }
+  A* by_t_raw() const { return array(6); }
+  A* by_u() const { return array(7); }
+  // [rows, kSecondSums, H]: the sums that sum() and sum_moments() write
   A* sums() const { return sums_; }
 
+  // Splits products() into the arrays raw, t_raw, p and u, with the factor `scale` of dot's raw score.
   void take(const Block& block) {
     block.each([&](int i) {
       V four[4];
@@ -78,7 +88,8 @@ class SecondEdges {
     });
   }
 
-  // Computes alpha, not yet divided by the row's sum, and t.
+  // Adds gamma to p, and computes z, t and alpha. By forward's statistics alpha's sum over a row is 1 up to
+  // rounding; centre() divides it by this sum.
   void weigh(Block& block, const Group& group) {
     find_stats(group);
     __builtin_memcpy(z(), raw(), size_ * sizeof(A));
@@ -106,19 +117,20 @@ class SecondEdges {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
-        W total{}, of_p{}, of_t{};
+        W total{}, sum_p{}, sum_t{};
         for (int i = begin * heads_ + h; i < end * heads_; i += heads_) {
           const W alpha = load_vector<W>(this->alpha() + i), p = load_vector<W>(this->p() + i);
-          total += alpha, of_t += alpha * load_vector<W>(t() + i);
-          of_p += alpha * (block.factor ? p * load_vector<W>(block.factor + i) : p);
+          total += alpha, sum_t += alpha * load_vector<W>(t() + i);
+          sum_p += alpha * (block.factor ? p * load_vector<W>(block.factor + i) : p);
         }
         A* const to = sums_ + int64_t(r) * kSecondSums * heads_ + h;
-        store_vector(to, total), store_vector(to + heads_, of_p), store_vector(to + 2 * heads_, of_t);
+        store_vector(to, total), store_vector(to + heads_, sum_p), store_vector(to + 2 * heads_, sum_t);
       });
     });
   }
 
-  // Replaces the sums of f p and t by their means. A row whose weights are all 0 is left as it is.
+  // sums [rows, kSecondSums, H]: divides the sums of alpha f p and alpha t by that of alpha, which makes them
+  // delta and tau. A sum of alpha that is 0, of a row without mass, is replaced by 1.
   void divide(int rows, A* sums) const {
     for (int r = 0; r < rows; ++r, sums += kSecondSums * heads_)
       for (int h = 0; h < heads_; ++h) {
@@ -128,8 +140,9 @@ class SecondEdges {
       }
   }
 
-  // Computes alpha, f p - delta, t - tau and y. The score of a row's only edge has no gradient: an exact 0
-  // keeps rounding from making one.
+  // Divides alpha by its sum, and computes f p - delta, t - tau (in place of t) and y. sums: after divide().
+  // The score of an edge with all of its row's weight, alpha = 1, has no gradient: an exact 0 (nan if a
+  // factor is not finite) keeps rounding from making one.
   void centre(const Block& block, const Group& group, const A* sums) {
     spread<3>(group, sums, 0);
     const A* of_weight = find(p_.of_weight, block, 17);
@@ -160,6 +173,8 @@ class SecondEdges {
     });
   }
 
+  // Computes by_p(), by_raw(), by_t_raw() and by_u(), and writes the gradients of gamma and of the edges'
+  // bias, gate and weight that are wanted. sums: those of the rows, with the sum of alpha y.
   void settle(const Block& block, const Group& group, const A* sums) {
     spread<1>(group, sums, 3);
     const A *of_weight = p_.of_weight ? array(17) : nullptr, *of_gate = p_.of_gate ? array(15) : nullptr;
@@ -167,45 +182,47 @@ class SecondEdges {
       const V alpha = load_vector<V>(this->alpha() + i), y = load_vector<V>(this->y() + i);
       const V slope = leaky_slope(load_vector<V>(z() + i), slope_);
       const V d = alpha * (alpha == 1 ? y * 0 : y - load_vector<V>(row_array(0) + i));
-      const V dz = d * slope, first = alpha * load_vector<V>(centred() + i) * slope;
+      // by_z is the derivative of S by z; dz, as in params.h, that of the loss.
+      const V by_z = d * slope, dz = alpha * load_vector<V>(centred() + i) * slope;
       const V t = load_vector<V>(this->t() + i);
-      V moved = t, share = alpha, raw = dz, of_t = first;
-      if (block.factor) moved *= load_vector<V>(block.factor + i), share *= load_vector<V>(block.factor + i);
+      V moved = t, by_u = alpha, by_raw = by_z, by_t_raw = dz;
+      if (block.factor) moved *= load_vector<V>(block.factor + i), by_u *= load_vector<V>(block.factor + i);
       if (of_weight) moved += masked(block, load_vector<V>(of_weight + i), i);
-      if (block.gate) raw *= load_vector<V>(block.gate + i), of_t *= load_vector<V>(block.gate + i);
-      if (of_gate) raw += first * load_vector<V>(of_gate + i);
-      store_vector(of_p() + i, moved * alpha), store_vector(this->share() + i, share);
-      store_vector(of_raw() + i, raw * scale_), store_vector(this->of_t() + i, of_t * scale_);
-      if (p_.grad_bias) store_vector(array(12) + i, after_ ? d : dz);
+      if (block.gate) by_raw *= load_vector<V>(block.gate + i), by_t_raw *= load_vector<V>(block.gate + i);
+      if (of_gate) by_raw += dz * load_vector<V>(of_gate + i);
+      store_vector(by_p() + i, moved * alpha), store_vector(this->by_u() + i, by_u);
+      store_vector(this->by_raw() + i, by_raw * scale_);
+      store_vector(this->by_t_raw() + i, by_t_raw * scale_);
+      if (p_.grad_bias) store_vector(array(12) + i, after_ ? d : by_z);
       if (p_.grad_gate)
-        store_vector(array(13) + i,
-                     load_vector<V>(this->raw() + i) * dz + first * load_vector<V>(t_raw() + i));
+        store_vector(array(13) + i, load_vector<V>(raw() + i) * by_z + dz * load_vector<V>(t_raw() + i));
       if (p_.grad_weight)
         store_vector(array(18) + i,
                      masked(block, alpha * (load_vector<V>(p() + i) * t + load_vector<V>(u() + i)), i));
     });
-    write(of_p(), block, p_.grad_grad_attention), write(array(12), block, p_.grad_bias);
+    write(by_p(), block, p_.grad_grad_attention), write(array(12), block, p_.grad_bias);
     write(array(13), block, p_.grad_gate), write(array(18), block, p_.grad_weight);
   }
 
-  // Adds the sums [first, last) of a block to those of its row.
+  // Adds the kinds [first, last) of sums() of a block to `sums` [kSecondSums, H] of its row, a longer one.
   void add(int first, int last, A* sums) const {
     for (int i = first * heads_; i < last * heads_; ++i) sums[i] += sums_[i];
   }
 
-  // Writes to `sums` [rows, H] the sums of R over the edges of each row.
+  // Writes to `sums` [rows, H] the sums of by_raw() over the edges of each row.
   void sum_raw(const Group& group, A* sums) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
         W total{};
-        for (int i = begin * heads_ + h; i < end * heads_; i += heads_) total += load_vector<W>(of_raw() + i);
+        for (int i = begin * heads_ + h; i < end * heads_; i += heads_) total += load_vector<W>(by_raw() + i);
         store_vector(sums + r * heads_ + h, total);
       });
     });
   }
 
  private:
+  // 12, 13, 18: gradients of bias, gate and weight; 14, 15, 17: their cotangents; 16: gamma.
   static constexpr int kArrays = 22;
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }
   A* p() const { return array(2); }
@@ -214,15 +231,16 @@ class SecondEdges {
   A* alpha() const { return array(9); }
   A* t() const { return array(10); }
   A* y() const { return array(11); }
-  A* centred() const { return array(4); }  // until settle() overwrites it with A
-  A* row_array(int k) const { return array(19 + k); }
+  A* centred() const { return array(4); }              // f p - delta, until settle() replaces it by A
+  A* row_array(int k) const { return array(19 + k); }  // what spread() has copied to the edges
 
-  // x times the dropout mask
+  // Returns x times the dropout mask.
   V masked(const Block& block, V x, int i) const {
     return block.dropout ? x * load_vector<V>(block.dropout + i) : x;
   }
 
-  // Returns a cotangent [E, H] for the block's edges as array k, or null if there is no table.
+  // Gathers the entries of the block's edges from a table [E, H] into array k. Returns it, or null without a
+  // table.
   const A* find(const void* table, const Block& block, int k) {
     if (table)
       gather<EdgeMajor>(static_cast<const A*>(table), block.eid, block.n, 0, heads_, heads_, array(k), 0);
@@ -232,7 +250,8 @@ class SecondEdges {
     if (table) scatter<EdgeMajor>(from, 0, block.eid, block.n, heads_, static_cast<A*>(table));
   }
 
-  // Copies K of the rows' sums [rows, kSecondSums, H], from `first` on, to each of their edges.
+  // Copies K kinds of the rows' sums [rows, kSecondSums, H], from `first` on, to row_array(0 ...) of each of
+  // the rows' edges. spread_rows: the same from [rows, kinds, H], from the first kind on.
   template <int K>
   void spread(const Group& group, const A* sums, int first) {
     spread_rows<K>(group, sums + first * heads_, kSecondSums);
@@ -250,6 +269,7 @@ class SecondEdges {
     });
   }
 
+  // Copies the maxima and log_sums of the rows (ForwardParams::stats) to row_array(0) and (1) of their edges.
   void find_stats(const Group& group) {
     const A* stats = static_cast<const A*>(p_.stats) + group.row * heads_ * 2;
     for (int r = 0; r < group.rows; ++r)
@@ -259,7 +279,9 @@ class SecondEdges {
   }
 
   const SecondParams& p_;
-  int heads_, size_;  // size_: of an array, and a line more, so that arrays do not share a set of the cache
+  // size_: elements of an array, and a vector (16 to 64 bytes) more, so that equal entries of all arrays do
+  // not compete for one set of the cache.
+  int heads_, size_;
   A slope_, scale_;
   bool after_;
   Buffer<A> arrays_, products_, sums_, stats_;

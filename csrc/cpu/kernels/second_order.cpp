@@ -1,11 +1,12 @@
-// The backward of attention's backward, in two passes. The pass over the destinations
-// (second_destinations.cpp) gathers keys, values and their cotangents, computes four products per edge and
-// head, then the sums of each row, and writes three scalars per edge and head. The pass over the sources
-// (second_sources.cpp) gathers rows of the destinations and adds them up, weighted by these scalars.
+// Second derivatives of attention on the CPU: the backward of its backward, in two passes. The pass over the
+// destinations (second_destinations.cpp) gathers keys, values and their cotangents, computes four products
+// per edge and head, then the sums of each row, and saves three scalars per edge and head: A, R and M of
+// second_edges.h. The pass over the sources (second_sources.cpp) gathers rows of the destinations and adds
+// them up, weighted by these scalars.
 //
 // Rows of up to EdgeMajor::kEdges edges are processed in groups, whose gathered rows stay in cache. Longer
-// rows are processed in blocks: the four products of each block are saved, and its rows are gathered twice.
-// The chunks of a split row are processed together, by all threads, in three steps.
+// rows are processed in blocks: the pass over the destinations saves the four products of each block, and
+// gathers its rows twice. It processes the chunks of a split row together, by all threads, in three steps.
 #include "kernels.h"
 #include "second_call.h"
 

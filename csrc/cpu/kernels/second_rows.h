@@ -1,14 +1,15 @@
-// Products and sums of rows for the backward of attention's backward (second_order.cpp), over a group's
-// edges.
+// Second derivatives of attention on the CPU (second_order.cpp): dot products of the feature rows of an
+// edge's two nodes, and weighted sums of such rows over a row's edges, for a group of rows.
 //
-// Rows are [H, D] as they lie in memory. Vectors of W columns cover a head. If W does not divide D, the last
-// vector overlaps the one before it: products set the lanes that both have to 0, and sums compute the same
-// result in both. An input that is absent, such as a cotangent or the features of edges, is one row of zeros
-// for all edges.
+// Feature rows are [H, D] as they lie in memory. Vectors of W columns cover a head. If W does not divide D,
+// the last vector overlaps the one before it: products set the lanes that both have to 0, and sums compute
+// the same result in both. An input that is absent, such as a cotangent or the features of edges, is one row
+// of zeros for all edges.
 //
-// In the formulas a capital letter is the cotangent of the small one: Q of q, K of k, V of v, F of the
-// features e, X of x (GATv2's destination), N of GATv2's vector a. But A, R and M are scalars of an edge and
-// head, of_p, of_raw and of_t in `Factors`.
+// In the formulas q, k, v, g and e are query, key, value, grad_out and the features of an edge; x and a are
+// GATv2's destination row and vector, L and L' LeakyReLU and its derivative. A capital letter is the
+// cotangent of the small one: Q, K, V, F of the features e, X, N of the vector a. But A, R and M are scalars
+// of an edge and head: p, raw and t_raw of `Factors`, of which raw and t_raw contain dot's scale.
 #pragma once
 
 #include "ahead.h"
@@ -32,7 +33,7 @@ struct Gathering {
   Table<T> key_feat, of_key_feat, value_feat, of_value_feat;  // by edge
 };
 
-// The rows of a group's destinations, [rows, H, D].
+// The rows of a group's destinations, [rows, H, D]: q (GATv2: x), its cotangent, and g.
 template <class A>
 struct Destinations {
   const A *query, *of_query, *grad;
@@ -49,7 +50,7 @@ struct HeadSizes {
   int heads, dim, value_dim;
 };
 
-// Prefetches the rows of edges that come later.
+// While edge e is processed, prefetches the rows that a later edge reads from several tables.
 template <class T>
 class Fetching {
  public:
@@ -80,7 +81,8 @@ class Fetching {
   Rows tables_[kMost];
 };
 
-// The edges of a group: their sources, their positions in the user's order, and the prefetching by either.
+// The edges of a group: the nodes that are gathered for them, their positions in the user's order, and the
+// prefetching of rows by either.
 template <class T>
 struct Edges {
   const int32_t *index, *eid;
@@ -88,13 +90,15 @@ struct Edges {
   [[gnu::always_inline]] void fetch(int e) const { nodes(e), features(e); }
 };
 
-// Scalars per edge and head, edge-major: the factors of g, raw, t_raw and u.
+// Scalars per edge and head, edge-major, by which sums weigh rows: the derivatives by p, raw, t_raw and u
+// that SecondEdges::settle computes (A, R, M and f alpha).
 template <class A>
 struct Factors {
-  const A *of_p, *of_raw, *of_t, *share;
+  const A *p, *raw, *t_raw, *u;
 };
 
-// What the functions below read. width: lanes of a vector; feat: whether edges have features.
+// What the functions below read, in the pass over destinations and in that over sources. width: lanes of a
+// vector; feat: whether edges have features.
 template <class T>
 struct DestinationRows {
   int width;
@@ -118,15 +122,16 @@ struct SourceRows {
   int heads;
 };
 
-// Where sums over the edges of each destination go: [rows, H, D], or null; and the gradient of the edges'
-// features [E, H, D] in the user's order, or null.
+// Where sums over the edges of each destination go: [rows, H, D], or null; and `feat`, the gradient of the
+// edges' features [E, H, D] in the user's order, or null.
 template <class T>
 struct DestinationSums {
   Acc<T>*query, *grad, *attn;
-  T* of_feat;
+  T* feat;
 };
 
-// products[e][h] = q.(k + e), Q.(k + e) + q.(K + F), g.(v + e), g.(V + F); without keys (GAT) the last two.
+// products[e][h] = q.(k + e), Q.(k + e) + q.(K + F), g.(v + e), g.(V + F). keyed: false for GAT, which has no
+// keys; the first two products are then 0.
 template <class T>
 void products_of_dot(const DestinationRows<T>&, bool keyed, Acc<T>* products);
 
@@ -134,14 +139,14 @@ void products_of_dot(const DestinationRows<T>&, bool keyed, Acc<T>* products);
 template <class T>
 void products_of_pairs(const DestinationRows<T>&, Acc<T>* products);
 
-// query = sum of R (k + e) + M (K + F), grad = sum of A (v + e) + share (V + F), and of each edge's features
-// R q + M Q (in_key) + A g (in_value).
+// query = sum of R (k + e) + M (K + F), grad = sum of A (v + e) + f alpha (V + F), and of each edge's
+// features R q + M Q (if in_key) + A g (if in_value). If both sums are wanted, D = Dv.
 template <class T>
 void sums_of_dot(const DestinationRows<T>&, const Factors<Acc<T>>&, bool in_key, bool in_value,
                  const DestinationSums<T>&);
 
-// query = sum of L'(w) (R a + M N), and the same of each edge's features; grad = sum of A v + share V; attn =
-// sum of R L(w) + M L'(w) m.
+// query = sum of L'(w) (R a + M N), and each summand is the gradient of that edge's features; grad = sum of
+// A v + f alpha V; attn = sum of R L(w) + M L'(w) m. w and m: as for products_of_pairs.
 template <class T>
 void sums_of_pairs(const DestinationRows<T>&, const Factors<Acc<T>>&, const DestinationSums<T>&);
 
@@ -155,7 +160,7 @@ template <class T>
 void sums_of_pairs_back(const SourceRows<T>&, int dim, const Acc<T>* fixed, const Factors<Acc<T>>&,
                         Acc<T>* value);
 
-// ---- for the definitions -------------------------------------------------------------------------------
+// ---- helpers of the files that define these functions ---------------------------------------------------
 
 // Calls f(first column, own) for vectors of W columns that cover a head. own(x) is x with zeros in the lanes
 // that the vector before has, too.
@@ -171,7 +176,8 @@ template <class A, int W, class F>
     }
 }
 
-// Calls f(integral constant V, columns of V vectors) for all columns of a head.
+// Calls f(integral constant N, first column) for tiles of N vectors that cover a head. The last tile may
+// overlap the one before it.
 template <class A, int W, class F>
 [[gnu::always_inline]] static inline void for_tiles(int dim, const F& f) {
   int d = 0;

@@ -1,4 +1,9 @@
-// Products and sums of rows (second_rows.h) for dot products and GAT.
+// Second derivatives of attention on the CPU: products_of_dot, sums_of_dot and sums_of_destinations of
+// second_rows.h, for dot products and GAT.
+//
+// Pointers to rows have the letters of that file: k, v, q, g; an o before a letter stands for its cotangent
+// (ok, ov, oq), an f behind it for the edge's features that are added to it (kf, okf, vf, ovf). Of an edge,
+// p, raw, t and u are the factors, x and y a key and its cotangent with features, z and o those of a value.
 #include "second_rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -52,7 +57,7 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, bool in_key
   const Gathering<T>& from = rows.from;
   const Destinations<A>& to = rows.to;
   A *const query = sums.query, *const grad = sums.grad;
-  T* const of_feat = sums.of_feat;
+  T* const feat_grad = sums.feat;
   const int heads = rows.size.heads, dim = query ? rows.size.dim : rows.size.value_dim;
   const int64_t row_size = int64_t(heads) * dim;
   const int32_t *index = edges.index, *eids = edges.eid;
@@ -61,7 +66,7 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, bool in_key
       for_tiles<A, W>(dim, [&](auto tile, int d) __attribute__((always_inline)) {
         constexpr int N = tile.value;
         const int64_t at = h * dim + d, row = r * row_size + at;
-        V q[N] = {}, oq[N] = {}, g[N] = {}, of_query[N] = {}, of_grad[N] = {};
+        V q[N] = {}, oq[N] = {}, g[N] = {}, query_sum[N] = {}, grad_sum[N] = {};
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) {
           if (in_key)
@@ -71,8 +76,8 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, bool in_key
         for (int e = begin; e < end; ++e) {
           const int64_t j = index[e], eid = eids[e];
           const int i = e * heads + h;
-          const V p = splat<A, W>(by.of_p[i]), raw = splat<A, W>(by.of_raw[i]), t = splat<A, W>(by.of_t[i]),
-                  share = splat<A, W>(by.share[i]);
+          const V p = splat<A, W>(by.p[i]), raw = splat<A, W>(by.raw[i]), t = splat<A, W>(by.t_raw[i]),
+                  u = splat<A, W>(by.u[i]);
           const T *k = from.key[j] + at, *ok = from.of_key[j] + at, *v = from.value[j] + at,
                   *ov = from.of_value[j] + at;
           const T *kf = from.key_feat[eid] + at, *okf = from.of_key_feat[eid] + at,
@@ -85,17 +90,17 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, bool in_key
               x += load<T, W>(kf + n * W), y += load<T, W>(okf + n * W);
               z += load<T, W>(vf + n * W), o += load<T, W>(ovf + n * W);
             }
-            of_query[n] += raw * x + t * y;
-            of_grad[n] += p * z + share * o;
+            query_sum[n] += raw * x + t * y;
+            grad_sum[n] += p * z + u * o;
             if constexpr (feat)
-              if (of_feat)
-                store<T, W>(of_feat + eid * row_size + at + n * W, raw * q[n] + t * oq[n] + p * g[n]);
+              if (feat_grad)
+                store<T, W>(feat_grad + eid * row_size + at + n * W, raw * q[n] + t * oq[n] + p * g[n]);
           }
         }
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) {
-          if (query) store_vector(query + row + n * W, of_query[n]);
-          if (grad) store_vector(grad + row + n * W, of_grad[n]);
+          if (query) store_vector(query + row + n * W, query_sum[n]);
+          if (grad) store_vector(grad + row + n * W, grad_sum[n]);
         }
       });
   });
@@ -116,22 +121,22 @@ void sums_back(const SourceRows<T>& rows, int dim, const Factors<Acc<T>>& by, Ac
       for_tiles<A, W>(dim, [&](auto tile, int d) __attribute__((always_inline)) {
         constexpr int N = tile.value;
         const int64_t at = h * dim + d, row = r * row_size + at;
-        V of_value[N] = {}, of_key[N] = {};
+        V value_sum[N] = {}, key_sum[N] = {};
         for (int e = begin; e < end; ++e) {
           const int64_t i = edges.index[e];
           const T *g = grad[i] + at, *q = query[i] + at, *oq = of_query[i] + at;
-          const V p = splat<A, W>(by.of_p[e * heads + h]), raw = splat<A, W>(by.of_raw[e * heads + h]),
-                  t = splat<A, W>(by.of_t[e * heads + h]);
+          const V p = splat<A, W>(by.p[e * heads + h]), raw = splat<A, W>(by.raw[e * heads + h]),
+                  t = splat<A, W>(by.t_raw[e * heads + h]);
 #pragma GCC unroll 2
           for (int n = 0; n < N; ++n) {
-            if (value) of_value[n] += p * load<T, W>(g + n * W);
-            if (key) of_key[n] += raw * load<T, W>(q + n * W) + t * load<T, W>(oq + n * W);
+            if (value) value_sum[n] += p * load<T, W>(g + n * W);
+            if (key) key_sum[n] += raw * load<T, W>(q + n * W) + t * load<T, W>(oq + n * W);
           }
         }
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) {
-          if (value) store_vector(value + row + n * W, of_value[n]);
-          if (key) store_vector(key + row + n * W, of_key[n]);
+          if (value) store_vector(value + row + n * W, value_sum[n]);
+          if (key) store_vector(key + row + n * W, key_sum[n]);
         }
       });
   });

@@ -1,4 +1,9 @@
-// Products and sums of rows (second_rows.h) for GATv2.
+// Second derivatives of attention on the CPU: products_of_pairs, sums_of_pairs and sums_of_pairs_back of
+// second_rows.h, for GATv2. A pair is the row v of a source and the row x of a destination, which GATv2 adds
+// up with the edge's features: w = v + x + e. m = V + X + F are their cotangents.
+//
+// Pointers to rows: v, x, g and f (the features); with an o before, the cotangents: ov, ox and of. a and n,
+// or a[] and o[], are GATv2's vector and its cotangent. Of an edge, p, raw, t and u are the factors.
 #include "second_rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -48,7 +53,7 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, const Desti
   const Destinations<A>& to = rows.to;
   const Vectors<A>& vectors = rows.vectors;
   A *const query = sums.query, *const grad = sums.grad, *const attn = sums.attn;
-  T* const of_feat = sums.of_feat;
+  T* const feat_grad = sums.feat;
   const int heads = rows.size.heads, dim = rows.size.dim;
   const int64_t row_size = int64_t(heads) * dim;
   const int32_t *index = edges.index, *eids = edges.eid;
@@ -58,7 +63,7 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, const Desti
       for_tiles<A, W>(dim, [&](auto tile, int d) __attribute__((always_inline)) {
         constexpr int N = tile.value;
         const int64_t at = h * dim + d, row = r * row_size + at;
-        V x[N], ox[N], a[N], o[N], of_query[N] = {}, of_grad[N] = {}, of_attn[N] = {};
+        V x[N], ox[N], a[N], o[N], query_sum[N] = {}, grad_sum[N] = {}, attn_sum[N] = {};
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) {
           x[n] = load_vector<V>(to.query + row + n * W), ox[n] = load_vector<V>(to.of_query + row + n * W);
@@ -68,8 +73,8 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, const Desti
         for (int e = begin; e < end; ++e) {
           const int64_t j = index[e], eid = eids[e];
           const int i = e * heads + h;
-          const V p = splat<A, W>(by.of_p[i]), raw = splat<A, W>(by.of_raw[i]), t = splat<A, W>(by.of_t[i]),
-                  share = splat<A, W>(by.share[i]);
+          const V p = splat<A, W>(by.p[i]), raw = splat<A, W>(by.raw[i]), t = splat<A, W>(by.t_raw[i]),
+                  u = splat<A, W>(by.u[i]);
           const T *v = from.value[j] + at, *ov = from.of_value[j] + at, *f = from.key_feat[eid] + at,
                   *of = from.of_key_feat[eid] + at;
 #pragma GCC unroll 2
@@ -78,17 +83,17 @@ void sums(const DestinationRows<T>& rows, const Factors<Acc<T>>& by, const Desti
             V w = value + x[n], m = of_value + ox[n];
             if constexpr (feat) w += load<T, W>(f + n * W), m += load<T, W>(of + n * W);
             const V full = raw * a[n] + t * o[n], slopes = leaky_slope(w, slope), term = full * slopes;
-            of_query[n] += term;
-            of_grad[n] += p * value + share * of_value;
-            of_attn[n] += slopes * (raw * w + t * m);
+            query_sum[n] += term;
+            grad_sum[n] += p * value + u * of_value;
+            attn_sum[n] += slopes * (raw * w + t * m);
             if constexpr (feat)
-              if (of_feat) store<T, W>(of_feat + eid * row_size + at + n * W, term);
+              if (feat_grad) store<T, W>(feat_grad + eid * row_size + at + n * W, term);
           }
         }
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) {
-          store_vector(query + row + n * W, of_query[n]), store_vector(grad + row + n * W, of_grad[n]);
-          store_vector(attn + row + n * W, of_attn[n]);
+          store_vector(query + row + n * W, query_sum[n]), store_vector(grad + row + n * W, grad_sum[n]);
+          store_vector(attn + row + n * W, attn_sum[n]);
         }
       });
   });
@@ -112,7 +117,7 @@ void sums_back(const SourceRows<T>& rows, int dim, const Acc<T>* fixed, const Fa
       for_tiles<A, W>(dim, [&](auto tile, int d) __attribute__((always_inline)) {
         constexpr int N = tile.value;
         const int64_t at = h * dim + d, row = r * row_size + at;
-        V of_value[N] = {}, x[N], a[N], o[N];
+        V value_sum[N] = {}, x[N], a[N], o[N];
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) {
           x[n] = load_vector<V>(fixed + row + n * W), a[n] = load_vector<V>(vectors.attn + at + n * W);
@@ -121,18 +126,18 @@ void sums_back(const SourceRows<T>& rows, int dim, const Acc<T>* fixed, const Fa
         for (int e = begin; e < end; ++e) {
           const int64_t i = index[e], eid = eids[e];
           const T *g = grad[i] + at, *q = query[i] + at, *f = feats[eid] + at;
-          const V p = splat<A, W>(by.of_p[e * heads + h]), raw = splat<A, W>(by.of_raw[e * heads + h]),
-                  t = splat<A, W>(by.of_t[e * heads + h]);
+          const V p = splat<A, W>(by.p[e * heads + h]), raw = splat<A, W>(by.raw[e * heads + h]),
+                  t = splat<A, W>(by.t_raw[e * heads + h]);
 #pragma GCC unroll 2
           for (int n = 0; n < N; ++n) {
             V w = x[n] + load<T, W>(q + n * W);
             if constexpr (feat) w += load<T, W>(f + n * W);
-            of_value[n] +=
+            value_sum[n] +=
                 p * load<T, W>(g + n * W) + (raw * a[n] + t * o[n]) * leaky_slope(w, vectors.slope);
           }
         }
 #pragma GCC unroll 2
-        for (int n = 0; n < N; ++n) store_vector(value + row + n * W, of_value[n]);
+        for (int n = 0; n < N; ++n) store_vector(value + row + n * W, value_sum[n]);
       });
   });
 }

@@ -1,4 +1,5 @@
-// The pass over the sources, as second_order.cpp describes it.
+// Second derivatives of attention on the CPU: the pass over the sources, as second_order.cpp describes it.
+// Names: second_edges.h, second_rows.h and second_call.h.
 #include "second_call.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -20,31 +21,32 @@ class Source {
         of_query_(call.table(additive() ? nullptr : p_.of_dst, call.row)),
         feat_(call.table(p_.edge.feat_in_key ? p_.edge.feat : nullptr, call.row)),
         fixed_(call.pairs() ? p_.value : nullptr, call.pairs() ? call.row : 0, groups.most_rows()),
-        of_value_(call.value_row, groups.most_rows()),
-        of_key_(call.pairs() ? 0
-                : additive() ? call.size.heads
-                             : call.row,
-                groups.most_rows()) {}
+        value_sums_(call.value_row, groups.most_rows()),
+        key_sums_(call.pairs() ? 0
+                  : additive() ? call.size.heads
+                               : call.row,
+                  groups.most_rows()) {}
 
+  // Processes a group of rows that fit in a block.
   void operator()(const Group& group) {
     add(group);
-    of_value_.template write<T>(group, p_.grad_value);
+    value_sums_.template write<T>(group, p_.grad_value);
     if (additive())
-      of_key_.template write<A>(group, p_.grad_src);
+      key_sums_.template write<A>(group, p_.grad_src);
     else
-      of_key_.template write<T>(group, p_.grad_src);
+      key_sums_.template write<T>(group, p_.grad_src);
   }
   // Processes longer rows, and chunks of split rows.
   void operator()(const Item& item) {
     groups.each_block(item, [&](const Group& group, bool first) {
       add(group);
-      of_value_.add(first), of_key_.add(first);
+      value_sums_.add(first), key_sums_.add(first);
     });
-    of_value_.template write<T>(item, p_.grad_value, p_.partial_value);
+    value_sums_.template write<T>(item, p_.grad_value, p_.partial_value);
     if (additive())
-      of_key_.template write<A>(item, p_.grad_src, p_.partial_key);
+      key_sums_.template write<A>(item, p_.grad_src, p_.partial_key);
     else
-      of_key_.template write<T>(item, p_.grad_src, p_.partial_key);
+      key_sums_.template write<T>(item, p_.grad_src, p_.partial_key);
   }
 
   Groups groups;
@@ -63,19 +65,22 @@ class Source {
     return edges;
   }
 
+  // Reads the factors that the pass over the destinations has saved for the group's edges, and writes the
+  // sums of its rows to value_sums_ and key_sums_.
   void add(const Group& group) {
     block_.load(group.begin, group.begin + group.n, true);
     gather<EdgeMajor, 3>(call_.numbers(), block_.eids_ahead(), block_.n, block_.eids_limit(), edges_.heads(),
-                         call_.stride * edges_.heads(), edges_.of_p(), edges_.size());
+                         call_.stride * edges_.heads(), edges_.by_p(), edges_.size());
     const HeadSizes& size = call_.size;
     const SourceRows<T> rows{call_.width, call_.feat(), group, edges(),         grad_,
                              query_,      of_query_,    feat_, call_.vectors(), size.heads};
-    const Factors<A> by{edges_.of_p(), edges_.of_raw(), edges_.of_t(), nullptr};
-    if (call_.pairs()) return sums_of_pairs_back<T>(rows, size.dim, fixed_.of(group), by, of_value_);
+    const Factors<A> by{edges_.by_p(), edges_.by_raw(), edges_.by_t_raw(), nullptr};
+    if (call_.pairs()) return sums_of_pairs_back<T>(rows, size.dim, fixed_.of(group), by, value_sums_);
+    // One loop computes both sums if their rows have the same length.
     const bool both = !additive() && size.dim == size.value_dim;
-    sums_of_destinations<T>(rows, size.value_dim, by, of_value_, both ? of_key_.rows() : nullptr);
-    if (!both && !additive()) sums_of_destinations<T>(rows, size.dim, by, nullptr, of_key_);
-    if (additive()) edges_.sum_raw(group, of_key_);
+    sums_of_destinations<T>(rows, size.value_dim, by, value_sums_, both ? key_sums_.rows() : nullptr);
+    if (!both && !additive()) sums_of_destinations<T>(rows, size.dim, by, nullptr, key_sums_);
+    if (additive()) edges_.sum_raw(group, key_sums_);
   }
 
   const Call<T>& call_;
@@ -84,7 +89,7 @@ class Source {
   SecondEdges<T> edges_;
   Table<T> grad_, query_, of_query_, feat_;
   OwnRows<T> fixed_;
-  Sums<A> of_value_, of_key_;
+  Sums<A> value_sums_, key_sums_;
 };
 
 }  // namespace

@@ -99,10 +99,13 @@ static inline Vec<A, W> splat(A a) {
 }
 
 #if defined(__AVX512F__)
-constexpr __mmask16 kAll = 0xffff;  // gcc 12 warns of uninitialised values in the unmasked intrinsics
+// A mask of all lanes. Masked intrinsics are used, because gcc 12 warns of uninitialised values in the
+// others.
+constexpr __mmask16 kAll = 0xffff;
 #endif
 
-// 16-bit floats as vectors of W >= 4 lanes.
+// Conversions of 16-bit floats, in vectors of W >= 4 lanes. widen: the bits, to 32 bits each. to_float,
+// from_float: the first argument only names the type.
 template <int W>
 static inline Vec<uint32_t, W> widen(Vec<uint16_t, W> v) {
 #if defined(__AVX512F__)
@@ -177,7 +180,7 @@ static inline void with_type(DType type, const F& f) {
   }
 }
 
-// These load W elements of type T as accumulators, and store them.
+// load returns W elements of type T as accumulators; store converts accumulators to T and writes them.
 template <class T, int W>
 static inline Vec<Acc<T>, W> load(const T* p) {
   if constexpr (sizeof(T) > 2) {
@@ -309,8 +312,8 @@ static inline A sum(Vec<A, W> v) {
   }
 }
 
-// sums[k] = sum of the lanes of v[k], k < 4. Halves, then quarters of the four vectors are combined, so that
-// one tree of additions serves all of them.
+// sum4(v, sums), after its helpers: sums[k] = sum of the lanes of v[k], k < 4. Halves, then quarters of the
+// four vectors are added, side by side in one vector, so that one tree of additions serves all of them.
 template <class A, int W, int... I>
 static inline Vec<A, W> add_halves(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
   constexpr int h = W / 2;  // lanes [0, h) of the result are from a, [h, W) from b
@@ -351,7 +354,7 @@ static inline A larger(A a, A b) {
   return a > b ? a : b;
 }
 
-// It may lose NaN lanes. Callers see NaN again in the sum of exponentials.
+// Returns the largest lane. Lanes with NaN may be ignored: callers find NaN in the sum of exponentials.
 template <class A, int W>
 static inline A max(Vec<A, W> v) {
   if constexpr (W == 2) {
@@ -374,7 +377,8 @@ static inline Vec<Bits<A>, W> before(int begin, int end) {
   return iota<A, W>(std::make_integer_sequence<int, W>()) < Bits<A>(end - begin);
 }
 
-// 2^n, as two factors so that overflow and subnormal results come out right.
+// Returns p 2^n. It multiplies by two powers, because 2^n itself may overflow or underflow where p 2^n does
+// not.
 template <class A, int W>
 static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
   constexpr int mantissa = sizeof(A) == 4 ? 23 : 52, bias = sizeof(A) == 4 ? 127 : 1023;
@@ -384,7 +388,7 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
   return p * a * b;
 }
 
-// Returns p 2^n for an integer n that may be outside of the range of exponents.
+// The same for an n that is given twice: as an accumulator, and as an integer in `bits`.
 template <class A, int W>
 static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W> bits) {
 #if defined(__AVX512F__)
@@ -422,9 +426,9 @@ static inline Vec<A, W> at_most(Vec<A, W> x, A bound) {
   return x > bound ? splat<A, W>(bound) : x;
 }
 
-// e^x: x = n log 2 + r with |r| <= log(2) / 2, a polynomial 1 + r + ... in r, then 2^n. float: the one of
-// degree 6 with the least relative error, below 2^-28; double: Taylor's, whose remainder is below 2^-57.
-// exp(-inf) = 0, exp(+inf) = inf, exp(nan) = nan.
+// Returns e^x = 2^n e^r, where x = n log 2 + r with |r| <= log(2) / 2, and e^r is a polynomial 1 + r + ...
+// For float it is the one of degree 6 with the least relative error, below 2^-28; for double it is Taylor's,
+// whose remainder is below 2^-57. exp(-inf) = 0, exp(+inf) = inf, exp(nan) = nan.
 template <class A, int W>
 [[gnu::always_inline]] static inline Vec<A, W> exp(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
@@ -454,14 +458,15 @@ template <class A, int W>
   return scale_by_power<A, W>(p, n, bit_cast<Vec<Bits<A>, W>>(shifted) - bit_cast<Bits<A>>(round));
 }
 
-// log x of normal numbers: x = 2^n m with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh((m - 1) / (m + 1)) by
-// its series, whose remainder is below 2^-29 (float) and 2^-57 (double). log(inf) = inf, log(nan) = nan.
+// Returns log x of normal numbers: x = 2^n m with m in [sqrt(1/2), sqrt(2)), log m = 2 artanh(r) by its
+// series in r = (m - 1) / (m + 1), whose remainder is below 2^-29 (float) and 2^-57 (double). log(inf) = inf,
+// log(nan) = nan.
 template <class A, int W>
 static inline Vec<A, W> log(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
   constexpr int mantissa = single ? 23 : 52;
   using B = Vec<Bits<A>, W>;
-  using Unsigned = std::make_unsigned_t<Bits<A>>;  // unused lanes hold any bits
+  using Unsigned = std::make_unsigned_t<Bits<A>>;  // unused lanes: differences may wrap
   const auto bits = bit_cast<Vec<Unsigned, W>>(x);
   const B n = bit_cast<B>(bits - bit_cast<Unsigned>(A(0x1.6a09e667f3bcdp-1))) >> mantissa;
   const Vec<A, W> m = bit_cast<Vec<A, W>>(bits - bit_cast<Vec<Unsigned, W>>(n << mantissa));
@@ -486,7 +491,8 @@ static inline A exp1(A x) {
   return exp<A, 16 / sizeof(A)>(splat<A, 16 / sizeof(A)>(x))[0];
 }
 
-// An array of `size` elements that lives as long as its scope.
+// An array of `size` elements that lives as long as its scope. It has 64 bytes more, because loops over whole
+// vectors read and write beyond the last element.
 template <class A>
 class Buffer {
  public:

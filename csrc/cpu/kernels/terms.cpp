@@ -1,4 +1,4 @@
-// Score terms of additive attention, and their gradients with the sums over nodes: core/terms.h.
+// Score terms of additive attention, alpha_src and alpha_dst, and their gradients: core/terms.h.
 #include "head_sums.h"
 #include "kernels.h"
 #include "schedule.h"
@@ -6,7 +6,8 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// Returns a vector [H, vector_dim] as accumulators [H, dim], padded with zeros.
+// Writes to `to` the attention vector p.vectors[k] [H, vector_dim] as accumulators [H, dim], padded with
+// zeros. k: 0 for that of alpha_src, 1 for that of alpha_dst.
 template <class T>
 void unpack_vector(const TermsParams& p, int k, Acc<T>* to) {
   using A = Acc<T>;
@@ -53,8 +54,10 @@ void terms_as(const TermsParams& p, const Parallel& parallel) {
   });
 }
 
-// Adds up the rows [first, last), V vectors of columns from `at` on. head_of: the columns' heads. wide:
-// whether each vector is within one head.
+// For the rows [first, last) and V vectors of columns from `at` on: adds to grad_feat what comes from the
+// terms, and writes to `sums` [kTermsSums, H, dim] the sums of TermsBackwardParams over these rows. vectors:
+// both as accumulators, [2, H, dim]. head_of: the columns' heads. wide: whether each vector is within one
+// head.
 template <class T, int W, int V, bool wide>
 void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                   int64_t first, int64_t last, int64_t at, Acc<T>* sums) {
@@ -73,7 +76,8 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
     of_src[k] = load_vector<X>(vectors + at + k * W), of_dst[k] = load_vector<X>(vectors + size + at + k * W);
   }
   Buffer<A> padded(heads + W);
-  // Returns the gradients of a row's terms, of which W may be read from any head on: in place or as a copy.
+  // Returns the gradients of a row's terms [H] so that W elements can be read from any head on: in place, or
+  // near the end of the array as a copy.
   const auto row_of = [&](const void* terms, int64_t n, int64_t rows, A* padded)
                           __attribute__((always_inline)) {
                             const A* row = static_cast<const A*>(terms) + n * heads;
@@ -81,12 +85,15 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
                             __builtin_memcpy(padded, row, std::size_t(heads) * sizeof(A));
                             return static_cast<const A*>(padded);
                           };
+  // Returns for each column of vector k the entry of its head.
   const auto of_columns = [&](const A* row, int k) __attribute__((always_inline)) -> X {
     if constexpr (wide)
       return splat<A, W>(row[head[k]]);
     else
       return spread<A, W>(row + head[k], lanes[k]);
   };
+  // both: whether the rows have both terms, which those below num_rows[1] do; the others have only
+  // alpha_src's.
   const auto walk = [&](int64_t begin, int64_t end, auto both) {
     for (int64_t n = begin; n < end; ++n) {
       const int64_t here = n * size + at;
@@ -128,13 +135,13 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
   }
 }
 
-// For a range of rows, columns [H, dim] from `at` on: adds the gradients that come from the terms to
-// grad_feat, and writes the sums over the rows to `sums`.
+// The same for all columns of [H, dim] from `at` on, in tiles of some_columns, with narrower vectors for the
+// last columns.
 template <class T, int W = kLanes<Acc<T>>>
 void some_rows(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                int64_t first, int64_t last, Acc<T>* sums, int64_t at = 0) {
   using A = Acc<T>;
-  constexpr int V = kVectorBytes == 64 ? 4 : 2;  // as many as 32 or 16 registers can hold
+  constexpr int V = kVectorBytes == 64 ? 4 : 2;  // vectors per tile, which 32 or 16 registers can hold
   const int64_t size = int64_t(q.of.heads) * q.of.dim;
   const bool wide = W == 1 || q.of.heads == 1 || (at % W == 0 && q.of.dim % W == 0);
   const auto tile = [&](auto vectors_of_tile) {
