@@ -11,7 +11,7 @@
 //
 // Names from other files:
 // edges.cuh:
-//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of: where they are
+//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of finds them
 //   kRaw, ...       entries of x after multiply_row: kRaw, kTRaw (t_raw), kP (p without gamma), kU
 //   kByP, ...       entries after weigh_row: kByP (A), kByRaw (scale R), kByTRaw (scale M), kShare (f alpha)
 // teams.cuh:

@@ -7,7 +7,7 @@
 //
 // Names from other files:
 // edges.cuh:
-//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of: where they are
+//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of finds them
 //   kByP, ...       entries of x: kByP (A), kByRaw (scale R), kByTRaw (scale M), kShare (f alpha)
 // teams.cuh:
 //   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits. me.heads,
