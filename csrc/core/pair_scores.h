@@ -1,7 +1,7 @@
 // Scores of GATv2 whose edges have attributes x_e, projected by W (pair_scores), and the sums over edges
 // (pair_sums) of which, together with pair_scores, derivatives of any order consist
 // (docs/internals/second_derivatives.md). row(e) and col(e) are the destination and the source of edge e: v
-// [rows, H, D] belongs to the destinations, u [cols, H, D] to the sources. E, H and D are defined in params.h.
+// [rows, H, D] belongs to the destinations, u [cols, H, D] to the sources. E, H and D: params.h.
 // All arrays but `positive` have one type, float or double.
 //   m[e, h, d] = u[col(e), h, d] + v[row(e), h, d] + (W x_e)[h, d],     positive[e, h, d] = m[e, h, d] > 0
 //   pair_scores:  score[e, h] = sum_d attn[h, d] sigma[e, h, d] m[e, h, d],

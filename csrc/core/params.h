@@ -92,7 +92,7 @@ struct EdgeOptions {
 // Backward, with s_i = W^T g_i:
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
 struct EdgeAttr {
-  const void* x;  // [E, dim] T, user's order; or null
+  const void* x;  // [E, dim] T, user's edge order; or null
   int32_t dim, width;  // width: dim, rounded up to a multiple of 8
   // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
   // features, and permuted to the order in which tensor cores hold it in registers
@@ -104,7 +104,8 @@ struct EdgeAttr {
                        //   [H, group, step, word, g, t, j, i, e]
   void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 beyond dim; or null
   void* partial;       // [csr.num_slots, H, width] acc
-  int32_t keep_edges;  // the pass over sources replaces what is in BackwardParams::handed by f alpha and draw
+  int32_t keep_edges;  // whether the pass over sources replaces what it reads in BackwardParams::handed by f
+                       // alpha and draw
 };
 
 struct Shape {
@@ -264,7 +265,7 @@ struct PlanParams {
   int32_t parts;           // source partitions
   const int32_t* indices;  // [E], read if parts > 1: columns below num_cols, ascending in every row
   int64_t num_cols;
-  int32_t stride;    // 1; or kTileRows, if a row of indptr is a window of kTileRows rows whose edges are chunks
+  int32_t stride;    // 1; or kTileRows, if a row of indptr is a window of kTileRows rows, its edges chunks
   int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
   int32_t exact;     // whether num_items and num_splits are what the plan needs, not upper bounds
   Item* items;  // [num_items]: num_rows + front
