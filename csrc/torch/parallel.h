@@ -1,4 +1,4 @@
-// Passes torch's threads to the CPU engine, which does not see torch.
+// Passes torch's threads to the CPU engine, which is built without torch.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>

@@ -7,15 +7,14 @@
 
 namespace dfgnn::cuda {
 
-// Degrees::scratch holds, summed over the blocks: the rows of each degree below kDegreeBins, and those of all
-// other degrees; the largest degree, the sum of squares, the number of finished blocks; and for each maximum
-// of edges per work item the work items beyond one per row and the split rows.
+// Degrees::scratch holds, over all blocks: the number of rows of each degree below kDegreeBins, and those of
+// all other degrees; the largest degree, the sum of squares, the number of finished blocks; and for each
+// maximum of edges per work item the work items beyond one per row and the split rows.
 inline constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDone = kDegreeBins + 3;
 inline constexpr int kCuts = kDone + 1;
 static_assert(kDegreeScratch == kCuts + 2 * kCutBounds);
 
-// To be called by `blocks` blocks of kPlanThreads threads, of which this is number `block`. Scratch must be
-// 0.
+// To be called by `blocks` blocks of kPlanThreads threads; this is number `block`. Scratch must be 0 before.
 __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, unsigned blocks) {
   auto* scratch = reinterpret_cast<unsigned long long*>(p.scratch);
   __shared__ int bins[kDegreeBins + 1];

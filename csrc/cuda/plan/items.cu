@@ -173,7 +173,7 @@ struct Cut {
   }
 };
 
-// Writes chunk k of a row as work item number `at`, if that is within the array, whose size the caller states.
+// Writes chunk k of a row as work item number `at`, if that is within the array; its size is the caller's.
 // slot: the chunk's slot, or -1 if the row is not split; row and slot are counted in strides.
 __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Pieces& pieces, int64_t row, int k,
                                     int slot) {
