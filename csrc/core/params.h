@@ -75,7 +75,7 @@ struct EdgeOptions {
   const uint8_t* mask;  // [E, mask_heads] 0 or 1; or null: 1
   const void* weight;   // [E, weight_heads] T, or acc if weight_is_acc; or null: 1
   const void* feat;     // [E, H, D] T, or null; added to the key, to the value, or to both
-  const int64_t* seed;  // [1] of the dropout mask, or null: no dropout
+  const int64_t* seed;  // [1], the seed of the dropout mask; or null: no dropout
   int32_t bias_is_acc, gate_is_acc, weight_is_acc;
   int32_t gate_heads, mask_heads, weight_heads;  // 1 or H
   int32_t bias_after;                            // the bias is added after the LeakyReLU
@@ -96,8 +96,8 @@ struct EdgeAttr {
   int32_t dim, width;  // width: dim, rounded up to a multiple of 8
   // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
   // features, and permuted to the order in which tensor cores hold it in registers
-  // (dfgnn/engine/edge_projection.py). A column and a feature are written below as digits, the fastest last,
-  // each with its number of values:
+  // (dfgnn/engine/edge_projection.py): `onto` for W^T q and W^T g, `back` for W a and W b. A column and a
+  // feature are written below as digits, the fastest last, each with its number of values:
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
@@ -158,7 +158,7 @@ struct ForwardParams {
   EdgeAttr attr;
 };
 
-// CUDA: if grad_attn has more than kAttnAtOnce partial sums, they are first reduced to kAttnSums.
+// CUDA: if grad_attn has more than kAttnAtOnce partial sums, they are first added up to kAttnSums sums.
 inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
@@ -265,7 +265,8 @@ struct PlanParams {
   int32_t parts;           // source partitions
   const int32_t* indices;  // [E], read if parts > 1: columns below num_cols, ascending in every row
   int64_t num_cols;
-  int32_t stride;    // 1; or kTileRows, if a row of indptr is a window of kTileRows rows, its edges chunks
+  // 1; for tiles kTileRows, where each row of indptr is a window of kTileRows rows, and its edges are chunks.
+  int32_t stride;
   int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
   int32_t exact;     // whether num_items and num_splits are what the plan needs, not upper bounds
   Item* items;  // [num_items]: num_rows + front

@@ -33,7 +33,7 @@ const char* sharing(const int64_t* indptr, const int32_t* indices, int64_t num_r
 const char* tile_counts(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t* chunks,
                         void* stream);
 // Writes all chunks [num_chunks, kTileInts]; those of window w begin at offsets[w], and offsets [windows + 1]
-// ends with num_chunks. Sets twice [1] to 1 if an edge occurs twice, for which a mask has no bit, else to 0.
+// ends with num_chunks. Sets twice [1] to 1 if an edge occurs twice, which masks cannot tell, else to 0.
 const char* tiles(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
                   int64_t num_chunks, int32_t* chunks, int32_t* twice, void* stream);
 

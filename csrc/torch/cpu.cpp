@@ -156,7 +156,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
 }
 
-// These operators have no tensor argument from which the dispatcher could choose a backend.
+// This operator has no tensor argument from which the dispatcher could choose a backend.
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
   m.impl("constants", TORCH_BOX(&dfgnn::constants));
 }

@@ -26,7 +26,7 @@ struct Cut {
 // Cuts one or two directions of a graph on the current device (cuda_planning.cpp).
 std::vector<Cut> cut_rows(const Checker& check, const std::vector<Cuttable>& directions);
 
-// Makes the device of t the current one.
+// Makes the device of t the current one, as long as it exists.
 struct CudaScope {
   explicit CudaScope(const Tensor& t) : guard(t.get_device_index()) {}
   torch::stable::accelerator::DeviceGuard guard;

@@ -40,8 +40,8 @@ struct EdgeTerms {
     return p;
   }
 
-  // Sets the rows of `p`, and returns the tensor that owns them: `given`, or a copy if it is not aligned or
-  // its last dimension has gaps.
+  // Sets the rows of `p`, and returns the tensor that owns them: `given`, or a copy if its heads are
+  // not contiguous or not aligned.
   static Tensor set_rows(EdgeTermParams& p, const Tensor& given) {
     const int64_t grid = std::max<int64_t>(Backend::kRowBytes / bytes_of(given.scalar_type()), 1);
     const auto fits = [&](int64_t k) { return given.stride(k) % grid == 0 && given.stride(k) >= 0; };

@@ -74,7 +74,7 @@ struct StructureParams {
   void* ends;       // [2 room] int32: sources by edge id, then destinations by edge id
   void* parts;      // [kMostEdgeBlocks, kEdgeNumbers] int64: the numbers of each block's edges
   void* degrees;    // [2, kDegreeScratch] int64: Degrees::scratch
-  void* sorting;    // [sorting_bytes]: of the sort, and for small graphs also degrees
+  void* sorting;    // [sorting_bytes]: what the sort needs; for small graphs also degrees
   size_t sorting_bytes;
 };
 // Sets `bytes` to the size of `sorting`. Returns null, or an error.

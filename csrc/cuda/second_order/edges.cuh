@@ -37,7 +37,7 @@ struct EdgeTerms {
   using A = Acc<T>;
   A raw, t_raw, p, u;
   EdgeScore<T, true> score;
-  A mask, factor, of_gate, of_weight;  // m; f = m times the weight; C; m W
+  A mask, factor, of_gate, of_weight;  // m, f (m times the weight), C, m W
   A alpha;                             // until centre(): not yet divided by the row's sum of alpha
   A t, fp;                             // t and f p; after centre(): t - tau and f p - delta
   A y = 0;
