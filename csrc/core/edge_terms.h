@@ -1,7 +1,7 @@
 // Products of low-dimensional edge features with rows of nodes. Edge projections that are moved to the nodes
 // (EdgeAttr in params.h) consist of them. attr [E, d] holds the features in the user's edge order, and
-// d <= width; r [N, H, width] holds the rows of the nodes that aggregate. T, acc, E and H are defined in
-// params.h.
+// d <= width; r [N, H, width] holds a row for each of the N rows of the CSR, and row(e) is that of edge e. T,
+// acc, E and H are defined in params.h.
 //   edge_dot:    s[e, h] = scale sum_c r[row(e), h, c] attr[e, c]
 //   edge_sum:    r[i, h, c] = sum over the row's edges e of w[e, h] attr[e, c]; 0 for c >= d
 //   edge_outer:  attr[e, c] = scale sum_h w[e, h] r[row(e), h, c]
@@ -12,6 +12,7 @@
 
 namespace dfgnn {
 
+// d is `dim`, r is `rows` or `out`, and w is `weight`.
 struct EdgeTermParams {
   DType dtype;
   int64_t num_rows, num_edges;
@@ -28,16 +29,17 @@ struct EdgeTermParams {
 };
 
 // The gradient of a projection W [H, D, width] that was moved to the nodes (EdgeAttr in params.h) is a sum
-// over the nodes i, with rows x_k [N, H, D] and sums of features y_k [N, H, width]:
+// over the nodes i, with rows x_k [N, H, D] and sums of features y_k [N, H, width]: x_0 is the query and y_0
+// b of EdgeAttr, x_1 is grad_out and y_1 a.
 //   grad_proj[h] = sum_i scale x_0[i, h] y_0[i, h]^T + x_1[i, h] y_1[i, h]^T
 struct ProjectionGradParams {
   DType dtype;  // not f64
   int64_t num_rows;
   int32_t heads, dim, width;  // rows of dim and of width elements are multiples of 16 bytes
   double scale;
-  const void *rows[2], *sums[2];
+  const void *rows[2], *sums[2];  // x_k, y_k: T
   void* partial;  // [parts, H, D, width] acc: partial sums, added in a fixed order
-  int64_t parts;  // what projection_parts of the backend returns
+  int64_t parts;  // what projection_parts (cuda/edges/edge_terms.h) returns
   void* out;      // [H, D, width] T
 };
 

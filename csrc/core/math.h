@@ -23,11 +23,13 @@ DFGNN_HD A leaky_relu_grad(A z, A slope) {
   return z > A(0) ? A(1) : slope;
 }
 
+// Four words of 32 random bits.
 struct Random4 {
   uint32_t x[4];
 };
 
-// Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+// Philox4x32 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the random words of a
+// key, which is the seed, and a counter c0 ... c3.
 DFGNN_HD Random4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
   for (int round = 0; round < kPhiloxRounds; ++round) {
@@ -44,7 +46,8 @@ DFGNN_HD Random4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uin
 }
 
 // The 32 random bits of edge `eid` (position in the user's order) and head `head`. They do not depend on
-// schedule, backend or direction, so that backward can draw the mask of forward again.
+// schedule, backend or direction, so that backward can draw the mask of forward again. One call of philox has
+// the words of four heads.
 DFGNN_HD uint32_t dropout_bits(uint64_t seed, uint32_t eid, uint32_t head) {
   const Random4 r = philox(seed, eid, 0, head >> 2, 0);
   const uint32_t lane = head & 3;

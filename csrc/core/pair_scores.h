@@ -1,21 +1,25 @@
-// Scores of GATv2 whose edges have attributes x_e, projected by W, and the products of which their
-// derivatives of any order consist. u [cols, H, D] belongs to the sources, v [rows, H, D] to the
-// destinations. T, E, H and D are defined in params.h; T is float or double, for all arrays.
+// Scores of GATv2 whose edges have attributes x_e, projected by W (pair_scores), and the sums over edges
+// (pair_sums) of which, together with pair_scores, derivatives of any order consist
+// (docs/internals/second_derivatives.md). row(e) and col(e) are the destination and the source of edge e: v
+// [rows, H, D] belongs to the destinations, u [cols, H, D] to the sources. E, H and D: params.h.
+// All arrays but `positive` have one type, float or double.
 //   m[e, h, d] = u[col(e), h, d] + v[row(e), h, d] + (W x_e)[h, d],     positive[e, h, d] = m[e, h, d] > 0
 //   pair_scores:  score[e, h] = sum_d attn[h, d] sigma[e, h, d] m[e, h, d],
 //                 sigma = 1 where positive, else slope
 //   pair_sums:    with s[e, h, d] = weight[e, h] sigma[e, h, d],
 //                 out[i, h, d] = sum over the row's edges of s,  of_attr[e] = W^T s[e],
 //                 of_proj = sum_e s[e] x_e^T
-// A caller may pass `positive` to pair_scores. Both are then linear in every other argument, and pair_sums is
-// the transpose of pair_scores without attn. Only `positive`, of one byte each, has E x H x D elements.
+// A caller may pass `positive` to pair_scores. Both operators are then linear in every other argument, and
+// pair_sums is the transpose of pair_scores without attn. Only `positive`, of one byte per element, has E x H
+// x D elements.
 #pragma once
 
 #include "params.h"
 
 namespace dfgnn {
 
-// The columns of a head are padded to a multiple of this number.
+// D must be a multiple of this, to which the caller pads heads (dfgnn/engine/pair_scores.py): pair_sums takes
+// four columns at a time, whose slopes have 2^4 combinations (cpu/kernels/pair_scores.cpp).
 inline constexpr int kPairColumns = 4;
 
 struct PairScoreParams {
@@ -27,7 +31,7 @@ struct PairScoreParams {
   const void* cols;         // u [cols, H, D], or null: 0
   const void* rows;         // v [rows, H, D], or null: 0
   const void* attn;         // [H, D], or null: 1
-  const void* attr;         // x [E, attrs], user's order, or null
+  const void* attr;         // x [E, attrs], edges in the user's order, or null
   const void* proj;         // W [H D, attrs], or null
   const uint8_t* positive;  // [E, H, D]; if null, it is computed from m and written to new_positive
   uint8_t* new_positive;
@@ -37,7 +41,7 @@ struct PairScoreParams {
   void* partial_out;   // pair_sums: [num_slots, H, D]
   void* of_attr;       // pair_sums: [E, attrs], or null
   void* of_proj;       // pair_sums: [parts, H D, attrs], partial sums in a fixed order, or null
-  int64_t parts;       // pair_sums: pair_parts(csr)
+  int64_t parts;       // pair_sums: what pair_parts of the backend returns
 };
 
 }  // namespace dfgnn

@@ -23,20 +23,21 @@ struct Item {
 };
 // With slot = kJoins a work item adds its result to what one of an earlier source partition wrote to the row.
 inline constexpr int32_t kWhole = -1, kJoins = -2;
-inline constexpr int kMostParts = 16;
+inline constexpr int kMostParts = 16;  // the most source partitions (Csr::num_parts)
 // The most bytes of a head that a warp's registers hold. Wider heads are computed in chunks of columns, by
 // kernels that do not support kJoins.
 inline constexpr int kWideBytes = 2048;
 
-// A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end
-// (stride is 1 but for tiles). They are merged in this order.
+// A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end. The
+// results are merged in this order. stride is 1, but kTileRows with tiles, whose work items have kTileRows
+// rows.
 struct Split {
   int32_t row, slot_begin, slot_end, stride;
 };
 
 // Block-sparse tiles (CUDA): a window is kTileRows consecutive rows. Its distinct neighbours are cut into
-// chunks of kTileCols columns. A chunk is stored as kTileInts integers: its columns, padded with the first
-// one, then a mask per row, whose bit c says that the row has an edge to column c.
+// chunks of kTileCols columns. A chunk is stored as kTileInts integers: the neighbours of its columns, padded
+// with the first one, then a mask per row, whose bit c says that the row has an edge to column c.
 inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTileRows;
 
 // One direction of the graph with its plan. Forward: rows are destinations, indices are sources.
@@ -57,8 +58,8 @@ struct Csr {
   int32_t packed;  // CUDA: each sub-warp (lanes.cuh) takes a row of its own, instead of a warp per row
   int32_t heads_per_tile;  // CUDA: the most heads that a warp computes at a time; 0: as many as fit its lanes
   // CUDA: if there are work items with kJoins, the number of source partitions, which are launched one after
-  // the other, and how many work items each has; 0 means one launch. A partition has at most one work item of
-  // each row that is added up in this way.
+  // the other, and how many work items each has; 0 means one launch. A row that is not split has at most one
+  // work item in a partition, so that no two work items add to it at the same time.
   int32_t num_parts;
   int32_t part_items[kMostParts];
 };
@@ -74,7 +75,7 @@ struct EdgeOptions {
   const uint8_t* mask;  // [E, mask_heads] 0 or 1; or null: 1
   const void* weight;   // [E, weight_heads] T, or acc if weight_is_acc; or null: 1
   const void* feat;     // [E, H, D] T, or null; added to the key, to the value, or to both
-  const int64_t* seed;  // [1] of the dropout mask, or null: no dropout
+  const int64_t* seed;  // [1], the seed of the dropout mask; or null: no dropout
   int32_t bias_is_acc, gate_is_acc, weight_is_acc;
   int32_t gate_heads, mask_heads, weight_heads;  // 1 or H
   int32_t bias_after;                            // the bias is added after the LeakyReLU
@@ -91,19 +92,20 @@ struct EdgeOptions {
 // Backward, with s_i = W^T g_i:
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
 struct EdgeAttr {
-  const void* x;  // [E, dim] T, user's order; or null
-  int32_t dim, width;
+  const void* x;  // [E, dim] T, user's edge order; or null
+  int32_t dim, width;  // width: dim, rounded up to a multiple of 8
   // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
   // features, and permuted to the order in which tensor cores hold it in registers
-  // (dfgnn/engine/edge_projection.py). A column and a feature are written below as digits, the fastest last,
-  // each with its number of values:
+  // (dfgnn/engine/edge_projection.py): `onto` for W^T q and W^T g, `back` for W a and W b. A column and a
+  // feature are written below as digits, the fastest last, each with its number of values:
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
                        //   [H, group, step, word, g, t, j, i, e]
   void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 beyond dim; or null
   void* partial;       // [csr.num_slots, H, width] acc
-  int32_t keep_edges;  // the pass over sources replaces what is in `handed` by f alpha and draw
+  int32_t keep_edges;  // whether the pass over sources replaces what it reads in BackwardParams::handed by f
+                       // alpha and draw
 };
 
 struct Shape {
@@ -156,7 +158,7 @@ struct ForwardParams {
   EdgeAttr attr;
 };
 
-// If grad_attn has more than kAttnAtOnce partial sums, they are first reduced to kAttnSums.
+// CUDA: if grad_attn has more than kAttnAtOnce partial sums, they are first added up to kAttnSums sums.
 inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
@@ -196,7 +198,7 @@ struct BackwardParams {
   const void* out;       // [N_dst, H, Dv] T
   const void* out_bias;  // [H, Dv] T, which was added to out; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
-  int32_t part_of_rows;  // csr has only some of the edges that out and stats were computed from
+  int32_t part_of_rows;  // whether csr has only some of the edges from which out and stats were computed
   // additive: as in ForwardParams, if grad_alpha_dst is wanted without grad_attention and gate; or null
   const void* positive;
   const void* positive_mass;
@@ -210,27 +212,27 @@ struct BackwardParams {
   void* grad_query;      // dot, additive_v2: [N_dst, H, D] T
   void* grad_key;        // dot: [N_src, H, D] T
   void* grad_attn;       // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
-  int64_t attn_parts;    // attention_parts of the backend
-  void* attn_total;      // CUDA: [H, D] acc: their sum
+  int64_t attn_parts;    // what attention_parts of the backend returns
+  void* attn_total;      // CUDA: [H, D] acc: the sum of the partial sums in grad_attn
   void* attn_sums;       // CUDA: [kAttnSums, H, D] acc, scratch for more than kAttnAtOnce parts
   void* grad_bias;       // [E, H] acc, user's edge order; or null
   void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
   void* grad_feat;       // [E, H, D] T, user's edge order; or null
-  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, whose sums by row are
-                         // grad_alpha_dst if there is grad_attention or a gate; or null
+  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, if grad_alpha_dst must be
+                         // computed as its sum over each row, as with grad_attention or a gate; or null
 
   // Scratch.
   void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta;
-                     // with handed, [N_dst, H]: the delta residual
+                     // with handed, [N_dst, H]: the delta residual (docs/internals/glossary.md)
   void* partial_query;  // dot, additive_v2: [csr.num_slots, H, D] acc
   void* partial_key;    // dot: [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
   void* row_sums;       // [N_dst, H] acc, with attention: sum_j attention_ij gamma_ij
   void* partial_sums;   // [csr.num_slots, H] acc, with attention or grad_raw
-  // dot on CUDA: [E, H, 2] acc, user's order: per-edge alpha and ds, which the pass over destinations saves
-  // for the one over sources; or null.
+  // dot on CUDA: [E, H, 2] acc, user's edge order: alpha and ds of each edge, which the pass over
+  // destinations saves for the one over sources; or null.
   void* handed;
 
   EdgeAttr attr;
@@ -263,9 +265,10 @@ struct PlanParams {
   int32_t parts;           // source partitions
   const int32_t* indices;  // [E], read if parts > 1: columns below num_cols, ascending in every row
   int64_t num_cols;
-  int32_t stride;  // 1; or kTileRows, if a row of indptr is a window of so many rows and its edges are chunks
+  // 1; for tiles kTileRows, where each row of indptr is a window of kTileRows rows, and its edges are chunks.
+  int32_t stride;
   int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
-  int32_t exact;
+  int32_t exact;     // whether num_items and num_splits are what the plan needs, not upper bounds
   Item* items;  // [num_items]: num_rows + front
   int64_t num_items;
   int64_t front;  // an upper bound of the work items beyond one per row
@@ -273,6 +276,7 @@ struct PlanParams {
   int64_t num_splits;
   int32_t* counts;  // [plan_counts]: work items beyond one per row, slots, splits, in strides; then scratch
 };
+// by_length sorts work items into this number of buckets by their length (cuda/plan/items.cu).
 inline constexpr int kPlanBuckets = 128;
 
 // Degrees below this have a bin each in the histogram (Degrees in dfgnn/sparse/csr.py).

@@ -1,18 +1,19 @@
-// The parameters of the backward of attention's backward. docs/internals/second_derivatives.md derives it.
+// The parameters of the backward of attention's backward, which docs/internals/second_derivatives.md derives.
 #pragma once
 
 #include "params.h"
 
 namespace dfgnn {
 
-// Each result of BackwardParams has a cotangent here (`of_...`), and each input a gradient. A cotangent that
-// is null is 0.
+// The inputs are those of BackwardParams (params.h). Each of its results has a cotangent here: of_x is that
+// of grad_x, where src and dst are alpha_src and alpha_dst (additive), key and query (dot), or for dst x_dst
+// (additive_v2). A cotangent that is null is 0. The results here are the gradients of the inputs.
 struct SecondParams {
   Score score;
   DType dtype;
   Shape shape;
   Csr csr;      // rows are destinations
-  Csr reverse;  // rows are sources; both have eids unless these are the identity
+  Csr reverse;  // rows are sources. csr.eids, reverse.eids: null only if edges are in the user's order
   EdgeOptions edge;
 
   const void* value;
@@ -41,7 +42,7 @@ struct SecondParams {
   void* grad_grad_attention;  // [E, H] acc; gradients of edge tensors may be null
   void* grad_value;           // [N_src, H, Dv] T
   void* grad_src;             // additive: [N_src, H] acc; dot: [N_src, H, D] T
-  void* grad_dst;             // additive: [N_dst, H] acc; else [N_dst, H, D] T
+  void* grad_dst;             // additive: [N_dst, H] acc, or null without alpha_dst; else [N_dst, H, D] T
   void* grad_attn;            // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
   int64_t attn_parts;
   void* grad_bias;  // [E, H] acc
@@ -50,16 +51,16 @@ struct SecondParams {
   void* grad_feat;  // [E, H, D] T
 
   // Scratch.
-  void* numbers;  // scalars per edge and head, in the user's order: on CPUs [E, second_numbers, H] acc, on
-                  // CUDA [E, H, 4] acc
-  // CPUs: partial results of split rows.
+  void* numbers;  // scalars per edge and head, edges in the user's order: on CPUs [E, second_numbers(csr), H]
+                  // acc (cpu/second_order.h), on CUDA [E, H, 4] acc
+  // CPUs: partial results of split rows. kSecondSums: cpu/second_order.h.
   void* partial_sums;   // [csr.num_slots, kSecondSums, H] acc
   void* partial_query;  // [csr.num_slots, H, D] acc
   void* partial_out;    // [csr.num_slots, H, Dv] acc
   void* partial_key;    // [reverse.num_slots, H, D] acc
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
-  // CUDA: [N_dst, 2] and [N_src, 2] int32, where the edges of a row begin and end; null where each row is one
-  // work item.
+  // CUDA: [N_dst, 2] and [N_src, 2] int32, where the edges of each row begin and end, found from the work
+  // items of csr and reverse; null where each row is one work item.
   void *ranges, *reverse_ranges;
 };
 

@@ -20,6 +20,7 @@ struct TermsParams {
   void* terms[2];           // [num_rows[k], H] acc
 };
 
+// The sums that TermsBackwardParams has, and the most partial sums of each.
 inline constexpr int kTermsSums = 3, kMostTermsParts = 512;
 
 // grad_feat[n, h, d] += sum_k grad_terms[k][n, h] vectors[k][h, d]
@@ -31,7 +32,7 @@ struct TermsBackwardParams {
   void* grad_feat;            // [num_rows[0], H, dim] T
   void* sums[kTermsSums];  // [H, vector_dim] in the type of the vectors; the last in T, null without grad_out
   void* partial;           // [parts, kTermsSums, H, dim] acc: partial sums, added in a fixed order
-  int64_t parts;           // terms_parts of the backend
+  int64_t parts;           // what terms_parts of the backend returns
 };
 
 }  // namespace dfgnn

@@ -1,5 +1,5 @@
-// Cooperative launches: one kernel whose blocks wait for each other replaces several launches. Also a stable
-// radix sort inside such a kernel, for so few keys that the launches of CUB's sort would take longer.
+// Cooperative launches: one kernel, whose blocks wait for each other, replaces several launches. Also a
+// stable radix sort within such a kernel: for few keys the several launches of CUB's sort would take longer.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -8,7 +8,8 @@
 
 namespace dfgnn::cuda {
 
-// Barriers over the blocks of one cluster, which are the fastest, or over those of a whole grid.
+// Barriers over all blocks of a kernel: of one that is launched as one cluster, whose barriers are the
+// fastest, and of one that is launched as a cooperative grid.
 struct OfCluster {
   __device__ __forceinline__ void sync() const {
 #if __CUDA_ARCH__ >= 900
@@ -19,10 +20,11 @@ struct OfCluster {
 struct OfGrid {
   __device__ __forceinline__ void sync() const { cooperative_groups::this_grid().sync(); }
 };
-inline constexpr unsigned kMostOfCluster = 8;
+inline constexpr unsigned kMostOfCluster = 8;  // blocks of a cluster: the portable limit
 
-// Launches a kernel as one cluster if its blocks fit into one, else as a cooperative grid. There may be at
-// most one block per multiprocessor, and in a cluster their number must be a power of two.
+// Launches by_cluster as one cluster if its blocks fit into one, else by_grid as a cooperative grid: the same
+// kernel, compiled for OfCluster and for OfGrid. There may be at most one block per multiprocessor, and in a
+// cluster their number must be a power of two. Devices that have `follows` are those that have clusters.
 template <class P>
 void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), void (*by_grid)(P),
                      const P& params) {
@@ -43,17 +45,21 @@ void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), vo
 inline constexpr int kDigitBits = 8, kDigits = 1 << kDigitBits;
 static_assert(kDigits <= kPlanThreads && kPlanThreads % kDigits == 0);
 
-// The most keys that a thread holds in a pass, and therefore the most keys per block.
+// The most keys that a thread holds in registers, and therefore the most keys per block.
 inline constexpr int kHeld = 8, kMostKeys = kHeld * kPlanThreads;
 
-// Sorts keys[0] and places[0] by the lowest `bits` bits of the keys, and returns the index (0 or 1) of the
-// arrays with the result. There may be at most kMostKeys per block. counts is scratch, [blocks, kDigits].
-// Each block has consecutive keys, and each of its warps a consecutive part of them; keys with the same digit
-// keep the order of the warps.
+// Sorts keys[0], and places[0] with them, by the lowest `bits` bits of the keys, stably, and returns the
+// index (0 or 1) of the arrays with the result. keys[1] and places[1] are arrays of the same size. There may
+// be at most kMostKeys per block. counts is scratch, [blocks, kDigits]. A pass sorts by one digit of
+// kDigitBits bits: it counts the keys of each digit, finds where those of each warp go, and moves them. Each
+// block has consecutive keys, and each of its warps consecutive ones of these; keys with the same digit keep
+// the order of the blocks, of the warps, and within a warp of the lanes.
 template <class Blocks>
 __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t* const* keys,
                                              int32_t* const* places, int num_keys, int bits, int* counts) {
   constexpr int kWarps = kPlanThreads / 32, kShares = kPlanThreads / kDigits;
+  // begins: of each warp's keys with a digit, first the number, then those of earlier warps, and at last the
+  // index where the next one goes. A digit is summed up over blocks by kShares threads.
   __shared__ int begins[kWarps][kDigits], shares[2][kShares][kDigits];
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, blocks = gridDim.x;
   const int digit = threadIdx.x % kDigits, share = threadIdx.x / kDigits;
@@ -86,6 +92,8 @@ __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t*
     }
     all_blocks.sync();
 
+    // Keys with this digit, in earlier blocks and in all blocks; then `before` also has those with a lower
+    // digit.
     int before = 0, all = 0;
 #pragma unroll 16
     for (int b = share; b < blocks; b += kShares) {
@@ -107,6 +115,7 @@ __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t*
       if (first + 32 * i >= last) break;
       const bool ok = first + 32 * i + lane < last;
       const int own = ok ? digit_of(held[i]) : kDigits;
+      // Lanes whose keys have the same digit take places one after the other.
       const unsigned alike = __match_any_sync(kAll, own);
       const int rank = __popc(alike & ((1u << lane) - 1));
       const int at = ok ? begins[warp][own] + rank : 0;

@@ -1,3 +1,4 @@
+// Queries the properties of devices, and remembers them.
 #include <cuda_runtime.h>
 
 #include <mutex>
@@ -8,6 +9,7 @@
 namespace dfgnn::cuda {
 namespace {
 
+// A query that fails yields 1, so that launchers do not divide by 0.
 Device ask(int ordinal) {
   const auto attribute = [&](cudaDeviceAttr name) {
     int value = 0;

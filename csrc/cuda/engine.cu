@@ -1,4 +1,4 @@
-// Chooses the kernels for a score and dtype.
+// The launchers of attention choose the kernels for a score and dtype.
 #include "launch.cuh"
 
 namespace dfgnn::cuda {

@@ -1,5 +1,5 @@
-// Launches kernels: chooses lane layout and grid from the parameters. Functions return null or the text of
-// the launch error.
+// How launchers launch kernels: the lane layout (Config in lanes.cuh) and the grid follow from the
+// parameters. Launchers return null or the text of the launch error.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -39,8 +39,9 @@ template <class... P, class... X>
 void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*kernel)(P...), X... args) {
   launch_carved(-1, stream, grid, threads, shared, kernel, args...);
 }
-// A carve-out for kernels with little shared memory, for which CUDA would take more from L1 than their blocks
-// need. A kernel that starts while another ends inherits its carve-out, and gathers need L1.
+// The carve-out, in percent, of kernels with little shared memory, for which CUDA would take more from L1
+// than their blocks need. A kernel that starts while another ends inherits the other's carve-out, and kernels
+// that gather rows need L1.
 inline constexpr int kLittleShared = 14;
 
 // Calls f(part) for the source partitions of the work items, in their order.
@@ -54,7 +55,7 @@ void for_each_part(Csr csr, F f) {
   }
 }
 
-// Instantiated in instances/.
+// Instantiated in attention/instances/.
 template <typename T>
 const char* additive_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T>
@@ -70,9 +71,11 @@ template <typename T>
 void tile_destinations(const BackwardParams& p, cudaStream_t stream);  // dot only
 template <typename T, Score SCORE>
 void tile_sources(const BackwardParams& p, cudaStream_t stream);
+// Whether there are kernels for tiles (params.h).
 template <typename T, Score SCORE>
 inline constexpr bool kHasTiles = sizeof(T) == 2 && SCORE != Score::additive_v2;
 
+// Returns f(0), where the 0 has the type that `dtype` names.
 template <class F>
 auto with_type(DType dtype, F f) {
   switch (dtype) {
@@ -87,7 +90,8 @@ auto with_type(DType dtype, F f) {
   }
 }
 
-// also: whether something else needs edge ids, as returned attention does.
+// The edge options (edge_options.cuh) for which a call's kernel must be compiled. also: whether something
+// else needs edge ids, as returned attention does.
 inline Edges edges_of(const EdgeOptions& e, bool also) {
   const bool scalars = e.scalars() || also;
   if (e.feat) return scalars ? Edges::features_scalars : Edges::features;
@@ -99,6 +103,7 @@ inline const char* last_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
+// A grid of as many blocks as `work` items take, per_block of them each.
 inline dim3 blocks_of(int64_t work, int64_t per_block) {
   return dim3(unsigned((work + per_block - 1) / per_block));
 }
@@ -122,23 +127,29 @@ void with_config(int heads, int dim, F f) {
   return f(Config<T, 32, 4>{});
 }
 
-// How many work items a warp takes at most: kItems; fewer if packed, because each of them waits for the
-// longest of its warp; more in backward of additive_v2, because they share a partial sum of grad_attn, and
-// with projected features, because tensor cores take eight rows at a time. kWarpEdges: about how many edges a
-// warp takes at most. kWindowBlocks: blocks of a window (Tiling in lanes.cuh) per multiprocessor.
-// kLeastWindows: windows that a grid has at least, so that its work is balanced.
+// The most work items of a warp:
+//   kItems           in general
+//   kItemsProjected  with projected features (EdgeAttr), because tensor cores take eight rows at a time
+//   kItemsPacked     of each sub-warp, if packed: few, because its items wait for the longest of the warp's
+//   kItemsV2         in backward of additive_v2, because a block has one partial sum of grad_attn
+// kWarpEdges: about the most edges of a warp.
+// A window (Tiling in lanes.cuh; not one of tiles) is a stretch of the grid of about as many blocks as are
+// resident at a time, kWindowBlocks per multiprocessor; the work items of a warp are one window apart. A warp
+// takes several work items only if about kLeastWindows windows are left, so that the work is balanced.
 inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 8, kWarpEdges = 256,
                      kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;
-// How many work items a warp takes at most in backward of additive_v2. With source partitions there are more
-// work items, and each launch has partial sums of its own.
+// The most work items of a warp in backward of additive_v2. With source partitions it is
+// kItems: each launch has only some of the work items, and partial sums of its own.
 inline int items_v2(const Csr& csr) { return csr.num_parts ? kItems : kItemsV2; }
 
+// The grid, and the distribution of work over it, of a kernel of layout C on one CSR. dim: columns of a head;
+// most_items: the most work items of a warp.
 template <class C>
 struct Launch {
   Tiling tiling;
   dim3 grid;
-  int shared;  // bytes
+  int shared;  // bytes of shared memory, in which warps keep their work items
   Launch(const Shape& s, int dim, const Csr& csr, int most_items = kItems) {
     int heads = C::LPH == 1 ? 2 : 1;  // a sub-warp has at least two lanes
     const int most = csr.heads_per_tile ? std::min(csr.heads_per_tile, s.heads) : s.heads;

@@ -1,4 +1,4 @@
-// Block size and prefix sums of the kernels that make structure and plans.
+// The block size of the kernels that make structure and plans, and prefix sums over the threads of a block.
 #pragma once
 
 #include "launch.cuh"
@@ -7,7 +7,8 @@ namespace dfgnn::cuda {
 
 inline constexpr int kPlanThreads = 512;
 
-// The sum of x over the threads before this one, and the sum over the block. All threads must call it.
+// Returns the sum of x over the threads before this one, and sets `total` to the sum over the block. All
+// threads must call it.
 template <typename T>
 __device__ __forceinline__ T sum_before(T x, T& total) {
   __shared__ T warps[kPlanThreads / 32];

@@ -1,9 +1,16 @@
-// Attention's operators, as a template over backends: they check, allocate, fill the parameter struct and
-// launch. attention_forward and attention_backward go through torch's dispatcher and take the tensors of the
-// graph; attend and attend_backward are those of eager calls, which name a graph by its number (graphs.h). A
-// Backend offers `Scope(tensor)`, a device guard; `check(checker, shape, dtype)`, which rejects layouts that
-// it does not take; `has_tiles(score, dtype, shape)`; `forward(params, tensor)` and `backward(params,
-// tensor)`.
+// Attention's operators (schemas.h), as a template over backends: they check, allocate, fill the parameter
+// struct and launch. attention_forward and attention_backward take the tensors of the graph; attend and
+// attend_backward are those of eager calls, which name a graph by its number (graphs.h). In this folder n is
+// num_src, m num_dst, h heads, d the size of a head of queries and keys, dv that of values.
+//
+// A Backend offers, beside what graphs.h needs:
+//   Scope(tensor)                  a guard that makes the tensor's device the current one
+//   check(checker, shape, dtype)   rejects features that it does not take
+//   has_tiles(score, dtype, shape) whether it has kernels for tiles
+//   forward(params, tensor), backward(params, tensor)  launch; the tensor has the device
+//   attention_parts(params)        how many partial sums of grad_attn its backward writes
+//   kSumsAttention                 whether its backward adds these up, in attn_total
+//   hands_over(params)             whether its backward uses BackwardParams::handed
 #pragma once
 
 #include <cmath>
@@ -22,8 +29,9 @@ struct Attention : Graphs<Backend> {
 
   // ---- arguments -------------------------------------------------------------------------------
 
-  // Bits of `flags` and `need` in the schemas. kIdsElsewhere: edge ids are not positions in edge tensors; a
-  // call with it must not have edge tensors.
+  // Bits of `flags` and `need` in the schemas. kBiasAfter, kFeatInKey and kFeatInValue are those of
+  // EdgeOptions, kPartOfRows is that of BackwardParams. kIdsElsewhere: edge ids are not positions in edge
+  // tensors; a call with it must not have edge tensors. kNeed...: the gradient is asked for.
   enum Flag : int64_t {
     kBiasAfter = 1,
     kFeatInKey = 2,
@@ -50,8 +58,8 @@ struct Attention : Graphs<Backend> {
     ScalarType acc() const { return acc_type(type()); }
   };
 
-  // Checks the inputs, makes them dense, and fills what ForwardParams and BackwardParams have in common.
-  // own_terms: the caller computes src and dst of the additive score itself.
+  // Checks the inputs, makes them dense, and fills the members that the parameter structs have in common.
+  // edges: their number. own_terms: the caller computes the additive score's src and dst, which `in` lacks.
   template <class Params>
   static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool own_terms = false) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -96,6 +104,7 @@ struct Attention : Graphs<Backend> {
     p.scale = in.scale;
   }
 
+  // Checks the options on edges and returns them.
   static EdgeOptions options(const Checker& check, const Inputs& in, int64_t edges, int64_t heads,
                              int64_t dim, int64_t value_dim) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -138,7 +147,9 @@ struct Attention : Graphs<Backend> {
 
   // ---- what forward saves for backward beside `out` ---------------------------------------------
 
-  // Calls f(pointer in p, name, whether the array exists, sizes, dtype) for every array that is saved.
+  // Calls f(pointer in p, name, whether the array exists, sizes, dtype) for every array that forward saves.
+  // save_positive: whether `positive` and positive_mass (params.h) are among these. place() makes the
+  // pointers of ForwardParams and BackwardParams alike.
   template <class Params, class F>
   static void for_saved(const Checker& check, Params& p, const Inputs& in, bool save_positive, F f) {
     check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
@@ -150,7 +161,8 @@ struct Attention : Graphs<Backend> {
   static void*& place(void*& where) { return where; }
   static void*& place(const void*& where) { return const_cast<void*&>(where); }
 
-  // Eager calls save all arrays in one tensor of bytes, `kept`.
+  // Eager calls save all arrays in one tensor of bytes, which the schemas call `kept`. kept() lays them out,
+  // and read() makes the pointers of backward point to them in `memory`, the tensor that forward returned.
   template <class Params>
   static Workspace kept(const Checker& check, Params& p, const Inputs& in, bool save_positive) {
     Workspace all;
@@ -166,7 +178,8 @@ struct Attention : Graphs<Backend> {
     all.place(const_cast<void*>(memory.const_data_ptr()));  // backward only reads it
   }
 
-  // The dispatcher's operators save a tensor for each array: stats, positive_mass, positive.
+  // attention_forward returns a tensor for each array: stats, positive_mass, positive. A missing one is
+  // empty.
   using Saved = std::array<OptTensor, 3>;
   static Saved make_saved(const Checker& check, ForwardParams& p, const Inputs& in, bool save_positive) {
     Saved made;
@@ -194,7 +207,7 @@ struct Attention : Graphs<Backend> {
 
   // ---- forward ---------------------------------------------------------------------------------
 
-  // Checks that the call can use the tiles of its plan.
+  // Checks that the kernels for this call support the plan of a direction: its source partitions or tiles.
   template <class Params>
   static void check_plan(const Checker& check, const Params& p, const Csr& csr) {
     check_parts(check, csr, p.dtype, p.shape);
@@ -205,11 +218,12 @@ struct Attention : Graphs<Backend> {
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
   }
 
-  // Launches forward, when `p` has its inputs, its plan and pointers to what is saved.
   struct Outputs {
     Tensor out;
     OptTensor attention;
   };
+  // Allocates the outputs and scratch, and launches forward. `p` must have its inputs, its plan and pointers
+  // to what is saved.
   static Outputs run_forward(const Checker& check, const Inputs& in, ForwardParams& p,
                              bool return_attention) {
     check_plan(check, p, p.csr);
@@ -232,16 +246,17 @@ struct Attention : Graphs<Backend> {
 
   // ---- backward --------------------------------------------------------------------------------
 
-  // The gradients that were asked for.
+  // The gradients that exist and were asked for.
   struct Gradients {
     Tensor value;
     OptTensor src, dst, attn, bias, gate, weight, feat;
   };
-  // How backward computes the gradient of dst of the additive score: from the sums over edges with z > 0 that
-  // forward saved, or from a sum over the edges of each row.
+  // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: as the sum
+  // of draw over the edges of each row, or from the sums over edges with z > 0 that forward saved (params.h).
   struct DstGradient {
     bool need, sum_rows, from_positive;
   };
+  // bits: `need` of the schemas.
   static DstGradient dst_gradient(const Inputs& in, bool grad_attention, int64_t bits) {
     const bool additive = Score(in.score) == Score::additive;
     const bool need = !additive || (in.dst && (bits & kNeedDst));
@@ -249,7 +264,7 @@ struct Attention : Graphs<Backend> {
     return {need, sum_rows, additive && need && !sum_rows};
   }
 
-  // Checks the arguments that only backward has, and fills them in.
+  // Checks the arguments that only backward has, makes them dense, and fills them in.
   static void fill_backward(const Checker& check, const Inputs& in, BackwardParams& p, Tensor& grad_out,
                             Tensor& out, OptTensor& grad_attention, OptTensor& attention) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -266,7 +281,8 @@ struct Attention : Graphs<Backend> {
     p.attention = data(attention), p.grad_attention = data(grad_attention);
   }
 
-  // Launches backward, when `p` has its inputs, its plans and what forward saved.
+  // Allocates the gradients and scratch, and launches backward. `p` must have its inputs, its plans and what
+  // forward saved.
   static Gradients run_backward(const Checker& check, const Inputs& in, BackwardParams& p,
                                 const DstGradient& of_dst, int64_t need) {
     check_plan(check, p, p.csr);
@@ -325,8 +341,8 @@ struct Attention : Graphs<Backend> {
     check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
   }
 
-  // Runs backward for both operators, on a graph of `edges` edges. read(need_positive) fills in what forward
-  // saved, plans() fills in the two directions of the graph.
+  // What attention_backward and attend_backward share, for a graph of `edges` edges. read(need_positive)
+  // fills in what forward saved, plans() fills in the two directions of the graph.
   template <class Read, class Plans>
   static Gradients backward_call(const Checker& check, Inputs& in, BackwardParams& p, int64_t edges,
                                  Tensor& grad_out, Tensor& out, OptTensor& grad_attention,
@@ -340,8 +356,9 @@ struct Attention : Graphs<Backend> {
     return run_backward(check, in, p, of_dst, need);
   }
 
-  // ---- operators of the dispatcher ---------------------------------------------------------------
+  // ---- operators that take the graph's tensors ---------------------------------------------------
 
+  // Unnamed parameters are the reverse CSR and its plan, which forward does not need.
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
       int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
       OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
@@ -408,8 +425,8 @@ struct Attention : Graphs<Backend> {
 
   // ---- operators of eager calls ------------------------------------------------------------------
 
-  // `split` turns a layer's rows [n, heads * size] into [n, heads, size], `joined` turns them back. heads =
-  // 0: they are [n, heads, size] already.
+  // `split` turns a layer's feature rows [n, heads * size] into [n, heads, size], `joined` turns them back.
+  // heads = 0: rows are [n, heads, size], and stay so.
   static void split(const Checker& check, OptTensor& t, int64_t heads) {
     if (!heads || !t) return;
     check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,
@@ -425,7 +442,7 @@ struct Attention : Graphs<Backend> {
     if (!heads || !t || t->dim() < 3) return t;
     return reshaped(*t, {t->size(0), t->size(1) * t->size(2)});
   }
-  // Reshapes vectors, one per head, to [heads, size].
+  // Reshapes vectors, one per head, to [heads, size], unless heads = 0.
   static OptTensor by_head(const Checker& check, const char* name, const OptTensor& t, int64_t heads) {
     if (!heads || !t) return t;
     check.require(t->numel() % heads == 0, name, ": expected a multiple of ", heads, " elements");

@@ -1,5 +1,6 @@
-// Argument checks and tensor helpers of the operators. Error messages name the operator, the argument, what
-// was expected and what was passed.
+// Argument checks of the operators, and helpers for tensors. They use torch's stable ABI, so that one build
+// serves several versions of PyTorch. Error messages name the operator, the argument, what was expected and
+// what was passed.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -30,7 +31,7 @@ using torch::stable::Tensor;
 using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 
-inline constexpr int64_t kMostIds = int64_t(1) << 31;
+inline constexpr int64_t kMostIds = int64_t(1) << 31;  // counts and ids are below this: kernels use int32
 inline constexpr int kMostDims = 4;  // the most dimensions of tensors that `make` allocates
 
 inline std::string to_string(const Sizes& sizes) {
@@ -45,12 +46,12 @@ inline Sizes sizes_of(const Tensor& t) {
   return sizes;
 }
 
-// The checks of one operator call: all tensors are on one device and have the expected shape and type.
+// The checks of one call of operator `op`. All tensors must be on the device of `reference`.
 class Checker {
  public:
   Checker(const char* op, const Tensor& reference) : op_(op), device_(reference.device()) {}
 
-  // A size of -1 matches anything.
+  // Checks that t has this shape, of which -1 matches any size, and one of the dtypes, and is on the device.
   void tensor(const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
               std::initializer_list<ScalarType> dtypes) const {
     bool same = t.dim() == int64_t(shape.size());
@@ -87,6 +88,7 @@ class Checker {
   torch::stable::Device device_;
 };
 
+// The dtype of t, for an operator's features.
 inline DType dtype_of(const char* op, const Tensor& t) {
   switch (t.scalar_type()) {
     case ScalarType::Float:
@@ -103,6 +105,7 @@ inline DType dtype_of(const char* op, const Tensor& t) {
   }
 }
 
+// The accumulation type (params.h).
 inline ScalarType acc_type(ScalarType t) { return t == ScalarType::Double ? t : ScalarType::Float; }
 
 inline int64_t bytes_of(ScalarType t) {
@@ -121,8 +124,9 @@ inline int64_t bytes_of(ScalarType t) {
   }
 }
 
-// Runs `make`, which allocates a tensor, and reports a failure as lack of memory. The stable ABI does not say
-// why it failed, but sizes are checked before. On CUDA, dfgnn/runtime/ops.py raises OutOfMemoryError.
+// Returns make(), which allocates a tensor of this device, shape and dtype, and reports a failure as lack of
+// memory. The stable ABI does not say why it failed, but sizes are checked before. On CUDA,
+// dfgnn/runtime/ops.py turns the error into OutOfMemoryError.
 template <class Make>
 Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
   try {
@@ -149,8 +153,8 @@ inline OptTensor dense(const OptTensor& t) { return t ? OptTensor(dense(*t)) : t
 inline const void* data(const Tensor& t) { return t.const_data_ptr(); }
 inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-// Returns an uninitialised tensor. It calls the ABI's C function without the dispatcher, which takes half the
-// time of new_empty.
+// Returns an uninitialised tensor on the device of `like`. It calls the ABI's C function rather than the
+// dispatcher, which takes half the time of new_empty.
 inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return allocate(like, sizes, dtype, [&] {
     int64_t strides[kMostDims], step = 1;
@@ -169,13 +173,14 @@ inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
 inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
   int64_t strides[kMostDims], step = 1;
   for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
-  AtenTensorHandle made = nullptr;  // the shim adds the offset below, 0, to that of t
+  AtenTensorHandle made = nullptr;  // the function below adds its offset, 0, to that of t
   STABLE_TORCH_ERROR_CODE_CHECK(
       aoti_torch__reinterpret_tensor(t.get(), int64_t(sizes.size()), sizes.data(), strides, 0, &made));
   return Tensor(made);
 }
 
-// An array that not every call needs: if `wanted`, it is allocated and `where` points to it.
+// Returns an array that not every call needs: if `wanted`, it is allocated, and `where` is set to its memory,
+// else to null.
 inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const Sizes& sizes,
                           ScalarType dtype) {
   where = nullptr;
@@ -189,11 +194,14 @@ inline Tensor or_empty(const OptTensor& t, const Tensor& like, ScalarType dtype)
   return t ? *t : make(like, {0}, dtype);
 }
 
-// The arrays of one call in one allocation, each aligned to kAlign bytes.
+// Several arrays of one call in one allocation, each aligned to kAlign bytes: add() them, then make() their
+// memory, or place() them into memory that exists.
 class Workspace {
  public:
   static constexpr int64_t kAlign = 256;
 
+  // Adds an array, if `wanted`, to whose memory `where` will be set by make() or place(), which need `where`
+  // to exist still; if not, it is null.
   void add(void*& where, bool wanted, std::initializer_list<int64_t> sizes, ScalarType dtype) {
     where = nullptr;
     if (!wanted) return;
@@ -203,7 +211,7 @@ class Workspace {
     bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
   }
   int64_t bytes() const { return bytes_; }
-  // The tensor that holds the memory of all arrays; none if there are no arrays.
+  // Returns a new tensor of bytes that holds all arrays; none if there are no arrays.
   OptTensor make(const Tensor& like) const {
     if (!count_) return std::nullopt;
     Tensor t = dfgnn::make(like, {bytes_}, ScalarType::Byte);

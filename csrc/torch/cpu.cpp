@@ -1,4 +1,4 @@
-// Schemas of all operators, and their CPU backend.
+// Registers the schemas of all operators, and their CPU backend (attention.h says what a Backend is).
 #include <algorithm>
 #include <exception>
 
@@ -48,7 +48,7 @@ struct CpuBackend {
   static bool has_tiles(Score, DType, const Shape&) { return false; }
   static bool projects(DType, const Shape&, int64_t) { return false; }
   static bool hands_over(const BackwardParams&) { return false; }
-  static constexpr bool kSumsAttention = false;
+  static constexpr bool kSumsAttention = false;  // see attention.h
   static int64_t attention_parts(const BackwardParams& p) { return cpu::attention_parts(p.csr); }
   static void terms(const TermsParams& p, const Tensor&) { cpu::terms(p, parallel()); }
   static void terms_backward(const TermsBackwardParams& p, const Tensor&) {
@@ -58,7 +58,7 @@ struct CpuBackend {
   static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
   static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }
 
-  static constexpr int64_t kRowBytes = 1;
+  static constexpr int64_t kRowBytes = 1;  // see edge_terms.h
   static void edge_dot(const EdgeTermParams& p, const Tensor&) { cpu::edge_dot(p, parallel()); }
   static void edge_sum(const EdgeTermParams& p, const Tensor&) { cpu::edge_sum(p, parallel()); }
   static void edge_outer(const EdgeTermParams& p, const Tensor&) { cpu::edge_outer(p, parallel()); }
@@ -86,6 +86,7 @@ struct CpuBackend {
   static int64_t pair_parts(const Csr& csr) { return cpu::pair_parts(csr); }
 };
 
+// The operator `constants` (schemas.h).
 std::string constants() {
   using A = Attention<CpuBackend>;
   const std::pair<const char*, int64_t> all[] = {
@@ -155,7 +156,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
 }
 
-// These operators have no tensor argument from which the dispatcher could choose a backend.
+// This operator has no tensor argument from which the dispatcher could choose a backend.
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
   m.impl("constants", TORCH_BOX(&dfgnn::constants));
 }
@@ -175,8 +176,9 @@ extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int6
   dfgnn::Graphs<dfgnn::CpuBackend>::drop_graph(number);
 }
 
-// This is a plain C function, because every call of a layer calls it. It must not throw; it returns 0 if the
-// contents are unknown.
+// A checksum of `bytes` bytes, never 0, by which Python notices that a tensor's contents have changed; 0 if
+// no memory was left to compute it. It is a plain C function, whose calls cost less than those of operators,
+// because every call of a layer calls it. It must not throw.
 extern "C" __attribute__((visibility("default"))) uint64_t dfgnn_checksum_cpu(const void* data,
                                                                               int64_t bytes) {
   try {

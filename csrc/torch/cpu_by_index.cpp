@@ -1,4 +1,4 @@
-// Softmax and sums over groups given by an index, as operators.
+// The operators index_softmax and index_sum: softmax and sums over groups of rows, which an index gives.
 #include "../cpu/by_index.h"
 #include "checks.h"
 #include "parallel.h"
@@ -6,13 +6,14 @@
 namespace dfgnn {
 namespace {
 
-// The arguments of one call, checked, and the tensors that hold them.
+// The arguments of one call, checked, and the tensors that own their memory.
 struct Call {
   Tensor rows, index;
   OptTensor from;
   cpu::ByIndexParams params{};
 
-  // source: which rows a sum adds up; without it all rows, in their order.
+  // given: the rows; groups: the group of each. source: which rows are summed, and then `groups` are those of
+  // source's entries; without it all rows, in their order.
   Call(const Checker& check, const Tensor& given, const Tensor& groups, int64_t num_groups,
        const OptTensor& source = {})
       : rows(dense(given)), index(without_gaps(groups)) {
@@ -33,6 +34,7 @@ struct Call {
     params.index = data(index), params.source = data(from), params.rows = data(rows);
   }
 
+  // Runs a kernel and returns its result, of num_rows rows.
   Tensor run(int64_t num_rows, void (*kernel)(const cpu::ByIndexParams&, const cpu::Parallel&)) {
     Tensor out = make(rows, {num_rows, rows.size(1)}, rows.scalar_type());
     params.out = out.mutable_data_ptr();
@@ -43,7 +45,7 @@ struct Call {
  private:
   static Tensor without_gaps(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
-  // Returns whether the values rise.
+  // Checks that the values are in [0, end), and returns whether they rise.
   bool check_range(const Checker& check, const char* name, const Tensor& values, int64_t end) const {
     const cpu::IndexRange range = cpu::index_range(data(values), params.index_is_long, values.size(0));
     check.require(range.low >= 0 && range.high < end, name, ": expected numbers in [0, ", end, "), got ",

@@ -1,4 +1,5 @@
-// A CPU graph that cpu_structure.cpp has made. cpu.cpp stores it under a number, as graph_handle does.
+// Passes a planned graph from cpu_structure.cpp, which makes it, to cpu.cpp, which stores it under a number,
+// as graph_handle does (graphs.h).
 #pragma once
 
 #include "checks.h"
@@ -11,6 +12,7 @@ struct CpuGraph {
   bool has_reverse;
   std::vector<Tensor> held;  // the tensors that own the pointers' memory
 };
+// Returns the graph's number.
 int64_t keep_on_cpu(const CpuGraph&);
 
 }  // namespace dfgnn

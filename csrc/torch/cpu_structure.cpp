@@ -18,12 +18,14 @@ int64_t* longs(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); 
 
 cpu::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
+// Checks indptr and returns its data.
 const int64_t* offsets(const Checker& check, const Tensor& indptr) {
   check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
   check.require(indptr.size(0) > 0 && indptr.is_contiguous(), "indptr: expected a contiguous one, not empty");
   return static_cast<const int64_t*>(data(indptr));
 }
 
+// Checks the indices of a CSR and returns their data.
 const int32_t* columns(const Checker& check, const Tensor& indices) {
   check.tensor("indices", indices, {-1}, {ScalarType::Int});
   check.require(indices.is_contiguous() && indices.size(0) < kLimit,
@@ -31,26 +33,28 @@ const int32_t* columns(const Checker& check, const Tensor& indices) {
   return static_cast<const int32_t*>(data(indices));
 }
 
-// Graphs of at most so many edges are planned when they are sorted, because for them the overhead of calls
-// and tensors dominates.
+// Graphs of at most this number of edges and nodes get their plans already when coo_to_csr sorts their edges,
+// because for them the overhead of calls and tensors dominates.
 constexpr int64_t kPlannedAtOnce = int64_t(1) << 16;
 
-// Where an array lies in the tensor that coo_to_csr returns, in units of int32. A length of -1 means that it
-// is missing.
+// Where an array lies in the tensor that coo_to_csr returns, in units of int32. A length of -1 means that the
+// array is missing.
 struct Place {
   int64_t begin = 0, length = -1;
 };
+// Where the arrays of one direction lie, and how many slots its plan has.
 struct Places {
   Place indptr, indices, eids, items, splits;
   int64_t num_slots = 0;
 };
-// The beginning of that tensor, which Python reads in dfgnn/sparse/packed.py.
+// The beginning of that tensor, which Python reads in dfgnn/sparse/packed.py: the least and the largest
+// source and destination; whether the rows of the sorted CSR are sources; and where the arrays lie.
 struct Header {
   int64_t src_low, src_high, dst_low, dst_high, by_src;
   Places sides[2];  // [0]: rows are destinations; [1]: rows are sources
 };
 
-// Lays out arrays one behind the other, 16-byte aligned.
+// Lays out arrays behind the header, one after the other, 16-byte aligned.
 class Layout {
  public:
   Place add(int64_t length) {
@@ -64,7 +68,8 @@ class Layout {
   int64_t total_ = (sizeof(Header) / sizeof(int32_t) + 3) / 4 * 4;
 };
 
-// The sources and the destinations, from an edge_index with both or from two tensors.
+// Checks and returns the sources and the destinations: two tensors, or rows 0 and 1 of `src` if dst is
+// missing.
 std::pair<cpu::Ids, cpu::Ids> ends_of(const Checker& check, const Tensor& src, const OptTensor& dst) {
   if (dst) {
     check.tensor("src", src, {-1}, {ScalarType::Int, ScalarType::Long});
@@ -78,7 +83,9 @@ std::pair<cpu::Ids, cpu::Ids> ends_of(const Checker& check, const Tensor& src, c
   return {{first, src.stride(1), is_int64}, {second, src.stride(1), is_int64}};
 }
 
-// The tensor that coo_to_csr returns, while its arrays are made.
+// The tensor that coo_to_csr returns, while its arrays are made. side: the direction, 0 if rows are
+// destinations and 1 if they are sources. First the arrays are laid out, then `base` is set to the tensor's
+// memory.
 struct Packed {
   int32_t* at(const Place& place) const { return place.length < 0 ? nullptr : base + place.begin; }
   int64_t* indptr(int side) const { return reinterpret_cast<int64_t*>(at(header.sides[side].indptr)); }
@@ -93,6 +100,7 @@ struct Packed {
     header.sides[side].items = layout.add(4 * (rows[side] + num_edges / max_edges));
     header.sides[side].splits = layout.add(4 * (num_edges / max_edges));
   }
+  // Makes the work items and splits of a direction, when its CSR is made.
   void plan(int side, int64_t max_edges) {
     Places& of = header.sides[side];
     const cpu::RowPlan plan = cpu::count_items(indptr(side), rows[side], num_edges, max_edges);
@@ -101,7 +109,7 @@ struct Packed {
     cpu::make_items(indptr(side), rows[side], max_edges, plan, reinterpret_cast<Item*>(at(of.items)),
                     reinterpret_cast<Split*>(at(of.splits)), parallel());
   }
-  // indices: the array to use if the tensor has none.
+  // Returns a direction and its plan. indices: the array to use if the tensor has none.
   Csr csr(int side, const int32_t* indices) const {
     const Places& of = header.sides[side];
     Csr c{};
@@ -126,11 +134,12 @@ struct Packed {
 // larger of the two. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src,
 // num_dst) is appended.
 //
-// Returns the number of the planned graph, or 0; the number of edges, or -1 if an id is out of range, for
-// which the caller raises the error; and one tensor with the Header and the arrays of a planned graph, of
-// which indptr is int64. A graph that is not planned has its arrays in tensors of their own. Missing are the
-// eids of rows that were sorted already, indices that are the given int32 ids, and what was not made.
-// edge_map, int64 and only with_loops, is the position that each edge had before, -1 for appended ones.
+// Returns the number under which the library stores the planned graph, or 0; the number of edges, or -1 if a
+// node id is out of range, for which the caller raises the error; and one tensor with the Header and the
+// arrays of a planned graph, of which indptr is int64. Then come edge_map, int64 and only with_loops, the
+// position that each edge had, -1 for appended ones; and indptr, indices and eids of a graph that is not
+// planned. Missing are the eids of rows that were sorted already, indices that are the given int32 ids, and
+// what was not made.
 std::tuple<int64_t, int64_t, Tensor, OptTensor, OptTensor, OptTensor, OptTensor> coo_to_csr(
     Tensor src, OptTensor dst, int64_t num_src, int64_t num_dst, bool with_loops, int64_t max_edges,
     bool backward) {
@@ -218,7 +227,8 @@ struct Direction {
   int64_t num_slots = 0;
 };
 
-// Makes the other direction of a CSR, with edge ids if need_eids.
+// Returns the other direction of a CSR, whose rows are the num_cols columns of this one, with edge ids if
+// need_eids (else these are empty).
 Direction transposed(const Checker& check, const Direction& of, int64_t num_cols, bool need_eids) {
   cpu::Transposition p{};
   p.indptr = offsets(check, *of.indptr), p.indices = columns(check, *of.indices);
@@ -245,7 +255,8 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor indptr, Tensor indices, 
   return {*made.indptr, *made.indices, *made.eids};
 }
 
-// Makes work items and splits in row order, without unused ones.
+// Makes work items and splits of a direction, in row order and without unused ones, and returns their
+// numbers.
 cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
   const Tensor& indptr = *of.indptr;
   const int64_t* begin = offsets(check, indptr);
@@ -263,7 +274,8 @@ cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
   return plan;
 }
 
-// Returns work items, splits, and counts: work items beyond one per row, slots, splits.
+// Returns work items, splits, and counts (PlanParams::counts): work items beyond one per row, slots, splits.
+// The unnamed parameter is num_cols, which is needed for source partitions only.
 std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int64_t, int64_t parts,
                                              int64_t max_edges, bool by_length) {
   const Checker check("dfgnn::plan_rows", indptr);
@@ -276,6 +288,7 @@ std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int6
   return {*of.items, *of.splits, counts};
 }
 
+// A planned direction as kernels get it.
 Csr csr_of(const Direction& of) {
   Csr c{};
   c.indices = static_cast<const int32_t*>(data(*of.indices));
@@ -290,8 +303,9 @@ Csr csr_of(const Direction& of) {
 // Makes what graph_handle needs in one call: the missing direction with its edge ids, and both plans. If edge
 // ids of a given direction are missing, its edges are in the user's order.
 //
-// Returns the graph's number, the numbers of slots of both directions, the direction that was made, and the
-// work items and splits of both; those of the reverse direction only for backward.
+// Returns the number under which the library stores the graph, the numbers of slots of both directions, the
+// direction that was made (indptr, indices, eids), and work items and splits of both; those of the reverse
+// direction only for backward.
 std::tuple<int64_t, int64_t, int64_t, OptTensor, OptTensor, OptTensor, Tensor, Tensor, OptTensor, OptTensor>
 plan_graph(OptTensor indptr, OptTensor indices, OptTensor eids, OptTensor rev_indptr, OptTensor rev_indices,
            OptTensor rev_eids, int64_t num_dst, int64_t num_src, int64_t max_edges, bool backward) {

@@ -39,9 +39,10 @@ struct CudaBackend {
   static void backward(const BackwardParams& p, const Tensor& t) {
     launched(cuda::backward(p, stream_of(t)));
   }
-  // Whether backward saves per-edge alpha and ds (BackwardParams::handed). With features of the edges it
-  // always does. Else these scalars and the partial rows together may take kMostScratch times the memory of
-  // one feature array. With source partitions, which are separate launches, and with tiles it does not.
+  // Whether backward of dot attention saves per-edge alpha and ds (BackwardParams::handed). With features of
+  // the edges it always does. Else it does not with source partitions, which are separate launches, nor with
+  // tiles; and these scalars and the partial results of split rows together may take kMostScratch times the
+  // memory of one feature array, whose rows are counted as the mean of destinations and sources.
   static constexpr int64_t kMostScratch = 3;
   static bool hands_over(const BackwardParams& p) {
     const Shape& s = p.shape;
@@ -55,7 +56,7 @@ struct CudaBackend {
     return s.num_edges * s.heads * 2 * acc + rows * columns * acc <=
            kMostScratch * (s.num_dst + s.num_src) / 2 * columns * bytes;
   }
-  static constexpr bool kSumsAttention = true;
+  static constexpr bool kSumsAttention = true;  // see attention.h
   static int64_t attention_parts(const BackwardParams& p) { return cuda::attention_parts(p); }
   static void terms(const TermsParams& p, const Tensor& t) { launched(cuda::terms(p, stream_of(t))); }
   static void terms_backward(const TermsBackwardParams& p, const Tensor& t) {
@@ -65,7 +66,7 @@ struct CudaBackend {
   static void sddmm(const ProductParams& p, const Tensor& t) { launched(cuda::sddmm(p, stream_of(t))); }
   static void spmm(const ProductParams& p, const Tensor& t) { launched(cuda::spmm(p, stream_of(t))); }
 
-  static constexpr int64_t kRowBytes = 16;
+  static constexpr int64_t kRowBytes = 16;  // see edge_terms.h
   static void edge_dot(const EdgeTermParams& p, const Tensor& t) {
     launched(cuda::edge_dot(p, stream_of(t)));
   }
@@ -89,8 +90,9 @@ struct CudaBackend {
     launched(cuda::second_order(p, stream_of(t)));
   }
 
-  // Calls cut_rows for one direction or, for backward, for both, and then graph_handle. how: the arguments of
-  // cut_rows, and whether warps take several rows.
+  // Calls cut_rows for one direction or, if the reverse CSR is given, for both, and then graph_handle. how,
+  // rev_how: the last four arguments of cut_rows, then Csr::packed; without the reverse CSR, rev_how is
+  // [num_src].
   static std::tuple<int64_t, Tensor, Tensor, OptTensor, OptTensor> cut_graph(
       Tensor indptr, Tensor indices, OptTensor eids, Sizes how, OptTensor rev_indptr, OptTensor rev_indices,
       OptTensor rev_eids, Sizes rev_how) {
@@ -153,7 +155,7 @@ struct CudaBackend {
     return out;
   }
 
-  // Sums neighbours' rows without weights: the baseline of the benchmarks.
+  // Sums neighbours' rows without weights: the baseline that benchmarks compare attention with.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
                            int64_t num_dst) {
     const Scope scope(feat);

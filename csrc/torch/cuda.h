@@ -11,8 +11,9 @@
 
 namespace dfgnn {
 
-// A CSR that is to be cut into work items without waiting for their number. more, num_splits: the work items
-// beyond one per row and the split rows, which `degrees` has counted.
+// A CSR that is to be cut into work items (PlanParams in core/params.h) without waiting for the device to
+// count them: `degrees` has counted the work items beyond one per row (more) and the split rows (num_splits)
+// before.
 struct Cuttable {
   Tensor indptr, indices;
   int64_t max_edges;
@@ -22,20 +23,23 @@ struct Cuttable {
 struct Cut {
   Tensor items, splits;
 };
-// Cuts one or two directions on the current device (cuda_planning.cpp).
+// Cuts one or two directions of a graph on the current device (cuda_planning.cpp).
 std::vector<Cut> cut_rows(const Checker& check, const std::vector<Cuttable>& directions);
 
+// Makes the device of t the current one, as long as it exists.
 struct CudaScope {
   explicit CudaScope(const Tensor& t) : guard(t.get_device_index()) {}
   torch::stable::accelerator::DeviceGuard guard;
 };
 
+// PyTorch's current stream on the device of t.
 inline void* stream_of(const Tensor& t) {
   void* s = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(t.get_device_index(), &s));
   return s;
 }
 
+// Raises the error that a launcher (cuda/engine.h) returned, if any.
 inline void launched(const char* error) { STD_TORCH_CHECK(error == nullptr, "dfgnn: CUDA kernel: ", error); }
 
 }  // namespace dfgnn

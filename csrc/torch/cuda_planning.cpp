@@ -9,13 +9,14 @@
 namespace dfgnn {
 namespace {
 
+// Checks an array of offsets, such as indptr, and returns its data.
 const int64_t* offsets(const Checker& check, const char* name, const Tensor& t) {
   check.tensor(name, t, {-1}, {ScalarType::Long});
   check.require(t.size(0) > 0 && t.is_contiguous(), name, ": expected a contiguous one, not empty");
   check.count(name, t.size(0) - 1);
   return static_cast<const int64_t*>(data(t));
 }
-// Checks the indices of a CSR and returns them.
+// Checks the indices of a CSR and returns their data.
 const int32_t* columns(const Checker& check, const Tensor& t, const Tensor& indptr) {
   check.tensor("indices", t, {-1}, {ScalarType::Int});
   check.require(t.is_contiguous(), "indices: expected contiguous ones");
@@ -23,6 +24,7 @@ const int32_t* columns(const Checker& check, const Tensor& t, const Tensor& indp
   check.require(t.size(0) == 0 || indptr.size(0) > 1, "indices: edges without rows");
   return static_cast<const int32_t*>(data(t));
 }
+// Checks that `offsets` has an entry for each window of kTileRows rows, and one more.
 void check_windows(const Checker& check, const Tensor& offsets, int64_t num_rows) {
   const int64_t windows = (num_rows + kTileRows - 1) / kTileRows;
   check.require(offsets.size(0) - 1 == windows, "offsets: expected those of ", windows, " windows, got ",
@@ -32,10 +34,11 @@ int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr())
 
 cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
-// Makes both CSRs of edges src -> dst. Edges with a node out of range are left out, and the caller sees from
-// `found` whether there are any: it gets the ranges of ids, and statistics for the planner
-// (cuda/graph/structure.h). With loops, indices, eids and edge_map have room for all edges, and `found`
-// contains how many there are.
+// Makes both CSRs of edges src -> dst: (indptr, indices, eids, edge_map, rev_indptr, rev_indices, rev_eids).
+// The numbers that `structure` finds (cuda/graph/structure.h) are written to found [kStructureNumbers]. Edges
+// with a node out of range are left out: the caller sees from the ranges of ids whether there are any. With
+// loops, indices, eids and edge_map are as long as if no edge was dropped; `found` says how many edges were
+// kept. done: as in StructureParams.
 using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
 Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
                   int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
@@ -90,7 +93,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
                         sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found), nullptr));
 }
 
-// The same, but waits and returns the numbers on the host.
+// `structure`, but it waits for the device and returns the numbers it found as a list on the host.
 std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure_read(
     Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
   const CudaScope scope(src);
@@ -102,7 +105,8 @@ std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> str
   return std::tuple_cat(std::tuple(Sizes(found.numbers(), found.done())), std::move(made));
 }
 
-// Allocates work items and splits. more: the most work items beyond one per row.
+// Allocates work items and splits, and sets the members of `p` that follow from their numbers. more: the most
+// work items beyond one per row.
 Cut room_for(const Checker& check, const Tensor& indptr, PlanParams& p, int64_t max_edges, int64_t more,
              int64_t num_splits) {
   check.require(max_edges > 0 && max_edges < kMostIds, "items: expected a bound in [1, 2**31), got ",
@@ -116,6 +120,8 @@ Cut room_for(const Checker& check, const Tensor& indptr, PlanParams& p, int64_t 
   return made;
 }
 
+// Makes a plan without waiting for counts: its arrays have room for the most work items and splits.
+// Returns work items, splits and PlanParams::counts. p: the other parameters.
 std::tuple<Tensor, Tensor, Tensor> plan(const Checker& check, const Tensor& indptr, PlanParams p,
                                         int64_t max_edges, int64_t more, int64_t num_splits) {
   const Cut made = room_for(check, indptr, p, max_edges, more, num_splits);

@@ -1,5 +1,5 @@
 // The CPU operators edge_products and edge_products_backward (core/edge_products.h). A Backend is that of
-// attention.h.
+// attention.h, with two functions of these names.
 #pragma once
 
 #include "../core/edge_products.h"
@@ -9,6 +9,7 @@ namespace dfgnn {
 
 template <class Backend>
 struct EdgeProducts {
+  // Checks the arguments that both operators share, and returns them.
   static EdgeProductParams fill(const Checker& check, ScalarType type, const Tensor& rows, const Tensor& cols,
                                 const Tensor& feat, const Tensor& indices, const OptTensor& eids,
                                 const Tensor& items, const Tensor& splits, const Sizes& plan, double scale) {

@@ -1,5 +1,6 @@
 // The operators edge_dot, edge_sum and edge_outer (core/edge_terms.h), as a template over backends. A Backend
-// is that of attention.h, with `kRowBytes`, of which the width of rows must be a multiple.
+// is that of attention.h, with `edge_dot(params, tensor)` and so on, which launch, and `kRowBytes`: the bytes
+// of a row of `rows` must be a multiple of this.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,8 @@ namespace dfgnn {
 
 template <class Backend>
 struct EdgeTerms {
-  // Checks the arguments that the three operators share. width: the last size of rows.
+  // Checks the arguments that the three operators share, and fills them in. dim: features of an edge; width:
+  // the last size of `rows`.
   static EdgeTermParams fill(const Checker& check, ScalarType type, DType dtype, int64_t num_rows,
                              int64_t heads, int64_t dim, int64_t width, const Tensor& indices,
                              const OptTensor& eids, const Tensor& items, const Tensor& splits,
@@ -29,7 +31,8 @@ struct EdgeTerms {
     p.dtype = dtype;
     p.num_rows = num_rows, p.num_edges = indices.size(0);
     p.heads = int32_t(heads), p.dim = int32_t(dim), p.width = int32_t(width), p.scale = 1;
-    // These operators read no columns, so that any number of columns is right.
+    // These operators do not use the edges' columns, so that there is no other number of columns to compare
+    // the plan's with.
     const PlanArgs args = Graphs<Backend>::plan_args(check, plan);
     p.csr = Graphs<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
                                  args.num_cols);
@@ -37,7 +40,8 @@ struct EdgeTerms {
     return p;
   }
 
-  // Sets rows without a copy if they have unit stride along the last dimension.
+  // Sets the rows of `p`, and returns the tensor that owns them: `given`, or a copy if its heads are
+  // not contiguous or not aligned.
   static Tensor set_rows(EdgeTermParams& p, const Tensor& given) {
     const int64_t grid = std::max<int64_t>(Backend::kRowBytes / bytes_of(given.scalar_type()), 1);
     const auto fits = [&](int64_t k) { return given.stride(k) % grid == 0 && given.stride(k) >= 0; };

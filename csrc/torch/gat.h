@@ -1,6 +1,7 @@
-// The operators score_terms, which computes the terms of the additive score, and gat, which is additive
-// attention including these terms, as GAT's layers have it. A Backend is that of attention.h, with
-// `terms(params, tensor)`, `terms_backward(params, tensor)` and `terms_parts(params)`.
+// The operators score_terms, which computes the terms alpha_src and alpha_dst of the additive score (core/
+// terms.h), and gat, which is additive attention including these terms, as a GAT layer has it; and their
+// backward. A Backend is that of attention.h, with `terms(params, tensor)` and `terms_backward(params,
+// tensor)`, which launch, and `terms_parts(params)`, the number of partial sums of the latter.
 #pragma once
 
 #include "../core/terms.h"
@@ -17,8 +18,8 @@ struct GatAttention {
 
   // ---- score terms -----------------------------------------------------------------------------
 
-  // Returns feat as [rows, heads, size]. It may be a layer's [rows, heads * size]; attn [.., heads, vector
-  // size] has the number of heads.
+  // Returns feat as [rows, heads, size], dense. It may be a layer's [rows, heads * size]; the number of heads
+  // is that of attn [.., heads, vector size].
   static Tensor by_heads(const Checker& check, const char* name, const Tensor& feat, const Tensor& attn) {
     check.require(attn.dim() >= 2 && (feat.dim() == 2 || feat.dim() == 3), name,
                   ": expected two dimensions or three, and two or more of attn_src");
@@ -30,7 +31,8 @@ struct GatAttention {
     return reshaped(solid, {feat.size(0), heads, feat.size(1) / heads});
   }
 
-  // feat: as by_heads returns it. num_dst: the first rows of feat are the destinations.
+  // Checks the arguments of score_terms and returns them. feat: as by_heads returns it. num_dst: this number
+  // of feat's rows, the first ones, are the destinations.
   static TermsParams terms_params(const Checker& check, const Tensor& feat, const Tensor& attn_src,
                                   const Tensor& attn_dst, int64_t num_dst) {
     const ScalarType type = feat.scalar_type(), acc = acc_type(type), vectors = attn_src.scalar_type();
@@ -69,11 +71,13 @@ struct GatAttention {
     return {src, dst};
   }
 
+  // The gradients of attn_src, attn_dst and bias.
   struct VectorGradients {
     Tensor src, dst;
     OptTensor bias;
   };
-  // Adds to grad_feat. bias: the parameter whose gradient is the sum of grad_out, if there is one.
+  // Launches the backward of score_terms: adds to q.grad_feat, and returns the gradients of the vectors.
+  // bias: the layer's bias, or none; its gradient is the sum of q.grad_out over the nodes.
   static VectorGradients run_terms_backward(const Tensor& feat, const Tensor& attn_src,
                                             const Tensor& attn_dst, TermsBackwardParams& q,
                                             const OptTensor& bias) {
@@ -114,7 +118,8 @@ struct GatAttention {
 
   // ---- attention with score terms ----------------------------------------------------------------
 
-  // The arrays that gat saves for backward: those that forward saves, and the score terms.
+  // Lays out the arrays that gat saves for backward: those that attend saves, and the score terms. train:
+  // whether it saves `positive` (params.h), which backward needs.
   template <class Params>
   static Workspace gat_kept(const Checker& check, Params& p, const Inputs& in, bool train) {
     Workspace all = Base::kept(check, p, in, train);
@@ -123,6 +128,8 @@ struct GatAttention {
     return all;
   }
 
+  // Checks the arguments of gat but for the vectors, fills them and the graph into `p`, and returns the
+  // inputs.
   template <class Params>
   static Inputs gat_inputs(const Checker& check, Params& p, const typename Base::Graph& graph,
                            const Tensor& feat, const OptTensor& seed, const OptTensor& out_bias,

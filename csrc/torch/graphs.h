@@ -1,5 +1,6 @@
-// Graphs as operators get them. Their tensors are checked once, and then eager calls name a graph by a
-// number. A Backend offers `check(checker, csr, num_edges)`, for what it can tell of a plan.
+// Graphs as operators get them: as tensors, or, in eager calls, as the number under which the library stores
+// a graph whose tensors were checked once (graph_handle). A Backend offers `check(checker, csr, num_edges)`,
+// which checks the values in work items and splits if it can read them without waiting.
 #pragma once
 
 #include <memory>
@@ -11,8 +12,8 @@
 
 namespace dfgnn {
 
-// The list `plan` of the schemas. If there are source partitions, the numbers of their work items follow (Csr
-// in params.h).
+// The first entries of the list `plan` of the schemas. If there are source partitions, the number of work
+// items of each follows (Csr::part_items in params.h).
 struct PlanArgs {
   int64_t num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges;
 };
@@ -32,9 +33,9 @@ struct Graphs {
     return {plan[0], plan[1], plan[2], plan[3], plan[4], plan[5]};
   }
 
-  // One direction of a graph, of num_rows rows with neighbours below num_cols. Checks what can be seen
-  // without reading the tensors, and on the CPU also the work items and splits. schemas.h says what is not
-  // checked.
+  // Returns one direction of a graph, which has num_rows rows, and neighbours below num_cols. It checks what
+  // can be seen without reading the tensors, and on the CPU also the work items and splits. schemas.h says
+  // what is not checked. name: what errors call the indices.
   static Csr csr(const Checker& check, const char* name, const Tensor& indices, const OptTensor& eids,
                  const Tensor& items, const Tensor& splits, const Sizes& plan, const OptTensor& tiles,
                  int64_t num_rows, int64_t num_cols) {
@@ -98,7 +99,8 @@ struct Graphs {
     return c;
   }
 
-  // Checks that the call can use source partitions, whose work items add to what their row contains.
+  // Checks that there are no source partitions, or that kernels support them for such features: the work
+  // items of later partitions add to what their row contains, which in 16 bits would be rounded each time.
   static void check_parts(const Checker& check, const Csr& csr, DType dtype, const Shape& shape) {
     const int bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 0;
     check.require(csr.num_parts == 0 || (bytes && shape.value_dim * bytes <= kWideBytes),
@@ -108,7 +110,7 @@ struct Graphs {
 
   // ---- graphs by their number ------------------------------------------------------------------
 
-  // A graph with its plans. `held` are the tensors that own what the structs point to.
+  // A graph with its plans. `held` are the tensors that own the memory to which csr and reverse point.
   struct Graph {
     Sizes sizes;  // num_dst, num_src, num_edges
     torch::stable::Device device;
@@ -128,6 +130,7 @@ struct Graphs {
     }
   };
 
+  // Stores a graph and returns its number.
   static int64_t graph_handle(Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan,
                               OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
                               OptTensor rev_splits, Sizes rev_plan, OptTensor tiles, OptTensor rev_tiles) {
@@ -172,6 +175,8 @@ struct Graphs {
     graphs.all.erase(found);
   }
 
+  // Returns the graph with this number, and checks that `value` has its device and a row for each of its
+  // sources. backward: whether it must have its reverse CSR.
   static std::shared_ptr<const Graph> graph_of(const Checker& check, int64_t number, const Tensor& value,
                                                bool backward) {
     std::shared_ptr<const Graph> graph;

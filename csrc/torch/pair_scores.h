@@ -1,4 +1,5 @@
-// The CPU operators pair_scores and pair_sums (core/pair_scores.h). A Backend is that of attention.h.
+// The CPU operators pair_scores and pair_sums (core/pair_scores.h). A Backend is that of attention.h, with
+// `pair_scores(params)`, `pair_sums(params)`, and `pair_parts(csr)`, the number of partial sums of of_proj.
 #pragma once
 
 #include "../core/pair_scores.h"
@@ -8,7 +9,7 @@ namespace dfgnn {
 
 template <class Backend>
 struct PairScores {
-  // Checks and fills in a direction of the graph, and the arguments that both operators have.
+  // Checks the graph and the arguments that both operators share, and returns them. like: any of the tensors.
   static PairScoreParams fill(const Checker& check, const Tensor& like, int64_t heads, int64_t dim,
                               const Tensor& indices, const OptTensor& eids, const Tensor& items,
                               const Tensor& splits, const Sizes& plan, int64_t num_rows, int64_t num_cols,
@@ -31,7 +32,7 @@ struct PairScores {
     return p;
   }
 
-  // Fills in the attributes [E, K], the projection [H D, K], or both.
+  // Checks the attributes [E, attrs], the projection [H D, attrs] or both, and fills them in.
   static void set_edges(const Checker& check, const Tensor& like, PairScoreParams& p, OptTensor& attr,
                         OptTensor& proj) {
     if (!attr && !proj) return;

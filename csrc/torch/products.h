@@ -1,5 +1,6 @@
-// The operators sddmm and spmm: products of the rows of an edge's two nodes, and sums of neighbours' rows. A
-// Backend is that of attention.h.
+// The operators sddmm (dot products of the feature rows of an edge's two nodes) and spmm (weighted sums of
+// neighbours' feature rows): ProductParams in core/params.h. A Backend is that of attention.h, with
+// `sddmm(params, tensor)` and `spmm(params, tensor)`, which launch.
 #pragma once
 
 #include "graphs.h"
@@ -8,6 +9,7 @@ namespace dfgnn {
 
 template <class Backend>
 struct Products {
+  // Checks the arguments that both operators share, and returns them.
   static ProductParams product(const Checker& check, const Tensor& feat, int64_t num_rows,
                                const Tensor& indices, const OptTensor& eids, const Tensor& items,
                                const Tensor& splits, const Sizes& plan) {

@@ -16,12 +16,14 @@ struct ProjectedAttention {
   using Outputs = typename Base::Outputs;
   using DstGradient = typename Base::DstGradient;
 
-  // What the two operators share. It owns the memory that `p` points to.
+  // The tensors of a call that own the memory to which its parameter struct points.
   struct Projected {
     Inputs in;
     std::shared_ptr<const typename Base::Graph> graph;
     Tensor attr;
   };
+  // Checks the arguments that the two operators share, fills them into `p`, and returns their tensors.
+  // backward: whether the graph needs its reverse CSR.
   template <class Params>
   static Projected projected(const Checker& check, Params& p, int64_t number, const Tensor& query,
                              const Tensor& key, const Tensor& value, const Tensor& attr, const Tensor& onto,

@@ -1,7 +1,7 @@
-// The operator attend_second_order (core/second_order.h): it checks, allocates and launches. A Backend is
-// that of attention.h, with `second_parts(params)`, the number of partial sums of grad_attn;
-// `second_scratch(params, workspace)`, which adds the scratch that it needs; and `second_order(params,
-// tensor)`.
+// The operator attend_second_order, the backward of attention's backward (core/second_order.h): it checks,
+// allocates and launches. of_x is the cotangent of the gradient of x. A Backend is that of attention.h, with
+// `second_parts(params)`, the number of partial sums of grad_attn; `second_scratch(params, workspace)`, which
+// adds the scratch that it needs to the workspace; and `second_order(params, tensor)`, which launches.
 #pragma once
 
 #include "../core/second_order.h"
@@ -14,11 +14,12 @@ struct SecondOrder {
   using Base = Attention<Backend>;
   using Inputs = typename Base::Inputs;
 
-  // The cotangents. Each is optional.
+  // The cotangents of_value, of_src, .... Each is optional.
   struct Cotangents {
     OptTensor value, src, dst, attn, bias, gate, weight, feat;
   };
 
+  // Checks the cotangents, makes them dense, and fills them in.
   static void fill_cotangents(const Checker& check, const Inputs& in, SecondParams& p, Cotangents& of) {
     const ScalarType type = in.type(), acc = in.acc();
     const int64_t n = in.num_src(), m = in.num_dst, h = in.heads(), d = in.dim(), dv = in.value_dim(),

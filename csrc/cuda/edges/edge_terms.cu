@@ -1,18 +1,19 @@
-// Kernels of core/edge_terms.h: products of low-dimensional edge features with rows. A sub-warp of 2^k lanes
-// takes a work item. Its lanes take pairs of an edge and a head (edge_dot) or column (edge_outer), so that
-// they read contiguous memory; in edge_sum a lane takes a head and 16 bytes of columns, over all edges of the
-// work item. There is no shared memory: what the lanes of a work item share comes from L1. merge_rows_kernel
-// merges split rows of edge_sum.
+// Kernels of core/edge_terms.h: products of low-dimensional edge features with rows. 2^k lanes of a warp take
+// a work item. They take pairs of an edge and a head (edge_dot) or of an edge and a column (edge_outer), so
+// that they read contiguous memory; in edge_sum a lane takes a head and 16 bytes of columns, over all edges
+// of the work item. There is no shared memory: what the lanes of a work item share comes from L1.
+// merge_rows_kernel (attention/epilogue.cuh) merges split rows of edge_sum.
 #include "../attention/epilogue_launch.cuh"
 #include "edge_terms.h"
 
 namespace dfgnn::cuda {
 namespace {
 
+// The place of a thread: its work item, and its index among the lanes that share this item.
 struct Lane {
   Item item;
   int index, lanes;
-  bool ok;
+  bool ok;  // whether there is such an item
   __device__ __forceinline__ Lane(const Csr& csr, int lanes_log2) : lanes(1 << lanes_log2) {
     const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     index = int(thread & (lanes - 1));
@@ -24,7 +25,8 @@ struct Lane {
   }
 };
 
-// Iterates over a lane's pairs (edge of the work item, one of n) without a division per pair.
+// Iterates over a lane's pairs (edge `at` of the work item, k < n) without a division per pair: pair number
+// at * n + k goes to the lanes in turn.
 struct Pairs {
   int at, k, step_at, step, n;
   __device__ __forceinline__ Pairs(const Lane& me, int n_)
@@ -106,13 +108,14 @@ __global__ void __launch_bounds__(kThreads) edge_sum_kernel(const EdgeTermParams
   }
 }
 
-// log2 of the lanes per work item, from the work of the average work item.
+// log2 of the lanes per work item. work: how many lanes the average work item can use.
 int lanes_log2(double work) {
   int log2 = 0;
   while (log2 < 5 && double(1 << log2) < work) ++log2;
   return log2;
 }
 
+// Calls kernel(grid, log2 of the lanes per work item), unless there are no work items.
 template <class Launch>
 const char* launch(const EdgeTermParams& p, double work, const Launch& kernel) {
   if (p.csr.num_items == 0) return nullptr;
@@ -139,6 +142,7 @@ const char* edge_outer(const EdgeTermParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   return with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
+    // A lane takes at least two pairs.
     return launch(p, edges_per_item(p) * p.dim / 2,
                   [&](dim3 grid, int lanes) { edge_outer_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes); });
   });

@@ -1,11 +1,13 @@
-// sddmm (products of the rows of an edge's two nodes) and spmm (weighted sums of neighbours' rows). Mapping:
-// lanes.cuh.
+// The kernels of sddmm (dot products of the feature rows of an edge's two nodes) and of spmm (weighted sums
+// of neighbours' feature rows). The head of lanes.cuh says how lanes share the work, and explains the names
+// that kernels have in common.
 #include "../attention/epilogue_launch.cuh"
 #include "../attention/gather.cuh"
 
 namespace dfgnn::cuda {
 namespace {
 
+// WEIGHTED: without weights, the rows are added up as they are. B: rows in flight.
 template <class C, bool WEIGHTED, int B>
 __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, const Tiling t) {
   using T = typename C::T;

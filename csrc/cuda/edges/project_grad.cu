@@ -1,8 +1,10 @@
-// The gradient of a projection that was folded into the nodes' rows (core/edge_terms.h): for each head the
-// sum over rows of the products of a row [D] with a row [width], for two pairs of arrays. A block has 64
-// columns of a head and 16 features; its warps take rows in turn, of the first pair of arrays and then of the
-// second one. The warps' sums are added in shared memory, the blocks' by a second kernel, in a fixed order.
-// Each array is read once, except that blocks of other columns read the features again.
+// The gradient of a projection of edge features that was moved to the nodes (core/edge_terms.h): for each
+// head, grad_proj [D, width] = sum over nodes of scale x_0 y_0^T + x_1 y_1^T, with feature rows x_k [D] and
+// sums of edge features y_k [width] of the node. A block computes 64 columns (of D) and 16 features (of
+// width) of a head; its warps take nodes in turn, first for x_0 and y_0, then for x_1 and y_1. The warps'
+// sums are added up in shared memory, the blocks' by a second kernel, in a fixed order. Each array is read
+// once, except that blocks of other columns read the features again, and blocks of other features the
+// columns.
 #include "../launch.cuh"
 #include "../mma.cuh"
 #include "edge_terms.h"
@@ -12,12 +14,15 @@ namespace {
 
 constexpr int kColumns = 64, kFeats = 16, kMostSums = 128;
 
+// Two 16-bit numbers: the low, or the high, ones of a and b.
 __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
-// Products holds a warp's sums. `add` takes rows x and y of a head, and their strides; columns and feats are
-// counted from the block's first ones on.
-
+// Products are a warp's sums of products x y^T. add() adds the next ROWS rows: x and y point to the block's
+// first column and feature in the first of them, x_stride and y_stride lead to the next row; rows, columns
+// and feats are how many exist from there on. each(f) calls f(column, feature, sum) for the sums of this
+// lane.
+//
 // In 16 bits on tensor cores, with 16 rows at a time as the summed index of m16n8k16, in 4 x 2 tiles. The
 // number of a lane is 4 g + t; it loads 16 bytes of 4 rows. The product's indices are assigned to rows,
 // columns and features such that a lane needs only what it loaded: rows 4 t + ..., columns 8 g + ...,
@@ -48,7 +53,6 @@ struct Products {
       multiply<T>(sum[m][1], first, odd[0], odd[1]);
     });
   }
-  // Calls f(column, feature, sum) for each sum of this lane.
   template <class F>
   __device__ __forceinline__ void each(F f) {
     repeat<4, 2>([&](int m, int n) {
@@ -85,7 +89,8 @@ struct Products<float> {
   }
 };
 
-// grid: (parts, heads, groups of columns x groups of features)
+// Writes a partial sum per blockIdx.x. grid: (parts, heads, groups of columns x groups of features); groups:
+// of columns.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 4)
     products_kernel(const ProjectionGradParams p, const int groups) {
@@ -120,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
+// Adds up the blocks' partial sums.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     join_kernel(const float* parts, int num_parts, int64_t size, T* sums) {
@@ -132,10 +138,12 @@ __global__ void __launch_bounds__(kThreads)
   sums[k] = T(sum);
 }
 
+// How many blocks cover the columns of a head.
 int groups_of(const ProjectionGradParams& p) { return (p.dim + kColumns - 1) / kColumns; }
 
 }  // namespace
 
+// About four blocks per multiprocessor, but at least 16 rows for each warp.
 int64_t projection_parts(const ProjectionGradParams& p) {
   const int64_t wanted = int64_t(4) * device().multiprocessors / (int64_t(p.heads) * groups_of(p));
   return std::clamp<int64_t>(std::min(wanted, p.num_rows / (16 * kWarps)), 1, kMostSums);

@@ -1,7 +1,7 @@
-// Makes both CSRs of a graph from its edges. A first pass over the edges finds ranges of ids and counts the
-// edges that are kept, a second one gives these their ids, one stable sort orders both directions, and the
-// CSRs follow from the sorted keys. For a small graph this is one cooperative launch, because launches
-// dominate; else several kernels.
+// Makes both CSRs of a graph from its edges (structure.h). A first pass over the edges, `read`, finds ranges
+// of node ids and counts the edges that are kept. A second one, `number`, gives these their ids and writes
+// two sort keys for each. One stable sort of all keys orders both directions, and write_rows writes the CSRs.
+// For a small graph all this is one cooperative launch, because launches dominate; else several kernels.
 #include <climits>
 #include <cub/device/device_radix_sort.cuh>
 #include <mutex>
@@ -13,6 +13,7 @@
 namespace dfgnn::cuda {
 namespace {
 
+// The entries of the numbers of a set of edges (kEdgeNumbers).
 enum { kSrcLow, kSrcHigh, kDstLow, kDstHigh, kKept, kSrcFalls, kDstFalls };
 static_assert(kDstFalls + 1 == kEdgeNumbers);
 
@@ -26,7 +27,8 @@ __device__ __forceinline__ bool is_kept(const StructureParams& p, int64_t src, i
   return inside && !(p.with_loops && src == dst);
 }
 
-// Combines one of the numbers (kEdgeNumbers) of two sets of edges.
+// Returns one of the numbers, `which`, of the union of two sets of edges, from that of each. of_no_edges:
+// that of no edges.
 __device__ __forceinline__ int64_t joined(int which, int64_t a, int64_t b) {
   if (which == kSrcLow || which == kDstLow) return min(a, b);
   if (which == kSrcHigh || which == kDstHigh) return max(a, b);
@@ -38,7 +40,7 @@ __device__ __forceinline__ int64_t of_no_edges(int which) {
   return 0;
 }
 
-// Combines the numbers of all threads' edges. The result is in thread 0.
+// Replaces the numbers of each thread's edges by those of all edges of the block; in thread 0 only.
 __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
   constexpr int kWarps = kPlanThreads / 32;
   __shared__ int64_t warps[kEdgeNumbers][kWarps];
@@ -59,7 +61,7 @@ __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
   join_warp(kWarps);
 }
 
-// The edges of a block.
+// The given edges begin ... end - 1, which this block takes.
 struct Run {
   int64_t begin, end;
   __device__ __forceinline__ Run(const StructureParams& p) {
@@ -68,6 +70,7 @@ struct Run {
   }
 };
 
+// Writes the numbers of this block's edges to p.parts.
 __device__ __forceinline__ void read(const StructureParams& p) {
   int64_t own[kEdgeNumbers];
   for (int k = 0; k < kEdgeNumbers; ++k) own[k] = of_no_edges(k);
@@ -85,21 +88,21 @@ __device__ __forceinline__ void read(const StructureParams& p) {
       static_cast<int64_t*>(p.parts)[blockIdx.x * kEdgeNumbers + k] = own[k];
 }
 
-// How many bits a key has for a destination, or for num_dst, which stands for edges that are not kept.
+// How many bits of a key are for a destination, or for num_dst, which dropped edges have in its place.
 __device__ __host__ __forceinline__ int dst_bits(const StructureParams& p) {
   int bits = 1;
   while (p.num_dst >> bits) ++bits;
   return bits;
 }
 
-// The smallest key that an edge of this row can have, of the keys by source or by destination.
+// The smallest key that an edge of this row can have, among the keys by source or those by destination.
 __device__ __forceinline__ uint64_t row_key(const StructureParams& p, bool by_src, int64_t row) {
   return by_src ? uint64_t(row + 1) << dst_bits(p) : uint64_t(row);
 }
 
-// Writes both sort keys of an edge with its id. In the order of keys, the rows by destination come first,
-// then edges that are not kept, then the rows by source, and again edges that are not kept. Within a source
-// edges are ordered by destination, so that indices rise, or with as_given in the given order.
+// Writes an edge's two sort keys, each with its id. In the order of keys come the rows by destination,
+// dropped edges, the rows by source, and dropped edges again. Within a source edges are ordered by
+// destination, so that indices rise, or with as_given in the given order.
 __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int64_t id, int64_t src,
                                     int64_t dst) {
   auto* keys = static_cast<uint64_t*>(p.keys[0]);
@@ -111,7 +114,9 @@ __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int
   ends[id] = int32_t(src), ends[room + id] = int32_t(dst);
 }
 
-// Numbers the kept edges, and writes their keys. counts: degrees of destinations and of sources, or null.
+// Gives the kept edges their ids, and writes the keys of all edges. Dropped edges have ids, too, the last
+// ones, and keys that are sorted behind all rows. counts: the degrees of destinations and those of sources,
+// which are incremented; or null.
 __device__ __forceinline__ void number(const StructureParams& p, int32_t* const (&counts)[2]) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
@@ -140,7 +145,7 @@ __device__ __forceinline__ void number(const StructureParams& p, int32_t* const 
       if (counts[0]) atomicAdd(counts[0] + dst, 1), atomicAdd(counts[1] + src, 1);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
-      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // sorted after all kept edges
+      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // e - id edges were dropped before it
     }
     before += total;
   }
@@ -153,6 +158,7 @@ __device__ __forceinline__ void number(const StructureParams& p, int32_t* const 
   }
   for (int64_t k = first; k < 2 * kDegreeScratch; k += step) static_cast<int64_t*>(p.degrees)[k] = 0;
 
+  // The first block combines the numbers of all blocks.
   if (blockIdx.x > 0) return;
   int64_t own[kEdgeNumbers];
   for (int k = 0; k < kEdgeNumbers; ++k) {
@@ -182,7 +188,8 @@ __device__ __forceinline__ int64_t below(const uint64_t* keys, int64_t count, ui
   return low;
 }
 
-// Writes a direction's CSR from its sorted keys; called by `blocks` blocks, of which this is number `block`.
+// Writes the CSR of a direction (side 0: by destination, 1: by source) from its keys, which are in
+// p.keys[sorted]. It is called by `blocks` blocks, of which this is number `block`.
 __device__ __forceinline__ void write_rows(const StructureParams& p, int side, int sorted, int64_t block,
                                            int64_t blocks) {
   const int64_t room = p.room, num_rows = side ? p.num_src : p.num_dst;
@@ -195,13 +202,14 @@ __device__ __forceinline__ void write_rows(const StructureParams& p, int side, i
     if (at < room) {
       const int32_t id = places[at];
       p.eids[side][at] = id;
-      // Edges that are not kept are in no row, but kernels may prefetch their indices: these must be valid.
+      // Dropped edges are in no row, but kernels may prefetch the rows at their indices: these must exist.
       p.indices[side][at] = min(ends[id], max(int32_t(num_cols) - 1, 0));
     }
     if (at <= num_rows) p.indptr[side][at] = below(keys, room, row_key(p, side, at));
   }
 }
 
+// The arguments by which degrees of a direction are counted. counts: Degrees::counts.
 __device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p, int side,
                                                        const int32_t* counts) {
   return {p.indptr[side],
@@ -212,7 +220,7 @@ __device__ __host__ __forceinline__ Degrees degrees_of(const StructureParams& p,
           p.done ? p.done + 1 + side : nullptr};
 }
 
-// The number of bits of a key.
+// How many bits of a key are used. The source is stored as source + 1, and num_src stands for dropped edges.
 int bits_of(const StructureParams& p) {
   int bits = dst_bits(p);
   for (int64_t rest = p.num_src + 1; rest; rest /= 2) ++bits;
@@ -221,8 +229,8 @@ int bits_of(const StructureParams& p) {
 
 // ---- in one kernel ------------------------------------------------------------------------------------
 
-// How many edges (with loops) or rows a block takes in a cluster and in a grid; and up to how many of them
-// one kernel is faster.
+// About how many edges (loops included), or rows if these are more, a block takes in a cluster (each edge has
+// two keys) and in a grid; and up to how many of them one kernel is faster than several.
 constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
 
 // Number of blocks, half of them for each direction; 0 if there are too many edges or rows for one kernel.
@@ -235,11 +243,14 @@ unsigned blocks_together(const StructureParams& p) {
   return 2 * unsigned(std::min<int64_t>(blocks_of(work, 2 * kEachOfGrid).x, most));
 }
 
+// Arguments of together_kernel.
 struct Together {
   StructureParams params;
   int bits;  // of a key
 };
 
+// Blocks: OfCluster or OfGrid (cooperative.cuh). p.sorting holds the degrees by destination, those by source,
+// and the scratch of sort_together.
 template <class Blocks>
 __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together of) {
   const StructureParams& p = of.params;
@@ -257,7 +268,7 @@ __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together o
   number(p, counts);
   all_blocks.sync();
   count_degrees(degrees_of(p, side, counts[side]), block,
-                blocks);  // first, because the host waits for it
+                blocks);  // before the sort, because the host waits for the degrees
   uint64_t* const keys[] = {static_cast<uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1])};
   int32_t* const places[] = {static_cast<int32_t*>(p.places[0]), static_cast<int32_t*>(p.places[1])};
   const int sorted = sort_together(all_blocks, keys, places, int(2 * p.room), of.bits, digits);
@@ -275,6 +286,8 @@ __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParam
   write_rows(p, blockIdx.y, 1, blockIdx.x, gridDim.x);
 }
 
+// Sorts keys[0] and places[0] into keys[1] and places[1]. With memory = null it only sets `bytes`, the
+// scratch that it needs.
 cudaError_t sort(const StructureParams& p, void* memory, size_t& bytes, cudaStream_t stream) {
   return cub::DeviceRadixSort::SortPairs(
       memory, bytes, static_cast<const uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1]),

@@ -1,10 +1,12 @@
-// The statistics by which a schedule is chosen: degrees, their quantiles, and descending indices. The results
-// are those of tensor operations in dfgnn/plan, but take few launches and no waiting.
+// The statistics by which the planner chooses a schedule: degrees, their quantiles, and descending indices
+// (docs/internals/glossary.md). The results are those of tensor operations in dfgnn/plan, but take few
+// launches and no waiting.
 #include "degrees.cuh"
 
 namespace dfgnn::cuda {
 namespace {
 
+// Arguments of degrees_kernel: one or two directions of a graph.
 struct Both {
   Degrees of[2];
 };
@@ -14,7 +16,8 @@ __global__ void __launch_bounds__(kPlanThreads) degrees_kernel(const Both both) 
   count_degrees(both.of[blockIdx.y], blockIdx.x, gridDim.x);
 }
 
-// Counts descending indices within rows.
+// Counts descending indices: all pairs of neighbouring edges whose columns descend, less those of which the
+// second edge begins a row.
 __global__ void __launch_bounds__(kPlanThreads)
     falls_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t num_edges,
                  unsigned long long* falls) {
@@ -31,7 +34,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   if ((threadIdx.x & 31) == 0 && count) atomicAdd(falls, static_cast<unsigned long long>(count));
 }
 
-// Number of blocks that each add to one sum: few, because atomic additions to one address are serial.
+// The grid of a kernel whose blocks all add to the same sums: few blocks, because atomic additions to one
+// address are serial.
 dim3 few_blocks(int64_t work) {
   const int64_t most = 2 * device().multiprocessors;
   return dim3(unsigned(std::clamp<int64_t>((work + kPlanThreads - 1) / kPlanThreads, 1, most)));
@@ -55,8 +59,7 @@ const char* falls(const int64_t* indptr, const int32_t* indices, int64_t num_row
                   int64_t* count, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   cudaMemsetAsync(count, 0, sizeof(int64_t), s);
-  // All edges are read, but hardly any block has something to add, so that there may be as many as fill the
-  // device.
+  // Most warps have nothing to add, so that there may be as many blocks as fill the device.
   const dim3 grid(4 * few_blocks(num_edges + num_rows).x);
   falls_kernel<<<grid, kPlanThreads, 0, s>>>(indptr, indices, num_rows, num_edges,
                                              reinterpret_cast<unsigned long long*>(count));

@@ -1,4 +1,5 @@
-// Counts the degrees of a CSR's rows by several blocks; the last one to finish finds the quantiles.
+// Counts the degrees of a CSR's rows by several blocks, of which the last one to finish finds the quantiles.
+// Degrees (graph/structure.h) has the arguments and says what the results are.
 #pragma once
 
 #include "../graph/structure.h"
@@ -6,14 +7,14 @@
 
 namespace dfgnn::cuda {
 
-// Scratch holds a bin for each degree below kDegreeBins and one for all above; the largest degree, the sum of
-// squares, the number of finished blocks; and for each maximum of edges per work item the work items beyond
-// one per row and the split rows.
+// Degrees::scratch holds, over all blocks: the number of rows of each degree below kDegreeBins, and those of
+// all other degrees; the largest degree, the sum of squares, the number of finished blocks; and for each
+// maximum of edges per work item the work items beyond one per row and the split rows.
 inline constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDone = kDegreeBins + 3;
 inline constexpr int kCuts = kDone + 1;
 static_assert(kDegreeScratch == kCuts + 2 * kCutBounds);
 
-// To be called by `blocks` blocks of kPlanThreads threads; this is number `block`. Scratch must be 0.
+// To be called by `blocks` blocks of kPlanThreads threads; this is number `block`. Scratch must be 0 before.
 __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, unsigned blocks) {
   auto* scratch = reinterpret_cast<unsigned long long*>(p.scratch);
   __shared__ int bins[kDegreeBins + 1];
@@ -56,6 +57,7 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   if (threadIdx.x == 0) last = atomicAdd(&scratch[kDone], 1ull) == blocks - 1;
   __syncthreads();
   if (!last) return;
+  // The last block: `below` rows have smaller degrees than this thread's kEach bins.
   __threadfence();
   constexpr int kEach = kDegreeBins / kPlanThreads;
   static_assert(kEach * kPlanThreads == kDegreeBins);
@@ -65,6 +67,7 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   const unsigned long long half = (p.num_rows + 1) / 2, most = (p.num_rows * 99 + 99) / 100;
   int64_t* found = p.found;
   if (threadIdx.x == 0) {
+    // `total` rows have degrees below kDegreeBins; a quantile beyond these is not found below.
     found[0] = half > total ? kDegreeBins : 0;
     found[1] = most > total ? kDegreeBins : 0;
     found[2] = int64_t(count[0]);

@@ -1,14 +1,16 @@
-// Makes work items and splits on the device, as dfgnn/plan does with tensors elsewhere. Every block counts
-// those of its rows, prefix sums over blocks give their positions, and every block writes its own: the order
-// does not depend on which block runs first. If the blocks of both directions fit on the device together,
-// this is one cooperative launch, because launches dominate on small graphs.
+// Makes the work items and splits of a plan (PlanParams in params.h) on the device, as dfgnn/plan does with
+// tensors elsewhere. In `count` every block counts those of its rows, in add_up prefix sums over blocks give
+// their positions, and in put_all every block writes its own: the order does not depend on which block runs
+// first. If the blocks of both directions fit on the device together, this is one cooperative launch, because
+// launches dominate on small graphs. A row's chunks are called pieces in names.
 #include "../cooperative.cuh"
 #include "../graph/structure.h"
 
 namespace dfgnn::cuda {
 namespace {
 
-// Lengths are sorted into buckets, four to a factor of two.
+// Work items are sorted by bucket, not by exact length: there are four buckets for each doubling of the
+// length.
 constexpr int kBuckets = kPlanBuckets;
 static_assert(kBuckets <= kPlanThreads);
 __device__ __forceinline__ int bucket_of(int length) {
@@ -17,28 +19,30 @@ __device__ __forceinline__ int bucket_of(int length) {
   return 4 * log2 + quarter;
 }
 
-// The chunks of a row's edges [begin, end).
+// The chunks of a row's edges [begin, end), all of about the same length.
 struct Pieces {
   int64_t begin = 0, end = 0;
   int count = 0, length = 0;
   Pieces() = default;
-  // always: one chunk even if there are no edges
+  // always: whether there is one chunk even if there are no edges
   __device__ __forceinline__ Pieces(int64_t begin, int64_t end, int max_edges, bool always)
       : begin(begin), end(end) {
     const int edges = int(end - begin);
     count = edges ? (edges - 1) / max_edges + 1 : always;
     length = count ? (edges - 1) / count + 1 : 0;
   }
+  // The work item of chunk k.
   __device__ __forceinline__ Item item(int row, int k, int slot) const {
     const int64_t from = min(begin + int64_t(k) * length, end);
     return {row, int(from), int(min(from + length, end)), slot};
   }
 };
 
-// Iterates over the source partitions of a row, whose neighbours must be in rising order.
+// Iterates over the source partitions of a row, whose neighbours must be in rising order: next() returns the
+// chunks of the row's edges in the partition `part`, for which it searches the partition's end.
 struct Cursor {
-  int64_t begin, end;
-  bool empty;
+  int64_t begin, end;  // the edges that are left
+  bool empty;          // whether the row has no edges
   __device__ __forceinline__ Cursor(const PlanParams& p, int64_t row)
       : begin(p.indptr[row]), end(p.indptr[row + 1]), empty(begin == end) {}
   __device__ __forceinline__ Pieces next(const PlanParams& p, int part) {
@@ -59,13 +63,14 @@ struct Cursor {
   }
 };
 
+// Whether work items are in row order, not sorted by partition or length.
 __device__ __host__ __forceinline__ bool in_row_order(const PlanParams& p) {
   return !p.by_length && p.parts == 1;
 }
 
-// What is counted: slots, split rows and, where work items are sorted by length, work items per partition and
-// bucket. Scratch begins with the three results. Then come the totals, and then for each count its numbers by
-// block, which are replaced by sums over the blocks before.
+// What is counted: slots, split rows and, unless work items are in row order, work items per partition and
+// bucket. PlanParams::counts begins with three results. Then come the totals of all counts, and then for each
+// count one number per block, that of the block's rows, which add_up replaces by the sum over earlier blocks.
 enum { kSlots, kSplits, kFirstBucket };
 __device__ __host__ __forceinline__ int64_t num_counted(const PlanParams& p) {
   return kFirstBucket + (in_row_order(p) ? 0 : int64_t(p.parts) * kBuckets);
@@ -77,14 +82,16 @@ __device__ __forceinline__ int32_t* of_blocks(const PlanParams& p, int64_t which
 __device__ __host__ __forceinline__ int64_t num_blocks(const PlanParams& p) {
   return (p.num_rows + kPlanThreads - 1) / kPlanThreads;
 }
-// Whether no row can need cutting, so that nothing has to be counted.
+// Whether no row has to be cut, so that nothing has to be counted: the caller knows that there are no splits.
 __device__ __host__ __forceinline__ bool is_uncut(const PlanParams& p) {
   return p.exact && p.num_splits == 0 && in_row_order(p);
 }
+// Which count is that of the work items of a partition and bucket.
 __device__ __forceinline__ int64_t bucket_number(int part, int bucket) {
   return kFirstBucket + int64_t(part) * kBuckets + bucket;
 }
 
+// Counts for the rows of this block, one per thread.
 __device__ __forceinline__ void count(const PlanParams& p) {
   if (is_uncut(p) || blockIdx.x >= num_blocks(p)) return;
   __shared__ int buckets[kBuckets];
@@ -112,7 +119,7 @@ __device__ __forceinline__ void count(const PlanParams& p) {
   }
 }
 
-// Replaces each count's numbers by block by sums over the blocks before, one count after the other.
+// Replaces each number of a block by the sum of that count over the blocks before, and writes the totals.
 __device__ __forceinline__ void add_up(const PlanParams& p) {
   if (is_uncut(p)) return;
   const int64_t blocks = num_blocks(p);
@@ -145,10 +152,11 @@ __device__ __forceinline__ void add_up(const PlanParams& p) {
   }
 }
 
-// The positions of a row's slots and of its split.
+// The positions of a row's first slot and of its split, if it has more than one chunk. The constructor, which
+// all threads of a block must call, also writes the split and, once, the results in PlanParams::counts.
+// pieces: how many chunks the row has; 0 for a thread without a row.
 struct Cut {
   int slot, split;
-  // All threads of a block must call it; pieces: the row's chunks, 0 for a thread without a row.
   __device__ __forceinline__ Cut(const PlanParams& p, int64_t row, int pieces) {
     int total;
     slot = of_blocks(p, kSlots, num_blocks(p))[blockIdx.x] + sum_before(pieces > 1 ? pieces : 0, total);
@@ -165,14 +173,16 @@ struct Cut {
   }
 };
 
+// Writes chunk k of a row as work item number `at`, if that is within the array; its size is the caller's.
+// slot: the chunk's slot, or -1 if the row is not split; row and slot are counted in strides.
 __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Pieces& pieces, int64_t row, int k,
                                     int slot) {
   if (at >= 0 && at < p.num_items)
     p.items[at] = pieces.item(int(row) * p.stride, k, slot < 0 ? -1 : slot * p.stride);
 }
 
-// Writes work items in row order, but sorts kNear rows at a time by descending length, because packed warps
-// wait for the longest of their rows. SPLITS: there may be split rows.
+// Writes work items in row order, but sorts kNear rows at a time by descending length (not with tiles, whose
+// stride is not 1), because packed warps wait for the longest of their rows. SPLITS: there may be split rows.
 constexpr int kNear = 64;
 static_assert(kPlanThreads % kNear == 0);
 template <bool SPLITS>
@@ -204,7 +214,9 @@ __device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
   }
 }
 
-// Writes work items partition by partition, within one by descending length or in row order.
+// Writes work items partition by partition, within a partition by descending length (by_length) or in row
+// order. A thread has a row. Its chunks in a partition follow the work items of longer buckets (start), those
+// of the same bucket in earlier blocks (in start, too), earlier warps (counts) and earlier lanes (rank).
 __device__ __forceinline__ void put_in_order(const PlanParams& p) {
   constexpr int kRanks = kPlanThreads / 32;
   __shared__ int start[kBuckets], counts[kRanks][kBuckets];
@@ -260,7 +272,7 @@ __device__ __forceinline__ void put_all(const PlanParams& p) {
     put_in_order(p);
 }
 
-// blockIdx.y: the direction.
+// Arguments of the kernels: one or two directions of a graph, of which blockIdx.y is the direction.
 struct Plans {
   PlanParams of[2];
 };
@@ -276,6 +288,7 @@ __global__ void __launch_bounds__(kPlanThreads) add_up_kernel(const Plans plans)
 __global__ void __launch_bounds__(kPlanThreads) put_kernel(const Plans plans) {
   put_all(plans.of[blockIdx.y]);
 }
+// Blocks: OfCluster or OfGrid (cooperative.cuh).
 template <class Blocks>
 __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Plans plans) {
   const Blocks all_blocks;

@@ -1,4 +1,5 @@
-// Builds block-sparse tiles on the device, as dfgnn/plan/tiles.py does with tensors elsewhere.
+// Builds block-sparse tiles (params.h) on the device, as dfgnn/plan/tiles.py does with tensors elsewhere. A
+// block takes a window of kTileRows rows.
 #include <climits>
 
 #include "../scan.cuh"
@@ -6,16 +7,17 @@
 namespace dfgnn::cuda {
 namespace {
 
-// The columns of a window are marked in a bitmap, kSpan columns at a time, each time from the least one that
-// is left.
+// The columns of a window are marked in a bitmap of kSpan bits, which covers kSpan consecutive columns at a
+// time: first those from the window's least column on, then those from the least column that is left on.
 constexpr int kWords = 4096, kSpan = 32 * kWords, kWordsEach = kWords / kPlanThreads;
 
+// A window's edges and the bitmap, in shared memory. Its functions are called by all threads of the block.
 struct Columns {
-  int begin[kTileRows], cut[kTileRows + 1];
-  int next;
+  int begin[kTileRows], cut[kTileRows + 1];  // each row's first edge in the CSR; the edges of earlier rows
+  int next;                                  // the least column beyond the bitmap
   unsigned bits[kWords];
 
-  // Reads the ranges of a window's rows, limited to the first `most` edges of each.
+  // Reads where the edges of a window's rows are, of each row at most the first `most` ones.
   __device__ __forceinline__ void read(const int64_t* indptr, int64_t num_rows, int64_t window, int most) {
     const int64_t row = window * kTileRows + threadIdx.x;
     int length = 0, total;
@@ -40,7 +42,7 @@ struct Columns {
         const int64_t mine = t + k * kPlanThreads;
         row[k] = -1;
         if (mine >= cut[kTileRows]) continue;
-        int r = 0;
+        int r = 0;  // becomes the last row with cut[r] <= mine, by binary search
 #pragma unroll
         for (int s = kTileRows / 2; s > 0; s /= 2)
           if (cut[r + s] <= mine) r += s;
@@ -53,12 +55,13 @@ struct Columns {
     }
   }
 
-  // The bit of a column in the bitmap; kSpan or more if the column is not in the span.
+  // The bit of a column in a bitmap of the columns from `low` on; kSpan or more if the column has none.
   __device__ __forceinline__ static unsigned place(int column, int low) {
     return column < low ? unsigned(kSpan) : unsigned(column) - unsigned(low);
   }
 
-  // Marks the kSpan columns from `low` on, and returns the least column beyond, or INT_MAX.
+  // Marks those of the window's columns that are in low ... low + kSpan - 1, and returns the least one
+  // beyond, or INT_MAX.
   __device__ __forceinline__ int mark(const int32_t* indices, int low) {
     __syncthreads();  // wait until all threads have read the previous marks
     for (int w = threadIdx.x; w < kWords; w += kPlanThreads) bits[w] = 0;
@@ -78,11 +81,13 @@ struct Columns {
     return next;
   }
 
-  // The first column of the window, or INT_MAX; marks nothing.
+  // Returns the least column of the window, or INT_MAX if it has no edges. Marks nothing, as all columns of
+  // the bitmap are negative.
   __device__ __forceinline__ int first(const int32_t* indices) { return mark(indices, -kSpan); }
 };
 
-// For every step-th window: adds its edges and distinct columns to `sums`, or writes its number of chunks.
+// For every step-th window: adds the numbers of its edges and of its distinct columns to `sums`, or, if that
+// is null, writes its number of chunks. most: as in Columns::read.
 __global__ void __launch_bounds__(kPlanThreads)
     columns_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                    unsigned long long* sums, int64_t* chunks) {
@@ -106,11 +111,13 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
 }
 
+// Writes a window's chunks, which are 0 before. A column's rank among the window's distinct columns says in
+// which chunk it is, and where.
 __global__ void __launch_bounds__(kPlanThreads)
     tiles_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, const int64_t* offsets,
                  int32_t* chunks, int32_t* twice) {
   __shared__ Columns columns;
-  __shared__ int rank_of[kWords];  // word of the bitmap -> rank of its first column
+  __shared__ int rank_of[kWords];  // by word of the bitmap: the rank of its first marked column
   columns.read(indptr, num_rows, blockIdx.x, INT_MAX);
   int32_t* window = chunks + offsets[blockIdx.x] * kTileInts;
   int count = 0;
@@ -139,7 +146,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   if (repeated) *twice = 1;
   __syncthreads();
-  // The last chunk is filled up with its first column.
+  // The last chunk's columns are padded with its first one.
   const int used = count % kTileCols;
   int32_t* last = window + int64_t(count / kTileCols) * kTileInts;
   if (used && int(threadIdx.x) >= used && threadIdx.x < kTileCols) last[threadIdx.x] = last[0];

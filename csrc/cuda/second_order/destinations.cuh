@@ -1,14 +1,43 @@
-// The pass over the destinations. It computes the four products of each edge, from these the factors of rows,
-// and with them the sums of rows that are the gradients of the destinations' tensors and of the edges'
-// features.
+// The pass over the destinations in the backward of attention's backward. Each row of the CSR, a destination
+// with its edges, takes three steps:
+//   multiply_row  computes four products of feature rows per edge and head: raw, t_raw, p without gamma, u
+//   weigh_row     (edges.cuh) replaces these scalars by factors: A, R, M and f alpha
+//   add_up_row    adds up the feature rows of the edges' other ends, weighted by the factors: the gradients
+//                 of the destination's tensors. It also writes the gradients of the edges' features.
+// The letters are those of docs/internals/second_derivatives.md: forward computes raw and p, g is grad_out,
+// and q, k, v, e, x and a are query, key, value, feat and GATv2's query and attn. of_x is the cotangent of
+// the gradient of x. `argument` is that of GATv2's LeakyReLU, h = v + x + e, and its cotangent is V + X + F.
+// T is the type of features, WARPS the number of warps of a team.
+//
+// Names from other files:
+// edges.cuh:
+//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of finds them
+//   kRaw, ...       entries of x after multiply_row: kRaw, kTRaw (t_raw), kP (p without gamma), kU
+//   kByP, ...       entries after weigh_row: kByP (A), kByRaw (scale R), kByTRaw (scale M), kShare (f alpha)
+// teams.cuh:
+//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits. me.heads,
+//                   me.dim: H, D; me.tile.lanes: lanes of a head
+//   me.by_columns   a Share. head: the lane's head; ok: whether it exists; slot, slots: the lane takes the
+//                   edges slot, slot + slots, ... of a row; add_edges(row, sums, f): calls f(position, sums)
+//                   for each of these
+//   me.column       the first column of its head that the lane loads; me.step: from one load to the next
+//   me.head_of_row  (row): the index at which the lane's head begins in an array [.., H, D]
+//   me.writes       whether this lane stores the team's results; me.sync: waits for the team
+//   me.add_up_columns  adds up arrays over the lanes of the team that have the same columns of other edges
+//   me.for_rows     calls a function for the rows (RowEdges: row, begin, end) that the team takes
+//   Sums<A, N>      N sums x[0], ..., which begin as 0
+//   load_columns    (array, index, x): kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
+//                   stores them, load_acc_columns loads from an array of Acc<T>
+// attention/lanes.cuh: repeat, copy, kVec, kAll and follow. attention/edge_options.cuh: edge_id
 #pragma once
 
 #include "edges.cuh"
 
 namespace dfgnn::cuda {
 
-// The columns of an edge that a lane loads: key, value and their cotangents, with the features added. GATv2's
-// key is its value, which here has no features. source, edge: positions in arrays [N, H, D] and [E, H, D].
+// The columns of an edge that a lane loads: key, value and their cotangents, with those of feat added where
+// options say so. GATv2's key is its value: since feat is never in GATv2's value (params.h), `key` is v + e
+// then, and `value` is v. GAT has no key. source, edge: indices in arrays [N_src, H, D] and [E, H, D].
 template <typename T, Score SCORE>
 struct EdgeColumns {
   using A = Acc<T>;
@@ -30,74 +59,80 @@ struct EdgeColumns {
   }
 };
 
-// The columns of a destination that a lane loads, and GATv2's vector and its cotangent.
+// The columns of a destination that a lane loads: g, and query and its cotangent (not for GAT). For GATv2
+// also attn and its cotangent.
 template <typename T, Score SCORE>
 struct RowColumns {
   using A = Acc<T>;
   static constexpr int V = kVec<T>;
   A grad[V], query[V], of_query[V], attn[V], of_attn[V];
 
-  // at: the position in an array [N, H, D]; column: in an array [H, D].
+  // at, column: indices in arrays [N_dst, H, D] and [H, D].
   __device__ __forceinline__ RowColumns(const SecondParams& p, int64_t at, int64_t column) {
     load_columns<T>(p.grad_out, at, grad);
     if constexpr (SCORE != Score::additive)
       load_columns<T>(p.query, at, query), load_columns<T>(p.of_dst, at, of_query);
     if constexpr (SCORE == Score::additive_v2)
-      load_columns<T>(p.attn, column, attn), load_numbers<T>(p.of_attn, column, of_attn);
+      load_columns<T>(p.attn, column, attn), load_acc_columns<T>(p.of_attn, column, of_attn);
   }
 };
 
-// Writes the four products of each of a row's edges.
+// Writes the four products of each of a row's edges to its EdgeNumbers.
 template <typename T, Score SCORE, int WARPS>
 __device__ __forceinline__ void multiply_row(const SecondParams& p, const Team<T, WARPS>& me, RowEdges row) {
   using A = Acc<T>;
   constexpr int V = kVec<T>;
-  const Share& my = me.columns;
+  const Share& by_columns = me.by_columns;
   const A slope = A(p.negative_slope);
-  for (int base = row.begin; base < row.end; base += my.slots) {
-    const int at = min(base + my.slot, row.end - 1), eid = edge_id(p.csr, at),
+  for (int base = row.begin; base < row.end; base += by_columns.slots) {
+    // A lane without an edge repeats the row's last one, so that all lanes shuffle, and writes nothing.
+    const int at = min(base + by_columns.slot, row.end - 1), eid = edge_id(p.csr, at),
               src = __ldg(p.csr.indices + at);
-    EdgeNumbers<A> sums{};
+    EdgeNumbers<A> products{};
     for (int c = me.column; c < me.dim; c += me.step) {
-      const EdgeColumns<T, SCORE> of(p, me.head_of_row(src) + c, me.head_of_row(eid) + c);
+      const EdgeColumns<T, SCORE> edge(p, me.head_of_row(src) + c, me.head_of_row(eid) + c);
       const RowColumns<T, SCORE> own(p, me.head_of_row(row.row) + c, me.head_of_row(0) + c);
       repeat<V>([&](int v) {
         if constexpr (SCORE == Score::dot) {
-          sums.x[kRaw] += own.query[v] * of.key[v];
-          sums.x[kTRaw] += own.of_query[v] * of.key[v] + own.query[v] * of.of_key[v];
+          products.x[kRaw] += own.query[v] * edge.key[v];
+          products.x[kTRaw] += own.of_query[v] * edge.key[v] + own.query[v] * edge.of_key[v];
         }
         if constexpr (SCORE == Score::additive_v2) {
-          const A w = of.key[v] + own.query[v], moved = of.of_key[v] + own.of_query[v];
-          const A leaky = leaky_relu(w, slope);
-          sums.x[kRaw] += own.attn[v] * leaky;
-          sums.x[kTRaw] += own.attn[v] * (leaky_relu_grad(w, slope) * moved) + own.of_attn[v] * leaky;
+          const A argument = edge.key[v] + own.query[v], of_argument = edge.of_key[v] + own.of_query[v];
+          const A leaky = leaky_relu(argument, slope);
+          products.x[kRaw] += own.attn[v] * leaky;
+          products.x[kTRaw] += own.attn[v] * (leaky_relu_grad(argument, slope) * of_argument) +
+                               own.of_attn[v] * leaky;
         }
-        sums.x[kP] += own.grad[v] * of.value[v];
-        sums.x[kU] += own.grad[v] * of.of_value[v];
+        products.x[kP] += own.grad[v] * edge.value[v];
+        products.x[kU] += own.grad[v] * edge.of_value[v];
       });
     }
     for (int o = me.tile.lanes / 2; o > 0; o /= 2)
-      repeat<4>([&](int k) { sums.x[k] += __shfl_xor_sync(kAll, sums.x[k], o); });
-    if (me.column || !my.ok || base + my.slot >= row.end) continue;
+      repeat<4>([&](int k) { products.x[k] += __shfl_xor_sync(kAll, products.x[k], o); });
+    if (me.column || !by_columns.ok || base + by_columns.slot >= row.end) continue;
     if constexpr (SCORE == Score::additive) {
+      // A node's term of the score, or the term's cotangent.
       const auto term = [&](const void* table, int node) {
-        return table ? static_cast<const A*>(table)[int64_t(node) * me.heads + my.head] : A(0);
+        return table ? static_cast<const A*>(table)[int64_t(node) * me.heads + by_columns.head] : A(0);
       };
-      sums.x[kRaw] = term(p.alpha_src, src) + term(p.alpha_dst, row.row);
-      sums.x[kTRaw] = term(p.of_src, src) + term(p.of_dst, row.row);
+      products.x[kRaw] = term(p.alpha_src, src) + term(p.alpha_dst, row.row);
+      products.x[kTRaw] = term(p.of_src, src) + term(p.of_dst, row.row);
     }
-    if constexpr (SCORE == Score::dot) sums.x[kRaw] *= A(p.scale), sums.x[kTRaw] *= A(p.scale);
-    *numbers_of<A>(p, eid, my.head) = sums;
+    if constexpr (SCORE == Score::dot) products.x[kRaw] *= A(p.scale), products.x[kTRaw] *= A(p.scale);
+    *numbers_of<A>(p, eid, by_columns.head) = products;
   }
 }
 
-// A lane's columns of the row's sums: those for g, for q (GATv2: x) and for attn.
+// A row's sums: a lane's columns of the gradients of grad_out, of query (not for GAT) and of GATv2's attn;
+// and for GAT the sum of R, which is the gradient of alpha_dst and of which each of a head's lanes has a
+// copy.
 template <typename T, Score SCORE>
 struct RowSums {
   using A = Acc<T>;
   static constexpr int V = kVec<T>;
-  Numbers<A, V> grad, query, attn;
-  Numbers<A, 1> raw;
+  Sums<A, V> grad, query, attn;
+  Sums<A, 1> raw;
 
   __device__ __forceinline__ void operator+=(const RowSums& other) {
     grad += other.grad;
@@ -105,60 +140,62 @@ struct RowSums {
     if constexpr (SCORE != Score::additive) query += other.query;
     if constexpr (SCORE == Score::additive_v2) attn += other.attn;
   }
-  // Adds an edge. feat: the gradient of its features.
+  // Adds an edge with its factors. feat is set to this lane's columns of the gradient of the edge's features.
   __device__ __forceinline__ void add(const SecondParams& p, const RowColumns<T, SCORE>& own,
-                                      const EdgeColumns<T, SCORE>& of, const A (&by)[4], A (&feat)[V]) {
+                                      const EdgeColumns<T, SCORE>& edge, const A (&factors)[4],
+                                      A (&feat)[V]) {
     const A slope = A(p.negative_slope);
-    raw.x[0] += by[kOfRaw];
+    raw.x[0] += factors[kByRaw];
     repeat<V>([&](int v) {
-      grad.x[v] += by[kOfP] * of.value[v] + by[kShare] * of.of_value[v];
+      grad.x[v] += factors[kByP] * edge.value[v] + factors[kShare] * edge.of_value[v];
       feat[v] = 0;
       if constexpr (SCORE == Score::dot) {
-        query.x[v] += by[kOfRaw] * of.key[v] + by[kOfT] * of.of_key[v];
-        if (p.edge.feat_in_key) feat[v] = by[kOfRaw] * own.query[v] + by[kOfT] * own.of_query[v];
+        query.x[v] += factors[kByRaw] * edge.key[v] + factors[kByTRaw] * edge.of_key[v];
+        if (p.edge.feat_in_key) feat[v] = factors[kByRaw] * own.query[v] + factors[kByTRaw] * own.of_query[v];
       }
       if constexpr (SCORE == Score::additive_v2) {
-        const A w = of.key[v] + own.query[v], moved = of.of_key[v] + own.of_query[v];
-        const A slopes = leaky_relu_grad(w, slope);
-        feat[v] = slopes * (by[kOfRaw] * own.attn[v] + by[kOfT] * own.of_attn[v]);
+        const A argument = edge.key[v] + own.query[v], of_argument = edge.of_key[v] + own.of_query[v];
+        const A slopes = leaky_relu_grad(argument, slope);
+        feat[v] = slopes * (factors[kByRaw] * own.attn[v] + factors[kByTRaw] * own.of_attn[v]);
         query.x[v] += feat[v];
-        attn.x[v] += slopes * (by[kOfRaw] * w + by[kOfT] * moved);
+        attn.x[v] += slopes * (factors[kByRaw] * argument + factors[kByTRaw] * of_argument);
       } else {
-        if (p.edge.feat_in_value) feat[v] += by[kOfP] * own.grad[v];
+        if (p.edge.feat_in_value) feat[v] += factors[kByP] * own.grad[v];
       }
     });
   }
 };
 
-// Adds up, by the factors, the rows that belong to the edges of a row, and writes the gradients of the edges'
-// features. part: the team's [H, D] of grad_attn.
+// Adds up the feature rows of a row's edges, weighted by the factors, and writes the gradients of the row and
+// of the edges' features. part: the team's partial sum [H, D] of grad_attn (GATv2), to which it adds.
 template <typename T, Score SCORE, int WARPS>
 __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, WARPS>& me, RowEdges row,
                                            Acc<T>* part) {
   using A = Acc<T>;
-  const Share& my = me.columns;
+  const Share& by_columns = me.by_columns;
   for (int first = 0; first < me.dim; first += me.step) {
     const int c = first + me.column;
-    const bool inside = my.ok && c < me.dim;
+    const bool inside = by_columns.ok && c < me.dim;
     const int64_t column = me.head_of_row(0) + c, at_row = me.head_of_row(row.row) + c;
     RowSums<T, SCORE> sums;
     if (inside) {
       const RowColumns<T, SCORE> own(p, at_row, column);
-      my.add_edges(row, sums, [&](int at, RowSums<T, SCORE>& to) {
+      by_columns.add_edges(row, sums, [&](int at, RowSums<T, SCORE>& to) {
         const int eid = edge_id(p.csr, at), src = __ldg(p.csr.indices + at);
-        const EdgeNumbers<A> by = *numbers_of<A>(p, eid, my.head);
+        const EdgeNumbers<A> factors = *numbers_of<A>(p, eid, by_columns.head);
         const int64_t at_edge = me.head_of_row(eid) + c;
-        const EdgeColumns<T, SCORE> of(p, me.head_of_row(src) + c, at_edge);
+        const EdgeColumns<T, SCORE> edge(p, me.head_of_row(src) + c, at_edge);
         A feat[kVec<T>];
-        to.add(p, own, of, by.x, feat);
+        to.add(p, own, edge, factors.x, feat);
         if (p.grad_feat) store_columns<T>(p.grad_feat, at_edge, feat);
       });
     }
     me.add_up_columns(sums.grad.x);
     if constexpr (SCORE == Score::additive) {
       me.add_up_columns(sums.raw.x);
+      // One lane per head writes. grad_dst is null if there is no alpha_dst; other scores have a query.
       if (me.writes() && c == 0 && p.grad_dst)
-        static_cast<A*>(p.grad_dst)[int64_t(row.row) * me.heads + my.head] = sums.raw.x[0];
+        static_cast<A*>(p.grad_dst)[int64_t(row.row) * me.heads + by_columns.head] = sums.raw.x[0];
     } else {
       me.add_up_columns(sums.query.x);
     }
@@ -171,14 +208,14 @@ __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, 
   }
 }
 
-// first_part: the number of the first team's partial sum in grad_attn.
+// first_part: where in grad_attn [attn_parts, H, D], which GATv2 alone has, the partial sum of the first team
+// lies: 0 for teams that are warps, and behind theirs for teams that are blocks. Each team sets its own to 0.
 template <typename T, Score SCORE, int WARPS>
 __global__ void __launch_bounds__(32 * block_warps(WARPS))
     second_destinations_kernel(const SecondParams p, const HeadTile tile, const int64_t first_part) {
   follow();
   const Team<T, WARPS> me(p.shape, tile);
-  Acc<T>* const part =
-      static_cast<Acc<T>*>(p.grad_attn) + (first_part + me.number) * me.heads * int64_t(me.dim);
+  Acc<T>* const part = static_cast<Acc<T>*>(p.grad_attn) + (first_part + me.id) * me.heads * int64_t(me.dim);
   if constexpr (SCORE == Score::additive_v2) {
     for (int c = me.column; c < me.dim; c += me.step)
       if (me.writes()) repeat<kVec<T>>([&](int v) { part[me.head_of_row(0) + c + v] = 0; });

@@ -1,8 +1,9 @@
-// The scalars of an edge and head in the backward of attention's backward. Names are those of
-// docs/internals/second_derivatives.md.
+// The scalars of an edge and head in the backward of attention's backward: weigh_row computes them from four
+// products of feature rows. Formulas and letters are those of docs/internals/second_derivatives.md. of_x is
+// the cotangent of the gradient of x, and by_x the derivative by x of the sum S that the page differentiates.
 //
-// y is computed from f p and t less their means. It differs from the y of that page by a constant of the row,
-// and is small where f p and t hardly vary.
+// y is computed from f p and t less their means, delta and tau, as the centred y' of that page. It differs
+// from the page's y by a constant of the row, and is small where f p and t hardly vary within a row.
 #pragma once
 
 #include "../attention/edge_options.cuh"
@@ -11,33 +12,39 @@
 
 namespace dfgnn::cuda {
 
-// SecondParams::numbers of an edge and head. At first they are the four products of rows, then, in the same
-// memory, the factors of rows: A, R and M times `scale`, and f alpha.
+// The four scalars of an edge and head in SecondParams::numbers. weigh_row reads products of feature rows
+// (Product), and writes factors of feature rows (Factor) in their place:
+//   products  x[kRaw] = raw, x[kTRaw] = t_raw, x[kP] = g . (v + e), which is p without gamma, x[kU] = u
+//   factors   x[kByP] = A, x[kByRaw] = scale R, x[kByTRaw] = scale M, x[kShare] = f alpha
+// scale is SecondParams::scale for dot, and else 1; raw and t_raw of dot contain it.
 template <typename A>
 struct alignas(16) EdgeNumbers {
   A x[4];
 };
 enum Product { kRaw, kTRaw, kP, kU };
-enum Factor { kOfP, kOfRaw, kOfT, kShare };
+enum Factor { kByP, kByRaw, kByTRaw, kShare };
 
+// Where the scalars of the edge with id `eid` lie.
 template <typename A>
 __device__ __forceinline__ EdgeNumbers<A>* numbers_of(const SecondParams& p, int eid, int head) {
   return static_cast<EdgeNumbers<A>*>(p.numbers) + int64_t(eid) * p.shape.heads + head;
 }
 
-// An edge's terms, from which the sums of its row and the factors of rows are computed.
+// All scalars of one edge and head. The constructor computes those that need no sum over the row, centre()
+// those that need the row's first three sums, and settle() the results.
 template <typename T>
 struct EdgeTerms {
   using A = Acc<T>;
   A raw, t_raw, p, u;
   EdgeScore<T, true> score;
-  A mask, factor, of_gate, of_weight;  // of_weight is multiplied by mask
-  A alpha;                             // until centre(): not yet divided by the row's sum
-  A t, fp;                             // after centre(): less their means
+  A mask, factor, of_gate, of_weight;  // m, f (m times the weight), C, m W
+  A alpha;                             // until centre(): not yet divided by the row's sum of alpha
+  A t, fp;                             // t and f p; after centre(): t - tau and f p - delta
   A y = 0;
-  int64_t at;  // in arrays [E, H]
-  bool alone = false;
+  int64_t at;          // index of the edge and head in arrays [E, H]
+  bool alone = false;  // after centre(): whether alpha is 1
 
+  // GATv2's negative_slope is that of the LeakyReLU within raw; none follows raw (slope 1).
   __device__ __forceinline__ EdgeTerms(const SecondParams& params, const EdgeReader<T>& edge, int eid,
                                        const EdgeNumbers<A>& products, RowStats<A> stats)
       : raw(products.x[kRaw]),
@@ -57,7 +64,9 @@ struct EdgeTerms {
     alpha = stats.alpha(score.score);
   }
 
-  // The score of a row's only edge has no gradient. An exact 0 keeps rounding from making one.
+  // Sets alpha, t, fp and y. total: the row's sum of alpha, which is 1 only up to rounding, because scores
+  // are computed again here; divided by it, a row's only edge has exactly 1. The score of an edge with all of
+  // its row's weight has no gradient: an exact 0 keeps rounding from making one. (x * 0 keeps NaN.)
   __device__ __forceinline__ void centre(A total, A delta, A tau) {
     alpha /= total;
     alone = alpha == 1;
@@ -66,20 +75,22 @@ struct EdgeTerms {
     y = fp * t + factor * u + p * of_weight;
   }
 
-  // Returns the factors of rows, and writes the gradients of arrays [E, H].
+  // Returns the edge's factors, and writes its entries of the gradients [E, H]. kappa: the row's sum of
+  // alpha y.
   __device__ __forceinline__ EdgeNumbers<A> settle(const SecondParams& params, const EdgeReader<T>& edge,
                                                    A kappa) const {
-    const A d = alpha * (alone ? y * 0 : y - kappa), dz = d * score.slope, first = alpha * fp * score.slope;
-    const A of_p = alpha * (factor * t + of_weight),
+    const A d = alpha * (alone ? y * 0 : y - kappa), by_z = d * score.slope, dz = alpha * fp * score.slope;
+    const A by_p = alpha * (factor * t + of_weight),
             scale = params.score == Score::dot ? A(params.scale) : A(1);
-    write(params.grad_grad_attention, of_p);
-    write(params.grad_bias, edge.o.bias_after ? d : dz);
-    write(params.grad_gate, raw * dz + first * t_raw);
+    write(params.grad_grad_attention, by_p);
+    write(params.grad_bias, edge.o.bias_after ? d : by_z);
+    write(params.grad_gate, raw * by_z + dz * t_raw);
     write(params.grad_weight, mask * alpha * (p * t + u));
-    return {{of_p, scale * (score.gate * dz + first * of_gate), scale * score.gate * first, alpha * factor}};
+    return {{by_p, scale * (score.gate * by_z + dz * of_gate), scale * score.gate * dz, alpha * factor}};
   }
 
  private:
+  // The edge's entry of an array [E, H]; 0 if there is no array. `write` does nothing then.
   __device__ __forceinline__ A read(const void* table) const {
     return table ? static_cast<const A*>(table)[at] : A(0);
   }
@@ -88,38 +99,41 @@ struct EdgeTerms {
   }
 };
 
-// Replaces the products of a row's edges by their factors, in three sweeps over them: the sums of the softmax
-// and its means, the sum of alpha y, and the factors.
+// Replaces the products of a row's edges by their factors, and writes the gradients [E, H]. It sweeps over
+// the edges three times, and computes their scalars anew each time: for the sums of alpha, alpha f p and
+// alpha t, for the sum of alpha y, and for the results.
 template <typename T, int WARPS>
 __device__ __forceinline__ void weigh_row(const SecondParams& p, const Team<T, WARPS>& me, RowEdges row) {
   using A = Acc<T>;
-  const Share& my = me.numbers;
-  const EdgeReader<T> edge(p.edge, me.heads, my.head);
+  const Share& by_edges = me.by_edges;
+  const EdgeReader<T> edge(p.edge, me.heads, by_edges.head);
   const RowStats<A> stats =
-      load_stats(static_cast<const RowStats<A>*>(p.stats) + int64_t(row.row) * me.heads + my.head);
-  const RowEdges edges = my.ok ? row : RowEdges{row.row, 0, 0};
-  const auto terms = [&](int at) {
+      load_stats(static_cast<const RowStats<A>*>(p.stats) + int64_t(row.row) * me.heads + by_edges.head);
+  // A lane whose head does not exist has no edges, but takes part in the shuffles of add_up.
+  const RowEdges edges = by_edges.ok ? row : RowEdges{row.row, 0, 0};
+  const auto terms_at = [&](int at) {
     const int eid = edge_id(p.csr, at);
-    return EdgeTerms<T>(p, edge, eid, *numbers_of<A>(p, eid, my.head), stats);
+    return EdgeTerms<T>(p, edge, eid, *numbers_of<A>(p, eid, by_edges.head), stats);
   };
-  Numbers<A, 3> sums;
-  my.add_edges(edges, sums, [&](int at, Numbers<A, 3>& to) {
-    const EdgeTerms<T> of = terms(at);
-    to.x[0] += of.alpha, to.x[1] += of.alpha * of.fp, to.x[2] += of.alpha * of.t;
+  Sums<A, 3> sums;
+  by_edges.add_edges(edges, sums, [&](int at, Sums<A, 3>& to) {
+    const EdgeTerms<T> terms = terms_at(at);
+    to.x[0] += terms.alpha, to.x[1] += terms.alpha * terms.fp, to.x[2] += terms.alpha * terms.t;
   });
   me.add_up(sums.x, me.tile.heads);
+  // A row without mass has alpha = 0 everywhere, which division by 1 keeps.
   const A total = sums.x[0] == 0 ? A(1) : sums.x[0], delta = sums.x[1] / total, tau = sums.x[2] / total;
-  Numbers<A, 1> kappa;
-  my.add_edges(edges, kappa, [&](int at, Numbers<A, 1>& to) {
-    EdgeTerms<T> of = terms(at);
-    of.centre(total, delta, tau);
-    to.x[0] += of.alpha * of.y;
+  Sums<A, 1> kappa;
+  by_edges.add_edges(edges, kappa, [&](int at, Sums<A, 1>& to) {
+    EdgeTerms<T> terms = terms_at(at);
+    terms.centre(total, delta, tau);
+    to.x[0] += terms.alpha * terms.y;
   });
   me.add_up(kappa.x, me.tile.heads);
-  for (int at = edges.begin + my.slot; at < edges.end; at += my.slots) {
-    EdgeTerms<T> of = terms(at);
-    of.centre(total, delta, tau);
-    *numbers_of<A>(p, edge_id(p.csr, at), my.head) = of.settle(p, edge, kappa.x[0]);
+  for (int at = edges.begin + by_edges.slot; at < edges.end; at += by_edges.slots) {
+    EdgeTerms<T> terms = terms_at(at);
+    terms.centre(total, delta, tau);
+    *numbers_of<A>(p, edge_id(p.csr, at), by_edges.head) = terms.settle(p, edge, kappa.x[0]);
   }
 }
 

@@ -8,21 +8,25 @@
 
 namespace dfgnn::cuda {
 
-// The most blocks per multiprocessor where each team has a partial sum of grad_attn, for teams that are warps
-// and for teams that are blocks.
+// The most blocks per multiprocessor in GATv2's pass over the destinations, where each team has a partial sum
+// of grad_attn: kPartBlocks for teams that are warps, kPartTeams for teams that are blocks.
 inline constexpr int kPartBlocks = 8, kPartTeams = 2;
 
-// The blocks of a pass over the rows that are one work item each, or over split rows.
+// grid.x of a pass. warps: those of a team; teams of one warp take the rows that the plan does not split,
+// larger ones those that it splits. with_parts: whether each team has a partial sum, which limits the blocks.
 inline dim3 blocks_of_teams(const Csr& csr, int warps, bool with_parts) {
   const int64_t blocks = warps == 1 ? blocks_of(csr.num_items, kWarps).x : csr.num_splits;
   const int64_t most = int64_t(device().multiprocessors) * (warps == 1 ? kPartBlocks : kPartTeams);
   return dim3(unsigned(with_parts ? std::min(blocks, most) : blocks));
 }
-// How many teams the grid has, and therefore how many partial sums.
+// How many teams of `warps` warps GATv2's pass over the destinations has, and therefore how many partial
+// sums.
 inline int64_t count_teams(const Csr& csr, int warps) {
   return int64_t(blocks_of_teams(csr, warps, true).x) * (warps == 1 ? kWarps : 1);
 }
 
+// The fewest lanes whose loads of `vec` columns cover a head, and the heads that fit beside each other into a
+// warp.
 inline HeadTile head_tile(const Shape& s, int vec) {
   HeadTile tile{1, 1};
   while (tile.lanes < 32 && tile.lanes * vec < s.value_dim) tile.lanes *= 2;
@@ -30,6 +34,7 @@ inline HeadTile head_tile(const Shape& s, int vec) {
   return tile;
 }
 
+// Launches the part of a pass that teams of WARPS warps take, if it has rows.
 template <typename T, Score SCORE, int WARPS>
 void second_pass(const SecondParams& p, bool sources, cudaStream_t stream) {
   const HeadTile tile = head_tile(p.shape, kVec<T>);
@@ -45,6 +50,7 @@ void second_pass(const SecondParams& p, bool sources, cudaStream_t stream) {
            WARPS == 1 ? int64_t(0) : count_teams(csr, 1));
 }
 
+// Launches the destinations' pass, whose factors the sources' pass reads, and then the sources' pass.
 template <typename T, Score SCORE>
 void second_passes(const SecondParams& p, cudaStream_t stream) {
   for (bool sources : {false, true}) {

@@ -1,10 +1,12 @@
-// The backward of attention's backward: finds the ranges of rows, and calls the passes for a type.
+// The backward of attention's backward: finds where the edges of each row begin and end, if rows have several
+// work items, and launches the passes for a type of features.
 #include "launch_second.cuh"
 
 namespace dfgnn::cuda {
 namespace {
 
-// Adds each work item's edges to its row's range.
+// Extends the range of each work item's row, {mirrored(begin), end} (teams.cuh), to the item's edges. An Item
+// as int4: x, y, z are row, begin, end; it is unused if row < 0.
 __global__ void __launch_bounds__(kThreads) ranges_kernel(const Csr csr, int2* ranges) {
   follow();
   const int64_t k = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -15,6 +17,7 @@ __global__ void __launch_bounds__(kThreads) ranges_kernel(const Csr csr, int2* r
   atomicMax(&ranges[item.x].y, item.z);
 }
 
+// Sets ranges [rows, 2], unless it is null because each row is one work item.
 void find_ranges(const Csr& csr, void* ranges, cudaStream_t stream) {
   if (!ranges || !csr.num_items) return;
   cudaMemsetAsync(ranges, 0, csr.num_rows * sizeof(int2), stream);

@@ -1,5 +1,6 @@
-// Launcher of core/second_order.h (see engine.h). Keys and values must have heads of one size, a multiple of
-// 16 bytes, and the plan must be one on rows.
+// The launcher of the backward of attention's backward (core/second_order.h); engine.h says what launchers
+// have in common. Keys and values must have heads of one size, a multiple of 16 bytes, and plans may not have
+// tiles.
 #pragma once
 
 #include "../../core/second_order.h"
@@ -7,7 +8,7 @@
 namespace dfgnn::cuda {
 
 const char* second_order(const SecondParams& params, void* stream);
-// Number of partial sums of grad_attn.
+// The number of partial sums of grad_attn (SecondParams::attn_parts).
 int64_t second_parts(const SecondParams& params);
 
 }  // namespace dfgnn::cuda

@@ -1,13 +1,15 @@
-// How lanes share the work on a row, in both passes of the backward of attention's backward.
+// How lanes share the work on a row of the CSR (a node and its edges), in both passes of the backward of
+// attention's backward.
 //
-// A team takes whole rows: it is a warp, or, for rows that the plan splits, a block of kTeamWarps warps. Its
-// lanes share the work in two ways:
-//   columns: a head takes a power of two of lanes, each with 16 bytes of columns at a time. As many heads as
-//     fit into a warp form a tile, and further heads go to grid.y. The lanes of a tile cover an edge's rows,
-//     and the tiles of the team take the row's edges in turn.
-//   numbers: a lane has an edge and one of the tile's heads.
-// Sums over edges are added up over the team at the end, in an order that depends on the shape and the plan
-// alone.
+// A *team* takes whole rows: it is a warp, or, for rows that the plan splits, a block of kTeamWarps warps.
+// Its lanes share a row in two ways (Share):
+//   by_columns: a head takes a power of two of lanes, each with 16 bytes of a feature row at a time. As many
+//     heads as fit into a warp form a *tile*, and further heads go to grid.y. The lanes of one tile are a
+//     *copy*: a warp holds 32 / (lanes of a head * heads of a tile) copies, and the copies of the team take
+//     the row's edges in turn.
+//   by_edges: a lane takes an edge and one of the tile's heads at a time.
+// At the end the lanes' sums over their edges are added up over the team, in an order that depends on the
+// shape and the plan alone.
 #pragma once
 
 #include "../../core/second_order.h"
@@ -17,32 +19,35 @@
 namespace dfgnn::cuda {
 
 inline constexpr int kTeamWarps = 16;
-// How many warps a block has: those of one team, or kWarps teams that are a warp each.
+// How many warps a block has, for teams of `team` warps: a team of one warp shares its block with others.
 constexpr int block_warps(int team) { return team == 1 ? kWarps : team; }
 
 struct HeadTile {
   int lanes, heads;  // lanes of a head; heads of a tile. Both are powers of two
 };
 
-// A row and its edges in a CSR.
+// A row and its edges, which have the positions begin ... end - 1 in the CSR.
 struct RowEdges {
   int row, begin, end;
 };
 
-// A range of edges is stored as {mirrored(begin), end}. Both numbers only rise while work items are added, so
-// that memory may start as zeros.
+// A row's range of edges is found from its work items (second_order.cu), and stored as {mirrored(begin),
+// end}: the maxima of both over the work items, for which memory may start as zeros. mirrored is its own
+// inverse.
 __device__ __forceinline__ int mirrored(int begin) { return 0x7fffffff - begin; }
 
-// So many edges of a lane are added up before their sum is added to the row's: a sum of thousands of numbers,
-// one after the other, would be rounded as often.
+// How many of its edges a lane adds up before it adds their sum to the row's: in one sum over thousands of
+// edges the rounding errors of all additions would accumulate.
 inline constexpr int kAtOnce = 64;
 
-// A lane's head, and the edges that it takes: the slot-th one and every slots-th from there on.
+// What a lane takes in one of the two ways: a head, and of a row's edges the slot-th one and every slots-th
+// from there on.
 struct Share {
   int head, slot, slots;
-  bool ok;  // whether there is such a head
+  bool ok;  // whether the lane's head exists; else `head` is the last one, whose addresses are valid
 
-  // sum += the sum of what f(place of an edge, sum) adds, over this lane's edges of a row.
+  // Adds this lane's edges of a row to `sum`. f(at, part) adds the edge at position `at` of the CSR to
+  // `part`.
   template <class Sum, class F>
   __device__ __forceinline__ void add_edges(const RowEdges& row, Sum& sum, F f) const {
     for (int at = row.begin + slot; at < row.end;) {
@@ -55,33 +60,34 @@ struct Share {
 
 // N sums, which begin as 0.
 template <typename A, int N>
-struct Numbers {
+struct Sums {
   A x[N] = {};
-  __device__ __forceinline__ void operator+=(const Numbers& other) {
+  __device__ __forceinline__ void operator+=(const Sums& other) {
     repeat<N>([&](int k) { x[k] += other.x[k]; });
   }
 };
 
+// This lane's place in its team of WARPS warps, and what the team does together.
 template <typename T, int WARPS>
 struct Team {
   using A = Acc<T>;
   static constexpr int V = kVec<T>;
-  int number;  // of the team in the grid
-  int lane, warp;
+  int id;          // index of the team among those of the same heads (blockIdx.y)
+  int lane, warp;  // index of the lane in its warp, and of the warp in the team
   HeadTile tile;
   int heads, dim;
-  Share columns, numbers;
-  int column, step;  // of the lane's loads
+  Share by_columns, by_edges;
+  int column, step;  // the first column of its head that the lane loads, and the distance to the next ones
 
   __device__ __forceinline__ Team(const Shape& s, HeadTile tile_)
       : lane(threadIdx.x & 31), tile(tile_), heads(s.heads), dim(s.value_dim) {
     const int own = threadIdx.x >> 5, covered = tile.lanes * tile.heads;
     warp = WARPS == 1 ? 0 : own;
-    number = WARPS == 1 ? int(blockIdx.x) * kWarps + own : int(blockIdx.x);
-    columns = share(lane / tile.lanes, covered);
-    columns.slot = warp * columns.slots / WARPS + lane / covered;
-    numbers = share(lane, tile.heads);
-    numbers.slot = warp * numbers.slots / WARPS + lane / tile.heads;
+    id = WARPS == 1 ? int(blockIdx.x) * kWarps + own : int(blockIdx.x);
+    by_columns = share(lane / tile.lanes, covered);
+    by_columns.slot = warp * by_columns.slots / WARPS + lane / covered;
+    by_edges = share(lane, tile.heads);
+    by_edges.slot = warp * by_edges.slots / WARPS + lane / tile.heads;
     column = lane % tile.lanes * V, step = tile.lanes * V;
   }
   __device__ __forceinline__ void sync() const {
@@ -91,14 +97,16 @@ struct Team {
       __syncthreads();
     }
   }
-  // Whether this lane writes what all of the team's lanes for its columns have in common.
-  __device__ __forceinline__ bool writes() const { return columns.ok && columns.slot == 0; }
-  // Elements before this lane's head in the given row of an array [.., H, D].
+  // Whether this lane writes results: its head exists, and it is of the first of the team's copies, which all
+  // have the same sums after add_up_columns.
+  __device__ __forceinline__ bool writes() const { return by_columns.ok && by_columns.slot == 0; }
+  // The index at which this lane's head begins in the given row of an array [.., H, D].
   __device__ __forceinline__ int64_t head_of_row(int row) const {
-    return (int64_t(row) * heads + columns.head) * dim;
+    return (int64_t(row) * heads + by_columns.head) * dim;
   }
 
-  // Adds up x over the lanes of the team that differ by a multiple of `period`; all of them get the sum.
+  // Replaces each x[k] by its sum over the lanes of the team, in all of its warps, whose indices differ by a
+  // multiple of `period`. All lanes of the team must call it.
   template <int N>
   __device__ __forceinline__ void add_up(A (&x)[N], int period) const {
     for (int o = period; o < 32; o *= 2) repeat<N>([&](int k) { x[k] += __shfl_xor_sync(kAll, x[k], o); });
@@ -113,27 +121,31 @@ struct Team {
       });
     }
   }
+  // The same for sums by columns: adds up over the copies of the team.
   template <int N>
   __device__ __forceinline__ void add_up_columns(A (&x)[N]) const {
     add_up(x, tile.lanes * tile.heads);
   }
 
-  // Calls f(RowEdges) for the rows of the team: of those that the plan does not split, or of those that it
-  // splits. ranges: [rows], where the edges of a row begin and end, or null if each row is one work item.
+  // Calls f(RowEdges) for the rows that this team takes: teams that are warps share the rows that the plan
+  // does not split, teams that are blocks those that it splits. ranges: {mirrored(begin), end} of each row,
+  // or null if each row is one work item.
   template <class F>
   __device__ __forceinline__ void for_rows(const Csr& csr, const int2* ranges, F f) const {
     const int64_t count = WARPS == 1 ? csr.num_items : csr.num_splits;
     const int64_t teams = int64_t(gridDim.x) * (WARPS == 1 ? kWarps : 1);
-    for (int64_t k = number; k < count; k += teams) {
+    for (int64_t k = id; k < count; k += teams) {
       RowEdges row;
       if constexpr (WARPS == 1) {
+        // An Item as int4: x, y, z, w are row, begin, end, slot; it is unused if row < 0. Each row that is
+        // not split has one item with kWhole; its range also covers the edges of its items with kJoins.
         const int4 item = __ldg(reinterpret_cast<const int4*>(csr.items) + k);
         if (item.x < 0 || item.w != kWhole) continue;
         row = {item.x, item.y, item.z};
       } else {
         const Split split = csr.splits[k];
-        if (split.slot_begin == split.slot_end) continue;
-        row = {split.row, 0, 0};
+        if (split.slot_begin == split.slot_end) continue;  // an unused one
+        row = {split.row, 0, 0};  // where there are splits, there are ranges
       }
       if (ranges) {
         const int2 range = __ldg(ranges + row.row);
@@ -144,24 +156,27 @@ struct Team {
   }
 
  private:
+  // A lane's Share, all but `slot`. head_lane: the lane's head, counted over the warp; period: how many lanes
+  // take all heads of one edge.
   __device__ __forceinline__ Share share(int head_lane, int period) const {
     const int head = int(blockIdx.y) * tile.heads + head_lane % tile.heads;
     return {head < heads ? head : heads - 1, 0, 32 / period * WARPS, head < heads};
   }
 };
 
-// Loads 16 bytes of a table of T as numbers; zeros if there is no table.
+// Loads the kVec<T> elements of an array of T from index `at` on, as Acc<T>; zeros if there is no array.
 template <typename T>
 __device__ __forceinline__ void load_columns(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   Raw raw{};
   if (table) raw = load_raw(static_cast<const T*>(table) + at);
   Pack<T>::unpack(raw, x);
 }
-// The same for a table in the accumulation type.
+// The same for an array of Acc<T>.
 template <typename T>
-__device__ __forceinline__ void load_numbers(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
+__device__ __forceinline__ void load_acc_columns(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   repeat<kVec<T>>([&](int v) { x[v] = table ? static_cast<const Acc<T>*>(table)[at + v] : Acc<T>(0); });
 }
+// Stores kVec<T> elements, converted to T, from index `at` of an array on.
 template <typename T>
 __device__ __forceinline__ void store_columns(void* table, int64_t at, const Acc<T> (&x)[kVec<T>]) {
   store_raw(static_cast<T*>(table) + at, Pack<T>::pack(x));
