@@ -247,9 +247,9 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
   }
 }
 
-// Programmatic dependent launch: a kernel may start while the one before it in the stream ends (launch.cuh).
-// Every kernel begins with this function, which waits until the results of the kernel before are written, and
-// allows the next kernel to start.
+// Programmatic dependent launch: a kernel may start while the one before it in the stream ends. Every kernel
+// that launch.cuh launches so begins with this function, which waits until the results of the kernel before
+// are written, and allows the next kernel to start.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
