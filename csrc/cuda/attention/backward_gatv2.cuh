@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw x_raw[NV], grad_raw[NV], out_raw[NV];
-  A row_term = 0;                            // slope attn . x_i, or with QUADS attn . x_i
+  A row_term = 0;                            // slope attn . x_i, or with QUADS attn . x_i (see the head)
   RowStats<A> next_stats = {};               // of the item; `= {}` changes no result
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   // ---- 2. Load: a row's own array, and those of the neighbours of an iteration.
   Raw value_raw[NV];
-  A row_term = 0;  // slope attn . v_j, or with QUADS attn . v_j
+  A row_term = 0;  // slope attn . v_j, or with QUADS attn . v_j (see the head of this file)
   NodeStats<A> stats[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw x_rows[B][NV], grad_rows[B][NV], feat_rows[FEAT ? B : 1][NV];

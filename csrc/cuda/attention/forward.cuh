@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);
   A slope = V2 ? A(1) : A(p.negative_slope);  // V2: its LeakyReLU is in `pair`, and there is none after it
   keep(slope);
-  const Rows<C> values = me.rows(p.value), keys = me.rows(V2 ? p.value : p.key);  // keys: dot
+  const Rows<C> values = me.rows(p.value), keys = me.rows(V2 ? p.value : p.key);  // keys: read for dot
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
   ProjectedForward<C, PROJ, B> projected(me, t, p);

@@ -34,7 +34,7 @@ __device__ __forceinline__ Raw turned(const Raw& x) {
   repeat<4>([&](int w) { y.x[w] = __shfl_xor_sync(kAll, x.x[w], 8); });
   return y;
 }
-// The maxima of the two 16-bit numbers in each word.
+// Returns the larger one of x and y in each half of a word, which holds two 16-bit numbers.
 template <typename T>
 __device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
   uint32_t z;

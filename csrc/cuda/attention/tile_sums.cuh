@@ -83,16 +83,19 @@ struct TileRows {
 
 // ---- sums ------------------------------------------------------------------------------------------
 
-// A chunk in shared memory, and the masks that say which of its pairs are edges.
+// A chunk in shared memory, and the masks that say which of its pairs are edges: those of the lane's two
+// rows, shifted so that bit 8 n + e is of its column e (0 or 1) of the n-th group.
 struct TileChunk {
   uint32_t mask[2], columns_c, columns_d;
   const char* stats;
+  // Whether the pair of x[n][e] is an edge.
   __device__ __forceinline__ bool exists(int n, int e) const {
     return (mask[e >> 1] >> (8 * n + (e & 1))) & 1;
   }
 };
 
-// The sums of a pass for the warp's rows.
+// The sums of a pass for the warp's rows: c, of rows of operand c by dS; d, of rows of d by weight; positive,
+// the same where z > 0; mass, of weights.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 struct TileSums {
   using X = TileTraits<D, SCORE, PASS>;
