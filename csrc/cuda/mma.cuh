@@ -8,9 +8,12 @@
 
 namespace dfgnn::cuda {
 
+// The address of p within shared memory, as PTX instructions take it.
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));
 }
+// Starts a copy of 4, 8 or 16 bytes from global to shared memory. commit_copies makes one group of those
+// since the last call; wait_copies waits until no more than PENDING groups of this thread are under way.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   if constexpr (BYTES == 16) {
@@ -24,6 +27,8 @@ template <int PENDING>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+// x = four 8 x 8 blocks of 16-bit numbers from shared memory, in the layout of mma's operands; lane l gives
+// the address of row l % 8 of block l / 8. load_transposed: each block transposed.
 __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -36,7 +41,8 @@ __device__ __forceinline__ void load_transposed(uint32_t (&x)[4], uint32_t at) {
                : "r"(at)
                : "memory");
 }
-// c += a b, where a is [16, 16] and b is [16, 8].
+// c += a b, where a is [16, 16] and b is [16, 8], by the 32 lanes of a warp. In lane 4 g + t, c[e] is in row
+// g + 8 (e / 2) and column 2 t + e % 2.
 template <typename T>
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -51,6 +57,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
+// Two numbers rounded to T, in the low and the high half of a word; and the reverse.
 template <typename T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -69,8 +76,8 @@ __device__ __forceinline__ float2 unpack_two(uint32_t x) {
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
   }
 }
-// 2^x, for differences of scores in units of log 2. The instruction's error, 2^-22, is far below the rounding
-// of 16-bit weights.
+// kLog2E: log2 of e; kLn2: log of 2. exp2_fast returns 2^x, for differences of scores in units of log 2. The
+// instruction's error, 2^-22, is far below the rounding of 16-bit weights.
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;

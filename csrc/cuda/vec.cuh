@@ -10,6 +10,7 @@
 
 namespace dfgnn::cuda {
 
+// Acc<T>: the accumulation type of T, double for double, else float.
 template <typename T>
 struct AccOf {
   using type = float;
@@ -45,7 +46,8 @@ __device__ __forceinline__ void store_raw(void* p, const Raw& r) {
   *static_cast<uint4*>(p) = make_uint4(r.x[0], r.x[1], r.x[2], r.x[3]);
 }
 
-// Converts between Raw and kVec<T> numbers of the accumulation type.
+// Converts between Raw and kVec<T> numbers of the accumulation type: unpack(r, f) sets f, pack(f) rounds to
+// T.
 template <typename T>
 struct Pack;
 
@@ -113,6 +115,7 @@ struct Pack<__half> {
   }
 };
 
+// acc += w r
 template <typename T>
 __device__ __forceinline__ void axpy(Acc<T> (&acc)[kVec<T>], Acc<T> w, const Raw& r) {
   Acc<T> f[kVec<T>];
@@ -120,6 +123,7 @@ __device__ __forceinline__ void axpy(Acc<T> (&acc)[kVec<T>], Acc<T> w, const Raw
   repeat<kVec<T>>([&](int k) { acc[k] += w * f[k]; });
 }
 
+// Returns sum + a . r
 template <typename T>
 __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, Acc<T> sum) {
   Acc<T> f[kVec<T>];

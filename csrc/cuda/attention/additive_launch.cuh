@@ -56,8 +56,8 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
       if (p.reverse.tiles) return tile_sources<T, Score::additive>(p, stream);
     }
     constexpr int B = C::B;
-    // additive_sources_kernel takes heads that a warp's registers hold, and has neither gates, edge features
-    // nor gradients of edge tensors and of attention.
+    // Whether g . v of every edge is needed: additive_sources_kernel takes only heads that a warp's registers
+    // hold, without gates, edge features, and gradients of edge tensors and of attention.
     const bool pairs =
         p.edge.gate || p.edge.feat || p.grad_bias || p.grad_weight || p.grad_attention || dim > C::COLS;
     const auto kernel = p.edge.feat    ? gat_edge_sources_kernel<C, Edges::features_scalars, B>

@@ -2,19 +2,20 @@
 // for those of key and value. The second one computes alpha and ds of every edge again (dot_sources_kernel),
 // or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h. Words, steps and common
 // names: the head of lanes.cuh. Names from backward_steps.cuh:
-//   first_delta           delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
-//   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
-//                         sum, of rows by mass, is subtracted; the pass over sources uses delta0 + residual
+//   first_delta           returns delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
+//   residual              sum of alpha (dalpha - delta0), or 0 where an item sees some edges of a row only.
+//                         From the row's gradient, residual times a second sum, of rows by mass, is
+//                         subtracted; the pass over sources uses delta0 + residual
 //   SavedEdge             alpha and ds of an edge, for the pass over sources; alpha is negative where z <= 0
-//   gradient_of_own_edge  of own edge s: eid, alpha, ds, draw; weight() = f alpha; mass() = alpha L'(z)
-//                         gate; store(p) writes the gradients of the options; store_of_destinations(p): as
-//                         grad_gate raw, which the pass over sources multiplies by dz
-//   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes
-//   PairArrays            x, y, b, d: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
-//   FeatureTargets        adds an edge's feature row to key, value or both; of_key, of_value: it, or null
-// Names from edge_projection.cuh:
-//   AttrLanes             the lane's share of an edge's projected features: load, dot, axpy, store_row
-//   NodeProducts          onto: W^T x of the warp's rows, into shared memory (ItemFeatures); back: y += W a
+//                         (not with PROJ, which has no LeakyReLU and no gate)
+//   gradient_of_own_edge  returns for own edge s: eid, alpha, ds, draw, all 0 if it does not exist; weight()
+//                         = f alpha; mass() = alpha L'(z) gate; store(p) writes the gradients of the options,
+//                         store_of_destinations(p) those that need no ds, and raw as grad_gate
+//   for_edges             (left, weights, f) calls f(u, w, second w) for a chunk's edges u, in all lanes;
+//                         with two Weights and index: f(u, draw, weight, eid)
+//   PairArrays            {x, y, b, d}: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
+//   FeatureTargets        add_to_key(y, features): y = y + e, if feat_in_key says so; add_to_value alike;
+//                         of_key, of_value: the array of features, or null
 #pragma once
 
 #include "backward_steps.cuh"
@@ -30,11 +31,11 @@ struct ProjectedDestinations {
   using A = typename C::A;
   static constexpr int F = C::FEATS;
   AttrLanes<C, true> lanes;
-  ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by b, and W^T g
+  ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by b, and (k = 1) W^T g
   T x[B][F];              // features of an iteration's edges
   A query[F], grad[F], sum[1][F], mass[1][F];  // the row's W^T q and W^T g, and sums of x by draw and by mass
 
-  // Multiplies the rows of the warp's items by W^T.
+  // Multiplies q and g of the warp's items by W^T.
   __device__ __forceinline__ ProjectedDestinations(const Place<C>& me, const Tiling& t,
                                                    const BackwardParams& p)
       : lanes(me, p.attr) {
@@ -65,7 +66,7 @@ struct ProjectedDestinations {
     lanes.axpy(sum[0], draw, x[u]);
     lanes.axpy(mass[0], edge_mass, x[u]);
   }
-  // Stores the sums of a row in shared memory, or those of a row chunk in its partial-result slot.
+  // Stores b of a whole row in shared memory, for finish(), or of a row chunk in its partial-result slot.
   __device__ __forceinline__ void store(const Place<C>& me, const Tiling& t, A residual, int slot, int item) {
     repeat<F>([&](int f) {
       if (me.shared()) {
@@ -76,7 +77,7 @@ struct ProjectedDestinations {
     });
     lanes.store_row(me, sum[0], A(1), slot, items.row(item));
   }
-  // Adds scale W b to the rows that the warp has written.
+  // Adds scale W b to the warp's whole rows; split rows get it from project_splits_kernel. Keeps b in sums.
   __device__ __forceinline__ void finish(const Place<C>& me, const Tiling& t, const BackwardParams& p) const {
     __syncwarp();
     const NodeProducts<C> products(me, t, p.shape, p.attr);
@@ -101,21 +102,21 @@ struct ProjectedDestinations<C, false, B> {
   __device__ __forceinline__ void finish(const X&...) const {}
 };
 
-// Adds the columns of this lane's k-th load to the score q . k and to g . v of an edge. In the pass over
-// sources q and g are the neighbour's: key and query change places, and so do value and grad.
+// Adds the columns of this lane's k-th load to `score`, q . k, and dot_gv, g . v, of an edge. In the pass
+// over sources q and g are the neighbour's: key and query change places, and so do value and grad.
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typename C::A (&query)[C::VEC],
                                             const typename C::A (&grad)[C::VEC], const Raw& key_columns,
                                             const Raw& value_columns, typename C::A& score,
                                             typename C::A& dot_gv) {
-  // Tested before the rows are unpacked: otherwise the compiler holds all of them in float32.
+  // Before the rows are unpacked: else the compiler holds all in float32. A head's only lane has all columns.
   if (C::LPH > 1 && !me.inside(k)) return;
   typename C::A key[C::VEC];
   Pack<typename C::T>::unpack(key_columns, key);
   for (int v = 0; v < C::VEC; ++v) score += query[v] * key[v];
   dot_gv = dot<typename C::T>(grad, value_columns, dot_gv);
 }
-// The same with the features of the edge, which are added to the key, the value or both. sum_key: k + e.
+// The same with the features of the edge, added to the key, the value or both. sum_key = k (+ e).
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTargets<C, true>& features,
                                             int k, const typename C::A (&query)[C::VEC],
@@ -136,9 +137,9 @@ __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTar
   if (C::LPH > 1 && !me.inside(k)) score = score_before, dot_gv = dot_before;  // undone, without a branch
 }
 
-// Computes the scores, not scaled yet, and g . v of an iteration's edges: sums over columns of the row's
+// scores, dots = the scores, not scaled yet, and g . v of the own edges: sums over columns of the row's
 // operands x and b and the neighbours' y_rows and d_rows, to which feat_rows are added. Every lane adds up
-// its own columns; the sums of a head's lanes then go to those that own the edges. keys: y + e.
+// its own columns; the sums of a head's lanes then go to those that own the edges. With FEAT, keys = y (+ e).
 template <class C, bool FEAT, int B, int K, int N, int S, class Projected>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const FeatureTargets<C, FEAT>& features,
@@ -160,8 +161,8 @@ __device__ __forceinline__ void pair_scores(
         add_columns(me, k, x[k], b[k], y_rows[u][k], d_rows[u][k], score, dots[u]);
       }
     }
-    if (C::WIDE && t.chunks > 1) {  // the columns that other warps have
-      const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+    if (C::WIDE && t.chunks > 1) {  // the columns that other blocks have
+      const int j = of_lane<LPH>(index[u / LPH], u % LPH);
       const int eid = FEAT ? of_lane<LPH>(index[N / 2 + u / LPH], u % LPH) : 0;
       score += me.far_dot(t, arrays.x, row, arrays.y, j, features.of_key(p.edge), eid);
       dots[u] += me.far_dot(t, arrays.b, row, arrays.d, j, features.of_value(p.edge), eid);
@@ -183,8 +184,8 @@ constexpr Ahead dot_destinations_ahead() {
 // ds of every edge go into p.handed, for the pass over sources.
 template <class C, Edges EDGES, int B, bool SAVES>
 __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES) || projects(EDGES)
-                                                                 ? Load::many_rows
-                                                                 : Load::four_rows >))
+                                                                 ? Held::many_rows
+                                                                 : Held::four_rows >))
     dot_destinations_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw query_raw[NV], grad_raw[NV], out_raw[NV];
-  RowStats<A> next_stats = {};               // begin() copies it
+  RowStats<A> next_stats = {};               // load_item() loads the item's, begin() copies it to `stats`
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw key_rows[B][NV], value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
@@ -228,9 +229,9 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 
   // ---- 3. Begin and open a row: unpack its operands, compute delta0, and set its sums to 0.
   int row, item;
-  bool writes;  // whether this lane's sub-warp stores the row's results
+  bool writes;  // me.writes, if the item exists
   RowStats<A> stats;
-  // open() may not be called for a row without edges. Nothing reads its query, so that `= {}` has no effect.
+  // open() may not be called for a row without edges. Nothing reads its query: `= {}` changes no result.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
   A sum[NV][VEC], sum_of_mass[NV][VEC], residual;  // sums of keys by draw, and by mass
   const auto open = [&] {
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 // sources. EDGES: none or scalars.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
-                                  (kMinBlocks < C, C::LPH == 1 ? Load::many_rows : Load::four_rows >))
+                                  (kMinBlocks < C, C::LPH == 1 ? Held::many_rows : Held::four_rows >))
     dot_sources_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
@@ -340,7 +341,7 @@ __global__ void __launch_bounds__(kThreads,
   keep(slope);
   const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
-
+  // Unused arguments of pair_scores:
   const FeatureTargets<C, false> no_features(p.edge);
   const ProjectedDestinations<C, false, B> no_projection(me, t, p);
   Raw no_rows[1][NV];
@@ -363,7 +364,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row;
-  A key[NV][VEC] = {}, value[NV][VEC];                     // `= {}` as in dot_destinations_kernel
+  A key[NV][VEC] = {}, value[NV][VEC];                     // `= {}` changes no result
   A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];  // unused: add_rows has one sum here
   const auto open = [&] {
     me.unpack_row(key_raw, key, A(1));
@@ -423,9 +424,9 @@ __global__ void __launch_bounds__(kThreads,
 // The same gradients, from alpha and ds of every edge in p.handed: no score is computed, no feature read.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
-                                  (kMinBlocks < C, projects(EDGES)                    ? Load::four_rows
-                                                   : EDGES == Edges::features_scalars ? Load::two_rows
-                                                                                      : Load::sums >))
+                                  (kMinBlocks < C, projects(EDGES)                    ? Held::four_rows
+                                                   : EDGES == Edges::features_scalars ? Held::two_rows
+                                                                                      : Held::sums >))
     dot_saved_sources_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
@@ -516,7 +517,7 @@ __global__ void __launch_bounds__(kThreads,
       weights.set(s, now.alpha, true);
       draws.set(s, now.ds, true);
       if (PROJ && p.attr.keep_edges) {
-        __syncwarp();  // until all lanes have read the saved edge
+        __syncwarp();  // until all lanes have read the saved edge that `now` replaces
         if (valid && me.head_ok && me.hl < Own::PERIOD) *saved_at(eid) = now;
       }
     }

@@ -9,12 +9,13 @@
 //   NodeStats             term: alpha_dst; row: RowStats; delta. prepare_additive_kernel writes them,
 //                         load_stats loads them
 // backward_steps.cuh:
-//   gradient_of_own_edge  of own edge s: alpha, ds, draw, all 0 if the edge does not exist (`valid`);
-//                         weight() = f alpha; store(p) writes grad_bias, grad_gate, grad_weight and grad_raw
-//   for_edges             (left, draws, weights, index, f): f(u, draw, weight, eid) for a chunk's edges u,
-//                         in all lanes
-//   FeatureTargets        adds an edge's feature row to the value, if feat_in_value says so; of_value: the
-//                         features if so, else null
+//   gradient_of_own_edge  returns for own edge s: alpha, ds, draw, all 0 if the edge does not exist
+//                         (`valid`); weight() = f alpha; store(p) writes grad_bias, grad_gate, grad_weight
+//                         and grad_raw
+//   for_edges             (left, draws, weights, index, f) calls f(u, draw, weight, eid) for a chunk's edges
+//                         u, in all lanes
+//   FeatureTargets        add_to_value(v, features): v = v + e, if feat_in_value says so; of_value: the array
+//                         of features if so, else null
 #pragma once
 
 #include "backward_steps.cuh"
@@ -22,8 +23,8 @@
 namespace dfgnn::cuda {
 
 // Computes delta = g . (out - out_bias) (+ row_sums), writes the statistics that the pass over sources reads,
-// and grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass). LPH lanes take kPairs (row, head)
-// pairs at a time, so that enough loads are in flight.
+// and grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass), unless `positive` is null. LPH lanes
+// take kPairs (row, head) pairs at a time, so that enough loads are in flight.
 inline constexpr int kPairs = 2;
 
 template <typename T, int LPH>
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
     const RowStats<A> row = load_stats(static_cast<const RowStats<A>*>(p.stats) + pair);
     static_cast<NodeStats<A>*>(p.node_stats)[pair] = {
         p.alpha_dst ? static_cast<const A*>(p.alpha_dst)[pair] : A(0), row, delta[k]};
-    // The gradient is 0 where one edge has all the weight, and rounding must not change that.
+    // The gradient is 0 where one edge has all the weight (log_sum = 0), and rounding must not change that.
     if (p.positive)
       static_cast<A*>(p.grad_alpha_dst)[pair] =
           (row.log_sum == 0 ? A(0) : 1 - A(p.negative_slope)) *
@@ -74,9 +75,10 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
 // gathers only g, and reduces nothing per edge. With c_ij = f alpha LeakyReLU'(z)
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i),
 // so that the main loop computes only two weighted sums, as forward does. Where each edge of a source has all
-// of its destination's weight, grad_alpha_src is 0 but for rounding, and is set to 0.
+// of its destination's weight, grad_alpha_src is 0 but for rounding, and is set to 0. CHUNK: B edges, or the
+// LPH that a head's lanes own, if these are more; add_chunk then loads the rows after the first B.
 template <class C, bool EDGE, int B>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
     additive_sources_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
@@ -105,7 +107,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 
   // ---- 3. Begin a row: load its value, and set its sums to 0.
   Raw value_row[NV];
-  A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;  // shared_weight: sum of 1 - alpha
+  // Sums of g by weight, over all edges and those with z > 0; of alpha L'(z) delta; and of 1 - alpha.
+  A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
   const auto begin = [&](int row, int) {
     me.load_row(p.value, value_row, row);
     zero(acc);
@@ -146,14 +149,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
       shared_weight = me.across(shared_weight, t);
     }
 
-    // The gradient of alpha_src is linear in the two sums.
+    // The gradient of alpha_src is linear in the two sums, so that those of row chunks can be added up.
     A value[NV][VEC], grad_alpha = -sum_delta;
     me.unpack_row(value_row, value, A(1));
     repeat<NV, VEC>([&](int k, int c) {
       grad_alpha += value[k][c] * (slope * acc[k][c] + (1 - slope) * acc_positive[k][c]);
     });
     grad_alpha = reduce_sum<LPH>(grad_alpha);
-    if (reduce_sum<LPH>(shared_weight) == 0) grad_alpha *= 0;
+    if (reduce_sum<LPH>(shared_weight) == 0) grad_alpha *= 0;  // a product, so that NaN stays
     me.store_row(p.grad_value, p.partial_value, acc, A(1), row, slot);
     if (me.writes && slot != me.kNoItem && me.hl == 0) {
       if (slot < 0) {
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Load::one_row>)
 // features_scalars.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
-                                  (kMinBlocks < C, has_features(EDGES) ? Load::many_rows : Load::two_rows >))
+                                  (kMinBlocks < C, has_features(EDGES) ? Held::many_rows : Held::two_rows >))
     gat_edge_sources_kernel(const BackwardParams p, const Tiling t) {
   using T = typename C::T;
   using A = typename C::A;
@@ -222,7 +225,7 @@ __global__ void __launch_bounds__(kThreads,
     sum_draw = 0;
   };
 
-  // Writes the gradient of an edge's features.
+  // Writes the gradient of an edge's features, weight g, if it is wanted.
   [[maybe_unused]] const auto store_grad_feat = [&](const int u, const A weight, const int eid) {
 #pragma unroll
     for (int k = 0; k < NV; ++k) {
@@ -255,7 +258,7 @@ __global__ void __launch_bounds__(kThreads,
         }
       }
       if (C::WIDE && t.chunks > 1) {
-        const int i = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+        const int i = of_lane<LPH>(index[u / LPH], u % LPH);
         int eid = 0;
         if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
         dots[u] += me.far_dot(t, p.grad_out, i, p.value, row, features.of_value(p.edge), eid);
@@ -284,7 +287,7 @@ __global__ void __launch_bounds__(kThreads,
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
       if constexpr (FEAT) {
-        // draw is not used: in the additive score of one number per node no features are part of the key.
+        // draw is not used: this score is a sum of two terms, and features are never part of it.
         for_edges<LPH, B, FULL>(left, draws, weights, index,
                                 [&](int u, A, A weight, int eid) { store_grad_feat(u, weight, eid); });
       }

@@ -8,31 +8,48 @@
 // is the sum of x_i times this sum over destinations, of v_j times it over sources and of e_ij times it over
 // edges.
 //
+// In both kernels:
+//   FEAT         the edges have feature rows; EDGES is features_scalars then, so that EDGE holds, too
+//   row_term     the linear part of the score that a row's edges have in common: slope attn . x of the row x,
+//                or with QUADS attn . x, as the identity below has it. In the pass over sources x is v_j
+//   slope        of a LeakyReLU after the score: 1, there is none. `keep` hides the constant from the
+//                compiler, as if it were a parameter. pair.slope is that of the LeakyReLU within the score
+//   writes       me.writes, if the item exists; begin() sets it with the item's other values
+//   next_stats   load_item() loads the statistics of an item, begin() copies them to `stats`
+//   p.grad_attn  this launch's partial sums: pair_launch.cuh moves the pointer from launch to launch
+//
 // Names from other files:
 // backward_steps.cuh:
-//   first_delta           delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
+//   first_delta           returns delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
 //   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
-//                         sum, by mass, is subtracted; the pass over sources uses delta0 + residual
-//   gradient_of_own_edge  of own edge s: ds, draw; weight() = f alpha; mass() = alpha gate; store(p) writes
-//                         grad_bias, grad_gate and grad_weight
-//   for_edges             (left, weights, f): f(u, w, second w) for a chunk's edges u, in all lanes; with
-//                         two Weights and index: f(u, draw, weight, eid)
-//   PairArrays            x, y, b, d: a score is of x and y, g . v is b . d; x, b: rows, y, d: neighbours
-//   FeatureTargets        adds an edge's feature row to v in the scores (the key), never to v in sums
+//                         sum, by mass, is subtracted; the pass over sources uses delta0 + residual. It is 0
+//                         for rows of which a work item sees some edges only (backward_steps.cuh)
+//   gradient_of_own_edge  returns for own edge s: ds, draw; weight() = f alpha; mass() = alpha gate; all 0 if
+//                         the edge does not exist. store(p) writes grad_bias, grad_gate and grad_weight
+//   for_edges             (left, weights, f) calls f(u, w, second w) for a chunk's edges u, in all lanes;
+//                         with two Weights and index: f(u, draw, weight, eid)
+//   PairArrays            {x, y, b, d}: the score is of x and y, g . v is b . d; x, b: rows, y, d: neighbours
+//   FeatureTargets        add_to_key(y, features): y = y + e in scores, never in sums. of_key: the array of
+//                         features
 // scores.cuh:
-//   PairScore pair        attn, slope; the score of a row x and a neighbour y. add(k, x, y, sum): adds the
-//                         part of load k; join(sum): the score; add_far: the part of columns that other
-//                         blocks have; linear: attn . x
-//   store_share_of_block  adds up the warps' shares of grad_attn, and stores the sum as the block's partial
-//                         sum
+//   PairScore pair        attn, slope; the score of a row x and a neighbour y. add(k, x, y, sum) adds to
+//                         `sum` (a Sum) the part of load k; join(sum) returns the score; add_far(..., sum)
+//                         adds the part of columns that other blocks have; linear(...) returns attn . x over
+//                         the head
+//   store_share_of_block  adds up the shares of grad_attn of all lanes, sub-warps and warps of a block, and
+//                         stores the sum as the block's partial sum
 // quads.cuh:
-//   QUADS                 (kQuads) 16 bits, without feature rows: scores by tensor cores
-//   QuadRows quads        two rows per four lanes; multiply_by(neighbour, results): their products with it
-//   pair.quad_sum         (scores.cuh) the score of the own edge, but for attn . x; or if LINEAR is false
-//                         only the sum of attn max(-x, y)
-//   first_of_own_edge     the product of the own edge's neighbour with the first row of `quads`
-//   negated               -x, of 16-bit numbers as loaded
-//   add_where_greater     (a, b, x, low, high): adds x for each 16-bit half of a that exceeds that of b
+//   QUADS                 (kQuads) 16 bits, without feature rows: scores by tensor cores, with the identity
+//                         attn . L(x + y) = attn . x + slope attn . y + (1 - slope) attn . max(-x, y),
+//                         and x + y > 0 where y > -x
+//   QuadRows quads        two rows per four lanes; multiply_by(y, results): results = products of the
+//                         neighbour y with both
+//   pair.quad_sum         (quads, -x, rows, first; scores.cuh) returns the own edge's score without attn . x,
+//                         and first = the products with the first row of `quads`; if LINEAR is false it
+//                         returns attn . max(-x, y) only, and leaves `first` unset
+//   first_of_own_edge     (first) returns the product of the own edge's neighbour with that first row
+//   negated               returns -x, of 16-bit numbers as loaded
+//   add_where_greater     (a, b, x, low, high): low = low + x if a's low half is greater than b's, high alike
 #pragma once
 
 #include "backward_steps.cuh"
@@ -44,12 +61,12 @@ template <class C, Edges EDGES>
 constexpr int gatv2_destinations_blocks() {
   if (kQuads<C, Score::additive_v2, EDGES>) return kQuadBlocksDestinations;
   constexpr bool MANY = has_features(EDGES) || (C::LPH == 1 && sizeof(typename C::T) > 2);
-  return kMinBlocks < C, MANY ? Load::many_rows : Load::four_rows > ;
+  return kMinBlocks < C, MANY ? Held::many_rows : Held::four_rows > ;
 }
 template <class C, Edges EDGES>
 constexpr int gatv2_sources_blocks() {
   if (kQuads<C, Score::additive_v2, EDGES>) return kQuadBlocksSources;
-  return kMinBlocks < C, has_features(EDGES) ? Load::most_rows : Load::many_rows > ;
+  return kMinBlocks < C, has_features(EDGES) ? Held::most_rows : Held::many_rows > ;
 }
 template <class C, Edges EDGES>
 constexpr Ahead gatv2_ahead() {
@@ -71,10 +88,11 @@ struct AttnShare {
       : shares(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {
     if constexpr (QUADS) repeat<VEC>([&](int v) { shares[warp][v][lane] = 0; });
   }
+  // The share of column v of this lane's k-th load.
   __device__ __forceinline__ A& at(int k, int v) {
     return QUADS ? shares[warp][v][lane] : share[QUADS ? 0 : k][v];
   }
-  // Adds up the shares of a block's warps and stores them as the block's row of `parts`.
+  // Adds up the shares of a block and stores the sum as the block's row of `parts` [blocks, H, D].
   __device__ __forceinline__ void store(const Place<C>& me, const Tiling& t, void* parts) {
     A total[NV][VEC];
     repeat<NV, VEC>([&](int k, int v) { total[k][v] = at(k, v); });
@@ -82,10 +100,11 @@ struct AttnShare {
   }
 };
 
-// Computes the scores and g . v of an iteration's edges: sums over columns of the row's operands x and b and
-// the neighbours' y_rows and d_rows; feat_rows is added to y. Every lane adds up its own columns; then the
-// sums of a head's lanes are reduced into the lanes that own the edges. LINEAR: as in PairScore. KEYS: with
-// features, y + e goes into `keys`.
+// scores, dots = the scores and g . v of the own edges of an iteration: sums over columns of the row's
+// operands x and b and the neighbours' y_rows and d_rows; feat_rows is added to y. Every lane adds up its own
+// columns; then the sums of a head's lanes are reduced into the lanes that own the edges. LINEAR: as in
+// PairScore; without it the result is attn . max(u, 0). KEYS: with features, keys = y + e. S: entries that
+// are reduced. P: PairScore.
 template <bool LINEAR, bool KEYS, class C, bool FEAT, int B, int K, int N, int S, class P>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const P& pair,
@@ -108,8 +127,8 @@ __device__ __forceinline__ void pair_scores(
       pair.template add<LINEAR>(k, x[k], y, score);
       dots[u] = dot<T>(b[k], d_rows[u][k], dots[u]);
     }
-    if (C::WIDE && t.chunks > 1) {  // the columns that other warps have
-      const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+    if (C::WIDE && t.chunks > 1) {  // the columns that other blocks have
+      const int j = of_lane<LPH>(index[u / LPH], u % LPH);
       const int eid = FEAT ? of_lane<LPH>(index[N / 2 + u / LPH], u % LPH) : 0;
       pair.template add_far<LINEAR>(me, t, p.attn, arrays.x, row, arrays.y, j, features.of_key(p.edge), eid,
                                     score);
@@ -121,7 +140,7 @@ __device__ __forceinline__ void pair_scores(
   reduce_scatter<S, LPH>(dots, me.hl);
 }
 
-// Adds draw to the sum of every column where u = x + y > 0, and mass to its `sum_of_mass`.
+// Adds draw to `sum`, and mass to sum_of_mass, in every column where u = x + y > 0.
 template <int VEC, typename A>
 __device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&y)[VEC], A draw, A mass,
                                                    A (&sum)[VEC], A (&sum_of_mass)[VEC]) {
@@ -155,8 +174,9 @@ __device__ __forceinline__ void gradient_of_features(const Place<C>& me, const B
   if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad));
 }
 
-// Turns the sums of draw where u > 0 into the row's gradient, attn sum draw L'(u), and adds the row's part to
-// the gradient of attn. x: the row; with QUADS it is read from minus_x instead.
+// Turns `sum`, of draw where u > 0, into the row's gradient, attn sum draw L'(u), in place, and if `writes`
+// adds the row's part, x sum draw L'(u), to the share of the gradient of attn. sum_draw: of all edges. x: the
+// row; with QUADS it is read from minus_x instead.
 template <class C, class P, bool QUADS>
 __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS>& grad_attn,
                                                const typename C::A (&x)[C::NV][C::VEC], const Raw& minus_x,
@@ -181,7 +201,8 @@ __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS
   });
 }
 
-// grad_query_i = attn sum_j draw_ij L'(u), over the work items of the destinations.
+// grad_query_i = attn sum_j draw_ij L'(u), over the work items of the destinations. Also adds up the gradient
+// of attn and writes node_stats for the pass over sources.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>()))
     gatv2_destinations_kernel(const BackwardParams p, const Tiling t) {
@@ -197,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
-  A slope = 1;  // there is no LeakyReLU after the score
+  A slope = 1;  // there is no LeakyReLU after the score (see the head of this file)
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
@@ -209,8 +230,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw x_raw[NV], grad_raw[NV], out_raw[NV];
-  A row_term = 0;                            // slope attn . x_i, or with QUADS attn . x_i
-  RowStats<A> next_stats = {};               // begin() copies it
+  A row_term = 0;                            // slope attn . x_i, or with QUADS attn . x_i (see the head)
+  RowStats<A> next_stats = {};               // of the item; `= {}` changes no result
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
@@ -228,8 +249,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   int row;
   bool writes;
   RowStats<A> stats;
-  // These are initialized because open() is not called for rows without edges, whose sums are multiplied by
-  // them.
+  // x, or with QUADS minus_x, is initialized because open() is not called for rows without edges, whose sums
+  // finish_columns multiplies by it.
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
   QuadRows quads;                        // QUADS: g and attn
@@ -256,7 +277,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     sum_draw = residual = sum_mass = 0;
   };
 
-  A sum_keys[FEAT ? B : 1][NV][VEC];  // v + e of the iteration
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // v + e of the iteration's edges
   const auto add_edge = [&](const int u, const A draw, const A mass) {
     if constexpr (QUADS) {
       repeat<4>([&](int w) {
@@ -276,7 +297,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- 4. Scores and g . v, in the lanes that own the edges.
+    // ---- 4. Scores (of x and y) and g . v (b . d, see PairArrays), in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
@@ -336,7 +357,11 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   grad_attn.store(me, t, p.grad_attn);
 }
 
-// grad_value_j = attn sum_i draw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources.
+// grad_value_j = attn sum_i draw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources. Without
+// features the linear part of the score is row_term + node_stats.term, slope attn . (v_j + x_i); with
+// features (LINEAR) e_ij belongs to it, so that it is added up per edge and row_term is not used. Without it
+// scores[s] is attn . max(u, 0), or with QUADS attn . max(-v, x), until it is put together. quad_sum then
+// leaves `products` unset: g . v needs products with the neighbours' gradients instead.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     gatv2_sources_kernel(const BackwardParams p, const Tiling t) {
@@ -346,14 +371,14 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES);
   constexpr bool QUADS = kQuads<C, Score::additive_v2, EDGES>, EIDS = FEAT || (EDGE && SLOTS == 1);
-  constexpr bool LINEAR = FEAT;  // else statistics and row_term hold the linear part of the score
+  constexpr bool LINEAR = FEAT;  // else row_term and the neighbours' statistics have the linear part
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
   const int own = me.hl % Own::PERIOD;
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
-  A slope = 1;  // there is no LeakyReLU after the score
+  A slope = 1;  // there is no LeakyReLU after the score (see the head of this file)
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> xs = me.rows(p.query), grads = me.rows(p.grad_out),
@@ -364,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   // ---- 2. Load: a row's own array, and those of the neighbours of an iteration.
   Raw value_raw[NV];
-  A row_term = 0;  // slope attn . v_j, or with QUADS attn . v_j
+  A row_term = 0;  // slope attn . v_j, or with QUADS attn . v_j (see the head of this file)
   NodeStats<A> stats[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw x_rows[B][NV], grad_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
@@ -379,11 +404,11 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
-  A value[NV][VEC] = {};               // initialized for the same reason as in gatv2_destinations_kernel
+  A value[NV][VEC] = {};               // and minus_value: open() is not called for rows without edges
   Raw minus_value{};                   // QUADS: -v
   QuadRows quads;                      // QUADS: v and attn
   A sum[NV][VEC], sum_value[NV][VEC];  // of draw where u > 0, and of f alpha g
-  A sum_attn[FEAT ? NV : 1][VEC];      // the edges' part of the gradient of attn
+  A sum_attn[FEAT ? NV : 1][VEC];      // part of the gradient of attn from the edges of this sub-warp
   A sum_draw;
   const auto open = [&] {
     me.unpack_row(value_raw, value, A(1));
@@ -427,7 +452,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- 4. Scores and g . v, in the lanes that own the edges.
+    // ---- 4. Scores (of x and y) and g . v (b . d, see PairArrays), in the lanes that own the edges.
     A scores[Own::SHARE] = {}, dots[Own::SHARE] = {};
     if constexpr (QUADS) {
       float products[4][4];
@@ -458,7 +483,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       }
     }
 
-    // ---- 6. Sums of the neighbours' gradients by weight, and of draw by column.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of draw by column (for_edges also gives ids).
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
@@ -481,7 +506,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     }
     finish_columns(pair, grad_attn, value, minus_value, sum_draw, writes, sum);
     repeat<NV, VEC>([&](int k, int v) {
-      if constexpr (FEAT) grad_attn.at(k, v) += sum_attn[k][v];
+      if constexpr (FEAT) grad_attn.at(k, v) += sum_attn[k][v];  // every sub-warp adds its own edges'
       sum_value[k][v] += sum[k][v];
     });
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);

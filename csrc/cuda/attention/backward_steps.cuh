@@ -2,13 +2,14 @@
 //
 // The residual of delta. delta = g . out is known before a row's edges are visited, but `out` is rounded.
 // Therefore the pass over destinations uses delta0 = g . out as a first guess and adds up what is missing of
-// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). Since
+// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). The row's gradient is a sum of rows y_j, of keys
+// (dot) or of attn L'(u) (additive_v2), times L'(z) and gate. Since
 //   sum_j alpha (dalpha - delta0 - residual) y_j
 //     = sum_j alpha (dalpha - delta0) y_j - residual sum_j alpha y_j,
-// the row's gradient is exact if a second sum of rows is added up, with the `mass` of every edge. The pass
+// it is exact if a second sum of these rows is added up, with the `mass` of every edge as weight. The pass
 // over sources, which also writes the gradients of edge tensors, reads delta0 + residual. Rows of several
 // chunks use delta0, and so do rows of which a launch sees some edges only (part_of_rows: a sink, processes
-// that share a graph, source partitions).
+// that share a graph, source partitions): their residual is set to 0.
 #pragma once
 
 #include "edge_projection.cuh"
@@ -18,8 +19,9 @@
 namespace dfgnn::cuda {
 
 // What the pass over destinations saves of an edge and head for the pass over sources: alpha, with a negative
-// sign where z <= 0 (without projected features), and ds for the first guess of delta. The pass over sources
-// subtracts alpha times the residual from ds, and computes the weight and draw of the edge.
+// sign where z <= 0 (not with projected features, which exclude the LeakyReLU), and ds for the first guess of
+// delta. The pass over sources subtracts alpha times the residual from ds, and computes the weight and draw
+// of the edge.
 template <typename A>
 struct alignas(2 * sizeof(A)) SavedEdge {
   A alpha, ds;
@@ -37,7 +39,8 @@ struct EdgeGradient {
   EdgeScore<T, EDGE> z;
   A alpha, ds, dz, draw;
 
-  // mask: dropout's factor. dot_gv: g . (v + e). SLOTS: edges of a lane.
+  // valid: whether the edge exists; else its gradients are 0. mask: dropout's factor. dot_gv: g . (v + e).
+  // SLOTS: edges of a lane.
   __device__ __forceinline__ EdgeGradient(const BackwardParams& p, const EdgeReader<T>& edge, int eid_,
                                           bool valid, A mask_, A raw_, A slope, A dot_gv_,
                                           RowStats<A> softmax, A delta)
@@ -58,24 +61,24 @@ struct EdgeGradient {
   }
   // The edge's weight in sums of values.
   __device__ __forceinline__ A weight() const { return alpha * factor; }
-  // The edge's factor in the sum of keys that, times the residual of delta, is subtracted from the gradient.
+  // The edge's factor in the second sum of rows, which times the residual is subtracted from the gradient.
   __device__ __forceinline__ A mass() const { return alpha * z.slope * z.gate; }
-  // Writes the gradients of arrays [E, H].
+  // Writes the gradients of edge tensors [E, H], and draw to grad_raw.
   __device__ __forceinline__ void store(const BackwardParams& p) const {
     if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? ds : dz;
     if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = dz * raw;
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
     if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = draw;
   }
-  // Writes them in a pass over destinations that saves alpha and ds. As the gate's gradient it writes the
-  // factor raw, which the pass over sources multiplies by dz.
+  // The same in a pass over destinations that saves alpha and ds. As its ds is for the first guess of delta,
+  // the pass over sources writes grad_bias, and multiplies raw, here written as the gate's gradient, by dz.
   __device__ __forceinline__ void store_of_destinations(const BackwardParams& p) const {
     if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
   }
 
  private:
-  // Sets `factor` and `at`. Returns dalpha / factor, which is g . (v + e) plus the gradient of attention.
+  // Sets `factor` = f and `at`. Returns dalpha / f, which is g . (v + e) plus the gradient of attention.
   __device__ __forceinline__ A with_options(const BackwardParams& p, const EdgeReader<T>& edge, int eid,
                                             bool valid, A dot_gv) {
     if constexpr (EDGE) {
@@ -89,13 +92,13 @@ struct EdgeGradient {
   }
 };
 
-// Whether edge ids are needed that were not loaded with the neighbours.
+// Whether anything is read or written by edge id. Without EIDS an id costs a load, which is left out if not.
 template <bool EDGE, typename T>
 __device__ __forceinline__ bool needs_ids(const BackwardParams& p, const EdgeReader<T>& edge) {
   return EDGE && (edge.tensors || p.grad_attention || p.grad_raw);
 }
 
-// Computes the gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: ids were loaded
+// Returns the gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: ids were loaded
 // with the neighbours.
 template <bool EIDS, typename T, bool EDGE, int LPH, int SLOTS, class EidAt>
 __device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
@@ -107,8 +110,8 @@ __device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
   return {p, edge, eid, valid, mask, raw, slope, dot_gv, softmax, delta};
 }
 
-// Calls f(u, w, w_positive) for the first `left` edges of an iteration, with the weights of the lanes that
-// own them. FULL: all sub-warps have all edges.
+// Calls f(u, w, second weight) for the first `left` edges of an iteration, in all lanes, with the weights of
+// the lanes that own the edges. FULL: all sub-warps have all edges.
 template <int LPH, int B, bool FULL, class W, class F>
 __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
 #pragma unroll
@@ -119,7 +122,8 @@ __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
   }
 }
 
-// Calls f(u, draw, weight, eid) in the same way. The ids are in the second half of `index`.
+// Calls f(u, draw, weight, eid) in the same way, with the edge's two weights from two Weights. The ids are in
+// the second half of `index`.
 template <int LPH, int B, bool FULL, class W, int S, class F>
 __device__ __forceinline__ void for_edges(int left, const W& draws, const W& weights, const int (&index)[S],
                                           F f) {
@@ -144,7 +148,8 @@ __device__ __forceinline__ void add_scaled(A (&sum)[N][M], A w, A (&other)[N][M]
   }
 }
 
-// The first guess of delta of a row, g . (out - out_bias). grad_row, out_row: the row in this lane's columns.
+// Returns the first guess of delta of a row, g . (out - out_bias) (+ row_sums), in all lanes of the head.
+// grad_row, out_row: the row in this lane's columns.
 template <class C>
 __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const Tiling& t,
                                                      const BackwardParams& p,
@@ -168,7 +173,8 @@ __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const T
   return delta;
 }
 
-// The arrays whose rows a pass multiplies: x and b of the row itself, y and d of its neighbours.
+// The arrays whose rows a pass multiplies: x and b of the row itself, y and d of its neighbours. The score is
+// of x and y, and g . v is b . d.
 struct PairArrays {
   const void *x, *y, *b, *d;
 };
@@ -185,7 +191,7 @@ struct FeatureTargets {
       : in_key(ON && o.feat_in_key ? A(1) : A(0)), in_value(ON && o.feat_in_value) {
     keep(in_key);
   }
-  // The edge's features if they are part of the key, or of the value; else null.
+  // The array of edge features if they are part of the key, or of the value; else null.
   __device__ __forceinline__ const void* of_key(const EdgeOptions& o) const {
     return in_key != 0 ? o.feat : nullptr;
   }

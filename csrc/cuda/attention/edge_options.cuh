@@ -1,5 +1,5 @@
-// Options on edges (EdgeOptions in params.h): how they are read, and how they turn the number that a score
-// function computes into the score.
+// Options on edges (EdgeOptions in params.h): how they are read, and how they turn the raw score into the
+// score.
 #pragma once
 
 #include "../../core/math.h"
@@ -35,9 +35,12 @@ struct EdgeReader {
         seed(options.seed ? uint64_t(*options.seed) : 0),
         tensors(options.bias || options.gate || options.mask || options.weight) {}
 
+  // Returns element `at` of an array of A, if is_acc, or of T.
   static __device__ __forceinline__ A read(const void* x, int64_t at, bool is_acc) {
     return is_acc ? static_cast<const A*>(x)[at] : A(static_cast<const T*>(x)[at]);
   }
+  // Returns the element of the edge in x [E, columns], and of the head unless columns = 1; `otherwise` if x
+  // is null.
   __device__ __forceinline__ A column(const void* x, int eid, int columns, bool is_acc, A otherwise) const {
     return x ? read(x, int64_t(eid) * columns + (columns > 1 ? head : 0), is_acc) : otherwise;
   }
@@ -59,22 +62,26 @@ struct EdgeReader {
   }
 };
 
+// Returns the id of the edge at a position of the CSR: its position in the user's order.
 __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
 
-// Draws the dropout mask of a lane's SLOTS edges; all lanes of a warp take part. One call of Philox yields
-// the random words of four heads: where a lane owns several edges, the lanes of four heads call it for
-// different edges and shuffle the results.
+// Draws the dropout mask of a lane's SLOTS edges; all lanes of a warp take part. One run of Philox yields the
+// random words of four heads. Where a lane owns several edges, but no more than four, and the sub-warp has
+// those four heads, each lane runs it once (`together`): the lanes of the four heads take different edges and
+// shuffle the results.
 template <typename T, bool EDGE, int LPH, int SLOTS>
 struct Dropout {
   using A = Acc<T>;
   bool together;
   int head;
-  // Bit k says whether head k of four drops an edge if `together`, else whether the lane's edge k is dropped.
+  // If `together`, this lane drew for one of its edges, that of slot `turn`, and bit k says that head k of
+  // its four heads drops it; factor() fetches the bits from the lane that drew for a slot. Else bit s says
+  // that the lane's head drops its edge of slot s.
   uint32_t dropped = 0;
   A kept = 1;
-  // eid_at(s): the edge of slot s
+  // eid_at(s): the id of the lane's edge in slot s
   template <class EidAt>
   __device__ __forceinline__ Dropout(const EdgeReader<T>& edge, int heads_per_tile, EidAt eid_at)
       : together(SLOTS > 1 && SLOTS <= 4 && heads_per_tile >= 4), head(edge.head) {
@@ -104,8 +111,9 @@ struct Dropout {
   }
 };
 
-// Turns the number `raw` that a score function computes into the score (EdgeOptions in params.h), and keeps
-// what backward needs. The fused multiply-add is written out, so that forward and backward round alike.
+// Turns the raw score into the score (EdgeOptions in params.h), and keeps what backward needs: LeakyReLU'(z),
+// the gate, and whether z > 0. The fused multiply-add is written out, so that forward and backward round
+// alike.
 template <typename T, bool EDGE>
 struct EdgeScore {
   using A = Acc<T>;

@@ -1,6 +1,8 @@
-// Low-dimensional features of the edges whose projections are computed at the nodes (EdgeAttr in params.h).
-// The lanes of a head share an edge's features: lane hl holds the features hl, hl + LPH, ..., so that a
-// score, and a sum, takes one or two more products per lane.
+// Low-dimensional features x of the edges whose projections W x are computed at the nodes (EdgeAttr in
+// params.h): with a node's row y, a query or a gradient, W^T y before the main loop, and W a after it, a
+// being a row's sum of features by weight (in backward it is called b). The lanes of a head share an edge's
+// features: lane hl holds the features hl, hl + LPH, ..., FEATS of them. A score, and a sum, takes as many
+// more products per lane.
 #pragma once
 
 #include "../mma.cuh"
@@ -8,7 +10,7 @@
 
 namespace dfgnn::cuda {
 
-// ON = false: there are no features, and no function is called.
+// A lane's share of the features of an edge. ON = false: there are no features, and no function is called.
 template <class C, bool ON>
 struct AttrLanes {
   using T = typename C::T;
@@ -24,14 +26,14 @@ struct AttrLanes {
   __device__ __forceinline__ AttrLanes(const Place<C>& me, const EdgeAttr& attr)
       : p(attr), row_bytes(uint32_t(attr.dim * sizeof(T))), hl(me.hl) {
     if constexpr (!ON) return;
-    // Lanes without a feature load the first one; their products are 0.
+    // Lanes without a feature load the first one; their W^T y is 0, and their sums are not stored.
     base = static_cast<const char*>(attr.x) + (hl < attr.dim ? hl : 0) * sizeof(T);
     keep(base);
     keep(row_bytes);
     repeat<F>([&](int f) { shift[f] = hl + f * C::LPH < attr.dim ? f * C::LPH * uint32_t(sizeof(T)) : 0; });
   }
 
-  // Loads the features of an iteration's edges, whose ids are in the second half of `index`.
+  // Issues the loads x of the features of an iteration's edges, whose ids are in the second half of `index`.
   template <int B, int S>
   __device__ __forceinline__ void load(const int (&index)[S], T (&x)[B][F]) const {
     repeat<B>([&](int u) {
@@ -40,24 +42,27 @@ struct AttrLanes {
       repeat<F>([&](int f) { x[u][f] = __ldg(reinterpret_cast<const T*>(row + (f ? shift[f] : 0))); });
     });
   }
-  // Loads a row of shared memory (NodeProducts).
+  // x = this lane's features of a row of shared memory (NodeProducts); 0 where there is no such feature.
   __device__ __forceinline__ void load_row(const float* row, A (&x)[F]) const {
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
       x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);  // rows are padded to 16 features
     });
   }
-  __device__ __forceinline__ A dot(const A (&rows)[F], const T (&x)[F], A sum) const {
-    repeat<F>([&](int f) { sum += rows[f] * A(x[f]); });
+  // Returns sum + this lane's part of the product of W^T y (`onto`) with an edge's features x.
+  __device__ __forceinline__ A dot(const A (&onto)[F], const T (&x)[F], A sum) const {
+    repeat<F>([&](int f) { sum += onto[f] * A(x[f]); });
     return sum;
   }
+  // sum += w x
   __device__ __forceinline__ void axpy(A (&sum)[F], A w, const T (&x)[F]) const {
     repeat<F>([&](int f) { sum[f] += w * A(x[f]); });
   }
-  // Stores the sums of a row in its row of shared memory, those of a row chunk in its partial-result slot.
+  // Stores factor times the sums x of a whole row in its row of shared memory; those of a row chunk,
+  // unscaled, in its partial-result slot, with zeros up to p.width.
   __device__ __forceinline__ void store_row(const Place<C>& me, const A (&x)[F], A factor, int slot,
                                             float* shared_row) const {
-    __syncwarp();  // until other sub-warps have read the row's features
+    __syncwarp();  // until other sub-warps have read W^T y, which is overwritten
     if (!me.writes || slot == me.kNoItem) return;
     if (slot < 0) {
       repeat<F>([&](int f) {
@@ -73,11 +78,13 @@ struct AttrLanes {
   }
 };
 
-// Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T x before the
-// main loop, W a after it. W is the left operand of m16n8k16, in the order of its registers (EdgeAttr); rows
-// are the columns of the right one. Columns and features are numbered in the product such that a lane loads
-// and stores 16 bytes (8 bytes) at a time. The lane's number is 4 g + t.
+// Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T y of nodes'
+// rows y before the main loop, W a of the sums a after it. W is the left operand of m16n8k16, in the order of
+// its registers (EdgeAttr); the rows y or a are the columns of the right one. Columns and features are
+// numbered in the product such that a lane loads and stores 16 bytes (8 bytes) at a time. The lane's number
+// is 4 g + t.
 inline constexpr int kProductRows = 8, kProductFeats = 16;
+// Features, padded to those of whole products.
 __host__ __device__ constexpr int product_width(int dim) {
   return (dim + kProductFeats - 1) / kProductFeats * kProductFeats;
 }
@@ -86,11 +93,13 @@ template <class C>
 struct NodeProducts {
   using T = typename C::T;
   static constexpr int HEADS = 32 / C::LPH;                  // of a warp, at most
-  static constexpr int BLOCKS = C::COLS / 32;                // of a head's columns, for W^T x
+  static constexpr int BLOCKS = C::COLS / 32;                // blocks of 32 columns of a head, for W^T y
   static constexpr int GROUP = C::COLS < 64 ? C::COLS : 64;  // columns that one step of W a computes
   static constexpr int GROUPS = C::COLS / GROUP, WORDS = GROUP / 16;
 
   const EdgeAttr& p;
+  // items: of a warp, or (packed) of each sub-warp; rows: of all the warp's items. heads, first_head: how
+  // many heads a sub-warp covers, and their first; all_heads: H. width: p.dim, padded (product_width).
   const int4* records;  // of the warp's items, as in Place
   int items, rows, heads, first_head, all_heads, dim, width;
   int lane, g, t;
@@ -126,6 +135,8 @@ struct NodeProducts {
   // Elements of an array.
   __device__ __forceinline__ int size() const { return rows * heads * width; }
 
+  // The m-th row of the warp, counted over its items, or if packed over those of one sub-warp after the
+  // other. there: whether there is such an item.
   struct Row {
     int row, slot;
     bool there;
@@ -135,21 +146,23 @@ struct NodeProducts {
     const int4 record = records[at + sub];  // each sub-warp's records end with an empty one
     return {record.z, record.w, m < rows && record.w != Place<C>::kNoItem};
   }
+  // Whether there is such a head, counted from first_head.
   __device__ __forceinline__ bool has(int head) const {
     return head < heads && first_head + head < all_heads;
   }
+  // a = the lane's registers of the at-th 16 x 16 block in w, which is p.onto or p.back.
   static __device__ __forceinline__ void load_factor(const void* w, int at, int lane, uint32_t (&a)[4]) {
     const Raw raw = load_raw(static_cast<const uint4*>(w) + (at * 32 + lane));
     repeat<4>([&](int k) { a[k] = raw.x[k]; });
   }
 
-  // to = W^T x of the rows of x, [N, H, D]
-  __device__ __forceinline__ void onto(const void* x, float* to) const {
+  // to [rows, heads, width] = W^T y of the warp's rows of y [N, H, D].
+  __device__ __forceinline__ void onto(const void* y, float* to) const {
     const int steps = width / kProductFeats;
 #pragma unroll 1
     for (int m0 = 0; m0 < rows; m0 += kProductRows) {
       const Row mine = row_of(m0 + g);
-      const T* from = static_cast<const T*>(x) + (int64_t(mine.row) * all_heads + first_head) * dim;
+      const T* from = static_cast<const T*>(y) + (int64_t(mine.row) * all_heads + first_head) * dim;
       Raw raw[HEADS][BLOCKS];
       repeat<HEADS, BLOCKS>([&](int h, int b) {
         const int column = b * 32 + t * 8;
@@ -176,9 +189,9 @@ struct NodeProducts {
     }
   }
 
-  // Adds factor W a to the rows of y [N, H, D] that are not split, for a in shared memory. Also writes a to
-  // sums [N, H, p.width], unless this is null. What y holds was written by this warp, or by an earlier
-  // launch.
+  // Adds factor W a to the warp's rows of y [N, H, D] that are not split, for the sums a in shared memory
+  // (`from`). Also writes a to `sums` [N, H, p.width], unless this is null. What y holds was written by this
+  // warp, or by an earlier launch.
   __device__ __forceinline__ void back(const float* from, void* y, float factor, void* sums) const {
     const int steps = width / kProductFeats;
 #pragma unroll 1
@@ -195,6 +208,7 @@ struct NodeProducts {
         to[j] = reinterpret_cast<uint32_t*>(static_cast<T*>(y) +
                                             (int64_t(row.row) * all_heads + first_head) * dim);
       });
+      // Calls f(head, group, row j, address) for the words of y that this lane has of two rows.
       const auto each = [&](auto f) {
         repeat<HEADS, GROUPS>([&](int h, int n) {
           repeat<2>([&](int j) {
@@ -249,8 +263,8 @@ struct NodeProducts {
   }
 };
 
-// Where in these arrays of shared memory the rows of a lane's items and head are: the part of NodeProducts
-// that stays in registers.
+// Where in NodeProducts' arrays of shared memory the rows of a lane's items and head are: all of NodeProducts
+// that stays in registers during the main loop. row(n, k): that of the n-th item in the k-th array.
 template <class C>
 struct ItemFeatures {
   uint32_t first = 0, stride = 0, array = 0;  // bytes
@@ -268,8 +282,8 @@ struct ItemFeatures {
   }
 };
 
-// Adds factor W a to the split rows of y [N, H, D] after they were merged, where a is a row of `sums`. grid:
-// (8 splits per warp, heads).
+// Adds factor W a to the split rows of y [N, H, D] after they were merged, where a is a row of p.sums. A warp
+// takes 8 splits, blockIdx.y is a group of `heads` heads.
 template <class C>
 __global__ void __launch_bounds__(kThreads)
     project_splits_kernel(const EdgeAttr p, const Shape shape, const Csr csr, int heads, void* y,

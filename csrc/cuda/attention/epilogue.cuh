@@ -1,4 +1,5 @@
-// The small kernels before and after the passes: merging of split rows, sums over rows, returned attention.
+// The small kernels before and after the passes: merging of split rows, sums over rows, returned attention,
+// and the sum of partial sums of grad_attn.
 #pragma once
 
 #include "lanes.cuh"
@@ -8,11 +9,12 @@ namespace dfgnn::cuda {
 
 inline constexpr int kMergeWarps = 16;  // the most warps of a block that merges
 
-// The place of a thread in a kernel that merges. A lane takes 16 bytes of a split row's columns; the warps of
-// a block share the row's slots. grid: (num_splits, ceil(H D / (32 VA))).
+// The place of a thread in a kernel that merges the partial results of split rows, [num_slots, H, D] of type
+// A. A lane takes 16 bytes, VA columns, of a split row; the warps of a block share the row's slots. grid:
+// (num_splits, ceil(H D / (32 VA))).
 template <typename A>
 struct MergePlace {
-  static constexpr int VA = 16 / sizeof(A);
+  static constexpr int VA = 16 / sizeof(A);  // columns of a lane
   int lane, warp, warps, column, width, head;
   bool ok;
   __device__ __forceinline__ MergePlace(const Shape& s, int dim)
@@ -21,16 +23,19 @@ struct MergePlace {
     ok = column < width;
     head = ok ? column / dim : 0;
   }
+  // x = this lane's columns of a slot.
   __device__ __forceinline__ void load(const void* partial, int slot, A (&x)[VA]) const {
     Pack<A>::unpack(load_raw(static_cast<const A*>(partial) + int64_t(slot) * width + column), x);
   }
+  // Stores factor x in this lane's columns of row `row` of `rows` [N, H, D] T.
   template <typename T>
   __device__ __forceinline__ void store(void* rows, int row, const A (&x)[VA], A factor) const {
     T* out = static_cast<T*>(rows) + int64_t(row) * width + column;
     repeat<VA>([&](int k) { out[k] = T(x[k] * factor); });
   }
-  // Adds up over the warps, in a tree: the upper half of the warps stores `numbers` numbers per lane, and the
-  // lower half adds them, until the first warp has the total.
+  // Adds up over the warps, in a tree: the upper half of the warps stores `numbers` values per lane in shared
+  // memory (store(to): the k-th at to[32 k]), and the lower half adds them to its own (add(from)), until the
+  // first warp has the total.
   template <class Store, class Add>
   __device__ __forceinline__ void by_halves(int numbers, Store store, Add add) const {
     extern __shared__ int4 merge_slots[];
@@ -43,13 +48,15 @@ struct MergePlace {
     }
   }
 };
-// Numbers per lane that by_halves moves to another warp.
+// How many values per lane by_halves moves in merge_forward_kernel: top, mass, positive, and one or two sums.
 template <typename A>
 __host__ __device__ constexpr int merge_numbers(bool positive) {
   return 3 + MergePlace<A>::VA * (positive ? 2 : 1);
 }
 
-// out = sum_s exp(max_s - max) partial_s / sum_s exp(max_s - max) mass_s: the exact merge of online softmax.
+// Merges the split rows of forward. Over a row's slots s, out = sum_s exp(max_s - max) partial_out_s / sum_s
+// exp(max_s - max) mass_s (+ out_bias): the exact merge of online softmax. Also writes `positive` and
+// statistics.
 template <typename T>
 __global__ void merge_forward_kernel(const ForwardParams p) {
   using A = Acc<T>;
@@ -109,7 +116,7 @@ __global__ void merge_forward_kernel(const ForwardParams p) {
   }
 }
 
-// rows[row] = factor * sum of the row's slots, in a fixed order.
+// rows[row] = factor * sum of the slots of `partial` that the row has, in a fixed order.
 template <typename T>
 __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, const void* partial, void* rows,
                                   double factor) {
@@ -136,7 +143,7 @@ __global__ void merge_rows_kernel(const Csr csr, const Shape shape, int dim, con
   me.template store<T>(rows, split.row, acc, A(factor));
 }
 
-// out[row, h] = sum of partial[slot, h]. A warp takes a split and a head.
+// out[row, h] = sum of partial[slot, h] over the slots of the row. A warp takes a split row and a head.
 template <typename A>
 __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial, A* out) {
   follow();
@@ -153,7 +160,8 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
   if ((threadIdx.x & 31) == 0) out[int64_t(split.row) * heads + head] = sum;
 }
 
-// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1). A warp takes a work item.
+// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1), or for a row chunk
+// partial[slot, h]. A warp takes a work item.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out, A* partial) {
@@ -179,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Replaces the scores in p.attention by w m alpha (params.h). A warp takes a work item.
+// Replaces the scores in p.attention by w m alpha (ForwardParams in params.h). A warp takes a work item.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams p) {
   using A = Acc<T>;
@@ -201,8 +209,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams
   }
 }
 
-// sums[k, column] = sum of parts[i, column] over the k-th run of consecutive parts. grid: (runs, columns /
-// 32), block: (32, kSumRows).
+// sums[k, column] = sum of parts[i, column] over the parts i of the k-th of gridDim.x equal ranges. grid:
+// (ranges, ceil(columns / 32)), block: (32, kSumRows).
 inline constexpr int kSumRows = 32;
 template <typename A>
 __global__ void __launch_bounds__(32 * kSumRows)

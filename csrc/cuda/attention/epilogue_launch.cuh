@@ -6,9 +6,9 @@
 
 namespace dfgnn::cuda {
 
-// How the blocks that merge split rows are launched. Few rows of many chunks take many warps each. Where
-// there are many rows, all their blocks should be resident at a time, or half of them where most warps have
-// several chunks.
+// How the blocks that merge split rows are launched. width: H D; numbers: values per lane in shared memory.
+// Few rows of many chunks take many warps each. Where there are many rows, all their blocks should be
+// resident at a time, or half of them where most warps have several chunks.
 template <typename A>
 struct MergeLaunch {
   dim3 grid;
@@ -25,6 +25,7 @@ struct MergeLaunch {
   }
 };
 
+// The launches of the kernels of the same names; row_sums also merges the sums of split rows.
 template <typename T>
 void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial, void* rows, double factor,
                 cudaStream_t stream) {
@@ -53,12 +54,12 @@ void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out
   merge_scalars<A>(csr, heads, partial, out, stream);
 }
 
-// total[column] = sum of parts[i, column]; in two launches, through `sums`, where there are many parts.
+// total[column] = sum of parts[i, column]; in two launches, through `sums`, unless this is null (few parts).
 template <typename A>
 void sum_parts(const void* parts, int64_t num_parts, int width, void* sums, void* total,
                cudaStream_t stream) {
-  const auto run = [&](const void* from, int64_t count, unsigned runs, void* to) {
-    const dim3 grid(runs, (width + 31) / 32), block(32, kSumRows);
+  const auto run = [&](const void* from, int64_t count, unsigned ranges, void* to) {
+    const dim3 grid(ranges, (width + 31) / 32), block(32, kSumRows);
     launch(stream, grid, block, 0, sum_parts_kernel<A>, static_cast<const A*>(from), count, width,
            static_cast<A*>(to));
   };

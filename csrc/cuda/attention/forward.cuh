@@ -3,28 +3,37 @@
 // Formulas: params.h. Mapping, words, steps and common names: the head of lanes.cuh. A lane holds in
 // registers its columns of the row's sum (and with POSITIVE of the sum over edges with z > 0), of the query
 // (dot, additive_v2) and of the B neighbours' rows that are in flight (2 B for dot, B more with edge
-// features). Per edge the kernel reads the index, alpha_src or the key, and the value; per row it writes
-// `out` and the softmax's statistics, or a partial result.
+// features). Per edge the kernel reads the index, the value, and for additive alpha_src, for dot the key; per
+// row it writes `out` and the softmax's statistics, or a partial result.
+//
+// Constants of forward_kernel:
+//   POSITIVE  also adds up `positive`, from which backward has grad_alpha_dst (BackwardParams); additive only
+//   CHUNK     edges of an iteration: the B whose rows are in flight. For additive without features, which
+//             computes a score per lane, the LPH edges that a head's lanes own, if these are more; add_chunk
+//             then loads the rows after the first B
+//   EIDS      edge ids are loaded ahead; without it an id costs a load, and is read only where it is needed
+//   AHEAD     measured, as main_loop.cuh explains
 //
 // Names from other files:
 // scores.cuh:
-//   PairScore pair   the score of a row x and a neighbour y. add(k, x, y, sum): adds the part of load k;
-//                    join(sum): the score; add_far: the part of columns that other blocks have; linear:
-//                    attn . x, over the head
+//   PairScore pair   the score of a row x and a neighbour y. add(k, x, y, sum) adds to `sum` (a Sum) the part
+//                    of load k; join(sum) returns the score; add_far(..., sum) adds the part of columns that
+//                    other blocks have; linear(...) returns attn . x over the head; slope: of the LeakyReLU
+//                    inside additive_v2's sum
 // quads.cuh:
 //   QUADS            (kQuads) additive_v2 in 16 bits, without feature rows: scores by tensor cores
-//   QuadRows quads   two rows per four lanes, by which neighbours' rows are multiplied: set(first, second)
-//   pair.quad_score  (scores.cuh) the score of the own edge, but for attn . x
-//   negated, turned  -x, and x of lane ^ 8, of 16-bit numbers as loaded
-// edge_projection.cuh:
-//   AttrLanes        the lane's share of an edge's projected features: load, dot, axpy, store_row
-//   NodeProducts     onto: W^T x of the warp's rows, into shared memory; back: y += W a
-//   ItemFeatures     row(n, k): the row of item n in the k-th of these arrays
+//   QuadRows quads   their left operand, two rows per quad (four lanes): set(first, second). Here second =
+//                    attn scores neighbours 0 and 1, and first = attn of quad ^ 2 scores 2 and 3: these
+//                    results are in other lanes, so that one shuffle fetches two
+//   pair.quad_score  (quads, -x, rows; scores.cuh) returns the own edge's score without attn . x (row_term)
+//   negated, turned  return -x, and x of lane ^ 8, of 16-bit numbers as loaded
 // softmax.cuh:
-//   softmax.raise    (peak): the maximum is at least peak; returns the factor for earlier sums
+//   softmax.raise    (peak): the maximum becomes at least peak, mass is scaled; returns the factor for sums
 //   softmax.add      (e, p): adds an edge's exponential to mass, and if p to positive
-//   softmax.join     adds what an earlier source partition left in the row
-//   softmax          reference(): what is subtracted from scores; norm(): 1 / mass
+//   softmax.join     (stats, ours): adds what an earlier source partition left in the row. Returns the factor
+//                    for that, and sets ours, the factor for these sums; norm() is still missing in both
+//   softmax          reference(): what is subtracted from scores, the maximum or 0 while it is -inf; norm():
+//                    1 / mass, 0 without mass; stats(): RowStats
 #pragma once
 
 #include "edge_projection.cuh"
@@ -33,8 +42,8 @@
 
 namespace dfgnn::cuda {
 
-// Kernels with feature rows of the edges in 16 bits, and without scalars per edge, need so few registers that
-// more blocks fit.
+// Kernels of dot with feature rows of the edges in 16 bits, and without scalars per edge, need so few
+// registers that more blocks fit.
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kFewRows =
     SCORE == Score::dot && EDGES == Edges::features && sizeof(typename C::T) == 2 && C::LPH > 1;
@@ -42,10 +51,10 @@ inline constexpr bool kFewRows =
 template <class C, Score SCORE, Edges EDGES>
 constexpr int forward_blocks() {
   if (kQuads<C, SCORE, EDGES>) return kQuadBlocksForward;
-  constexpr Load LOAD = has_features(EDGES) && !kFewRows<C, SCORE, EDGES> ? Load::many_rows
-                        : SCORE == Score::additive                        ? Load::one_row
-                                                                          : Load::two_rows;
-  return kMinBlocks<C, LOAD>;
+  constexpr Held HELD = has_features(EDGES) && !kFewRows<C, SCORE, EDGES> ? Held::many_rows
+                        : SCORE == Score::additive                        ? Held::one_row
+                                                                          : Held::two_rows;
+  return kMinBlocks<C, HELD>;
 }
 
 // Projected features x of the edges in forward (EdgeAttr in params.h): their part of the scores, and the sum
@@ -58,9 +67,9 @@ struct ProjectedForward {
   AttrLanes<C, true> lanes;
   ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by a
   T x[B][F];              // features of an iteration's edges
-  A query[F], sum[1][F];  // the row's W^T q, and the sum of x by weight
+  A query[F], sum[1][F];  // the row's W^T q, and the sum of x by softmax weight
 
-  // Multiplies the rows of the warp's items by W^T.
+  // Multiplies the queries of the warp's items by W^T.
   __device__ __forceinline__ ProjectedForward(const Place<C>& me, const Tiling& t, const ForwardParams& p)
       : lanes(me, p.attr) {
     const NodeProducts<C> products(me, t, p.shape, p.attr);
@@ -76,20 +85,23 @@ struct ProjectedForward {
     lanes.load_row(items.row(item), query);
     zero(sum);
   }
-  // Adds the features' part to the score of the u-th edge.
+  // Adds the features' part, W^T q . x, to the score of the u-th edge.
   __device__ __forceinline__ void add_to_score(int u, A& score) const {
     score = lanes.dot(query, x[u], score);
   }
   __device__ __forceinline__ void add_to_sum(int u, A w) { lanes.axpy(sum[0], w, x[u]); }
   __device__ __forceinline__ void scale(A factor) { cuda::scale(sum, factor); }
+  // The sum becomes factor times itself, added up over the sub-warps of the row.
   __device__ __forceinline__ void across(const Place<C>& me, const Tiling& t, A factor) {
     repeat<F>([&](int f) { sum[0][f] = me.across(sum[0][f] * factor, t); });
   }
-  // Stores the sums of a row in shared memory, or those of a row chunk in its partial-result slot.
+  // Stores factor times the sum of a whole row in shared memory, for finish(), or the sum of a row chunk,
+  // unscaled, in its partial-result slot.
   __device__ __forceinline__ void store(const Place<C>& me, A factor, int slot, int item) {
     lanes.store_row(me, sum[0], factor, slot, items.row(item));
   }
-  // Adds W a to the rows that the warp has written.
+  // Adds W a to the whole rows that the warp has written; split rows get theirs from project_splits_kernel,
+  // after the merge. Also saves a in attr.sums for backward, unless that is null.
   __device__ __forceinline__ void finish(const Place<C>& me, const Tiling& t, const ForwardParams& p) const {
     __syncwarp();
     const NodeProducts<C> products(me, t, p.shape, p.attr);
@@ -121,9 +133,10 @@ __device__ __forceinline__ const auto& either(const X& x, const Y& y) {
   }
 }
 
-// Computes the scores of an iteration's edges: sums over the columns of the row's query and the neighbours'
-// keys, to which feat_rows are added where in_key is 1. Every lane adds up its own columns; then the sums of
-// a head's lanes are reduced into the lanes that own the edges.
+// scores = the raw scores of the own edges of an iteration: sums over the columns of the row's query and the
+// neighbours' keys (additive_v2: values), to which feat_rows are added where in_key is 1. Every lane adds up
+// its own columns; then the sums of a head's lanes are reduced into the lanes that own the edges. LPH > 1:
+// with one lane per head, every column is in the head. N: entries of `index`.
 template <bool FEAT, int B, class C, Score SCORE, bool PROJ, int Q, int F, int S, int N>
 __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t, const ForwardParams& p,
                                             const PairScore<C, SCORE>& pair,
@@ -151,7 +164,7 @@ __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t,
       if (DOT && FEAT && LPH > 1 && !me.inside(k)) sum = before;  // undone, without a branch
     }
     if (C::WIDE && t.chunks > 1) {
-      const int j = __shfl_sync(kAll, index[u / LPH], u % LPH, LPH);
+      const int j = of_lane<LPH>(index[u / LPH], u % LPH);
       int eid = 0;
       if constexpr (FEAT) eid = of_lane<LPH>(index[N / 2 + u / LPH], u % LPH);
       pair.add_far(me, t, p.attn, p.query, row, DOT ? p.key : p.value, j, in_key != 0 ? p.edge.feat : nullptr,
@@ -164,7 +177,8 @@ __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t,
   repeat<S>([&](int s) { scores[s] = DOT ? parts[s] * A(p.scale) : parts[s]; });
 }
 
-// Adds the features of an edge to the two sums of rows, unless in_value is 0.
+// Adds w times the features of an edge to `sum`, and with POSITIVE w_positive times them to sum_positive,
+// unless in_value is 0.
 template <typename T, bool POSITIVE, int N, int P>
 __device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_row)[N], Acc<T> w,
                                              Acc<T> w_positive, Acc<T> (&sum)[N][kVec<T>],
@@ -176,7 +190,7 @@ __device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_r
   });
 }
 
-// Adds up the softmax of PERIOD lanes, which have different edges and the same maximum.
+// Returns the softmax of PERIOD lanes together, which have different edges and the same maximum.
 template <int PERIOD, typename A, bool POSITIVE>
 __device__ __forceinline__ Softmax<A, POSITIVE> over_lanes(Softmax<A, POSITIVE> softmax) {
   softmax.mass = reduce_sum<PERIOD>(softmax.mass);
@@ -184,6 +198,7 @@ __device__ __forceinline__ Softmax<A, POSITIVE> over_lanes(Softmax<A, POSITIVE> 
   return softmax;
 }
 // Adds up the softmax and the sums of the sub-warps of a row, relative to the largest of their maxima.
+// Returns the row's softmax; in all sub-warps the sums become those of the row.
 template <class C, bool POSITIVE, int P, class Projected>
 __device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
     const Place<C>& me, const Tiling& t, Softmax<typename C::A, POSITIVE> softmax,
@@ -205,8 +220,9 @@ __device__ __forceinline__ Softmax<typename C::A, POSITIVE> add_subwarps(
 }
 
 // Returns the product of dropout's factor and the edge weight of this lane's s-th edge, by which its softmax
-// weight is multiplied. If attention is returned, also writes the edge's score to that array, where
-// attention_kernel (epilogue.cuh) replaces it once the row's sum is known.
+// weight is multiplied, or 0 if it does not exist (valid). If attention is returned, one lane per edge and
+// head also writes the score to that array, where attention_kernel (epilogue.cuh) replaces it once the row's
+// sum is known.
 template <class C, int PERIOD, class D>
 __device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, const ForwardParams& p,
                                                           const EdgeReader<typename C::T>& edge,
@@ -219,7 +235,7 @@ __device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, co
   return factor;
 }
 
-// x = factor x + share bias, in this lane's columns.
+// x = factor x + share out_bias, in this lane's columns.
 template <class C>
 __device__ __forceinline__ void add_bias(const Place<C>& me, const void* out_bias, typename C::A factor,
                                          typename C::A share, typename C::A (&x)[C::NV][C::VEC]) {
@@ -231,8 +247,8 @@ __device__ __forceinline__ void add_bias(const Place<C>& me, const void* out_bia
   });
 }
 
-// Writes the softmax's statistics of a row, or of a row chunk. before: the factor for what the work item of
-// an earlier source partition left in the row.
+// Writes the softmax's statistics of a row, or of a row chunk. norm: 1 / mass. before: the factor for what
+// the work item of an earlier source partition left in the row. One lane of each head writes.
 template <class C, bool POSITIVE>
 __device__ __forceinline__ void store_softmax(const Place<C>& me, const ForwardParams& p,
                                               const Softmax<typename C::A, POSITIVE> softmax,
@@ -269,14 +285,14 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);
-  A slope = V2 ? A(1) : A(p.negative_slope);
+  A slope = V2 ? A(1) : A(p.negative_slope);  // V2: its LeakyReLU is in `pair`, and there is none after it
   keep(slope);
-  const Rows<C> values = me.rows(p.value), keys = me.rows(V2 ? p.value : p.key);
+  const Rows<C> values = me.rows(p.value), keys = me.rows(V2 ? p.value : p.key);  // keys: read for dot
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
   const A in_key = FEAT && p.edge.feat_in_key, in_value = FEAT && p.edge.feat_in_value;
   ProjectedForward<C, PROJ, B> projected(me, t, p);
 
-  // ---- 2. Load: a row's own array or term, and the arrays of an iteration's neighbours.
+  // ---- 2. Load: a row's own array or term, and the arrays of an iteration's neighbours (dot: also keys).
   Raw query_raw[NV];
   A alpha_dst = 0, raw_score[SLOTS];
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
@@ -300,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   int row, item;
   A query[PAIR ? NV : 1][VEC], row_term = 0, sum[NV][VEC], sum_positive[POSITIVE ? NV : 1][VEC];
   Raw minus_query;  // QUADS: -q; row_term: attn . q
-  QuadRows quads;   // QUADS: attn as both rows, the first one turned
+  QuadRows quads;   // QUADS: attn as both rows, the first one turned (see the head of this file)
   if constexpr (QUADS) quads.set(turned(pair.words), pair.words);
   Softmax<A, POSITIVE> softmax;
   const auto open = [&] {
@@ -320,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
-    // ---- 4. Scores: sums over columns in the lanes that own the edges, or sums of two terms.
+    // ---- 4. Raw scores: sums over columns in the lanes that own the edges, or sums of two terms.
     A scores[SLOTS];
     if constexpr (QUADS) {
       scores[0] = row_term + pair.quad_score(quads, minus_query, rows);
@@ -331,7 +347,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // ---- 4. (with options on edges) Scores, and factors of weights. Edges beyond the end score -inf.
+    // ---- 4b. Scores from raw scores, -inf beyond the end, and their maximum; factors of weights (options).
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
@@ -339,7 +355,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const int eid = EDGE && (EIDS || edge.tensors || p.attention) ? eid_at(s) : 0;
+      const int eid = EDGE && (EIDS || edge.tensors || p.attention) ? eid_at(s) : 0;  // 0: not read
       const EdgeScore<T, EDGE> z(edge, scores[s], slope, eid);
       positive[s] = z.positive;
       factor[s] = A(1);
@@ -381,18 +397,18 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     });
   };
 
-  // ---- 7. Epilogue: writes the sums and the softmax's statistics, of a row or of a row chunk.
+  // ---- 7. Epilogue: sums and statistics of a row or chunk. `me` is at the next item already, `item` is not.
   const auto finish = [&](const int row, const int slot) {
     softmax = over_lanes<Own::PERIOD>(softmax);
     if (me.shared()) softmax = add_subwarps(me, t, softmax, sum, sum_positive, projected);
     A before = 0, ours = 1;  // factors of what an earlier partition left in the row, and of these sums
     if (me.joins(slot)) before = softmax.join(read_stats(me.template at<RowStats<A>>(p.stats, row)), ours);
-    if (sizeof(A) == sizeof(T)) __syncwarp();  // until all lanes have read the row's statistics
+    if (sizeof(A) == sizeof(T)) __syncwarp();  // types that join: store_softmax overwrites what was read
     const A norm = softmax.norm();
     before *= norm, ours *= norm;
     const bool adds_bias = p.out_bias && slot < 0;
-    if (adds_bias) add_bias(me, p.out_bias, ours, 1 - before, sum);
-    me.store_row(p.out, p.partial_out, sum, adds_bias ? A(1) : ours, row, slot, before);
+    if (adds_bias) add_bias(me, p.out_bias, ours, 1 - before, sum);  // what `before` scales contains it
+    me.store_row(p.out, p.partial_out, sum, adds_bias ? A(1) : ours, row, slot, before);  // add_bias scaled
     projected.store(me, ours, slot, item);
     if constexpr (POSITIVE)
       me.store_row(p.positive, p.partial_positive, sum_positive, ours, row, slot, before);

@@ -24,6 +24,7 @@ struct Weights {
       all[s] = is_positive ? w : -w;
     }
   }
+  // w, w_positive = the weights of the chunk's edge u, from the lane that owns it. All lanes must call this.
   template <int LPH>
   __device__ __forceinline__ void get(int u, A& w, A& w_positive) const {
     w = of_lane<LPH>(all[u / LPH], u % LPH);
@@ -37,7 +38,8 @@ struct Weights {
   }
 };
 
-// Loads the rows of the edges u0 .. u0 + B of a chunk. first: where in `index` their row numbers begin.
+// Issues the loads of the rows of the edges u0 .. u0 + B of a chunk. first: where in `index` their row
+// numbers begin, which are neighbours or edge ids.
 template <class C, int B, int S>
 __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, const int (&index)[S],
                                           Raw (&rows)[B][C::NV], const int first = 0) {
@@ -49,7 +51,7 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
 
 // acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and with POSITIVE
 // acc_positive += the same over the edges with z > 0. FULL: all sub-warps have all these edges. ONES: all
-// weights are 1. more(u, w_u, w_u if z > 0 else 0) adds what else belongs to an edge.
+// weights are 1. more(u, w_u, the second weight) adds what else belongs to an edge.
 struct NoMore {
   template <class... X>
   __device__ __forceinline__ void operator()(const X&...) const {}
@@ -74,8 +76,8 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
   }
 }
 
-// Adds up a chunk whose first B rows were loaded before, so that those loads are in flight while scores are
-// computed.
+// The same for all edges of a chunk of CHUNK >= B. `rows` holds the first B rows, which were loaded before,
+// so that those loads are in flight while scores are computed; further ones are loaded here.
 template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, bool ONES = false, int S, class W, int NV2>
 __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const int (&index)[S],
                                           const W& weights, Raw (&rows)[B][C::NV],
@@ -87,6 +89,7 @@ __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const
       if (!FULL && !__any_sync(kAll, u0 < left)) break;
       load_rows<C, B>(source, u0, index, rows);
     }
+    // Without FULL some sub-warp lacks an edge of the chunk, and so one of the last B.
     if (FULL || (u0 + B < CHUNK && __all_sync(kAll, u0 + B <= left))) {
       add_rows<C, true, POSITIVE, B, ONES>(u0, left, weights, rows, acc, acc_positive);
     } else {

@@ -1,5 +1,5 @@
-// How the lanes of a warp share the work on its edges; and words, steps and names that the kernels on rows
-// have in common.
+// How the lanes of a warp share the work on its edges; and the words, steps and names that all kernels on
+// rows have in common.
 //
 // A *sub-warp* of `lanes` = heads_per_tile * LPH lanes covers the row of one neighbour: LPH lanes per head,
 // NV loads of 16 bytes per lane. A warp holds 32 / lanes sub-warps. They take the edges of one row in turn,
@@ -11,12 +11,13 @@
 //     the edge;
 //   sums, feature-parallel: a lane owns columns. Weights and indices are shuffled from the lanes that own the
 //     edges.
-// Shared memory holds only the records of the work items, so that its size does not depend on degrees. A warp
-// takes several work items (main_loop.cuh) and reads all their records at the start.
+// Shared memory holds the records of the work items, with projected features the rows' products with W
+// (NodeProducts), and in backward of additive_v2 the warps' shares of grad_attn: its size does not depend on
+// degrees. A warp takes several work items (main_loop.cuh) and reads all their records at the start.
 //
-// Words:
+// Words. q, k, v, g, e and the other symbols of formulas are those of params.h.
 //   row, neighbour  the node of a work item (Item in params.h), and the other end of its edges: destination
-//                   and source, or in a pass over sources the reverse
+//                   and source, or in a pass over sources the reverse. A row of an array: a node's elements
 //   chunk           the edges of an iteration, B or CHUNK of them; of a wide head: the COLS columns that a
 //                   block takes; of a split row: the edges of a work item
 //   slot            which of a lane's own edges of a chunk; of a work item: where the partial result of a
@@ -25,68 +26,90 @@
 //   C               Config: LPH; NV; VEC elements of a load; COLS = LPH * NV * VEC; B rows in flight; WIDE:
 //                   such heads may be cut into chunks; FEATS: projected features of an edge in a lane
 //
-// Steps, under the same headings in every kernel. Some have no scores, others nothing to open:
+// Steps, under the same headings in every kernel. Some kernels have no scores, others no row to unpack:
 //   1. The place of this lane, and the arrays that it reads.
-//   2. Load: functions that issue the loads of a work item, and of an iteration.
+//   2. Load: functions that issue the loads of a work item, and of an iteration. They have no predicates:
+//      past the last edge of a row, `index` repeats that edge.
 //   3. Begin and open a row: set its sums to 0, and unpack its operands.
 //   4. Scores of an iteration's edges; in backward also g . v.
 //   5. Softmax weights of the own edges; in backward the gradients of their scores.
 //   6. Weighted sums of the neighbours' rows.
 //   7. Epilogue: the results of the work item.
 //
-// Names that kernels use:
+// Names that kernels use; "x = ..." after a function says what it writes to its argument x:
 // accumulate.cuh, vec.cuh:
-//   repeat<N>(f)        f(0), ..., f(N - 1), unrolled. copy, zero, scale: operations on arrays in registers
-//   Raw                 16 bytes of a row, which load_raw loads and store_raw stores
-//   Pack<T>             unpack, pack: Raw to and from kVec<T> = VEC numbers of type Acc<T> = A
-//   axpy, dot           axpy(acc, w, raw): acc += w raw; dot(a, raw, sum): sum + a . raw
-//   minus, plus, times  rounded on their own, not in a fused multiply-add
-//   read_number         reads what an earlier launch wrote, past the L1 cache; read_stats: RowStats
+//   repeat<N>(f)        f(0), ..., f(N - 1), unrolled. copy(to, from), zero(x), scale(x, factor): to = from,
+//                       x = 0, x = factor x, for arrays in registers
+//   Raw                 16 bytes of a row. load_raw(address) returns them, store_raw(address, raw) stores it
+//   Pack<T>             unpack(raw, x): x = the kVec<T> = VEC numbers, in type Acc<T> = A; pack(x): as a Raw
+//   axpy, dot           axpy(acc, w, raw): acc = acc + w raw. dot(a, raw, sum) returns sum + a . raw
+//   minus, plus, times  of two numbers, rounded on their own, not in a fused multiply-add
+//   read_number         (address): what an earlier launch wrote, read past the L1 cache; read_stats: RowStats
 // this file:
 //   Place me            the lane. hl: its number in its head; head_ok: whether this head exists; inside(k):
 //                       whether its k-th load is in the head; row: that of the work item it is at
-//   me.writes           whether its sub-warp stores a row's results. Item n exists unless slot_of(n) =
-//                       kNoItem
-//   me.joins(slot)      whether the item adds to what an earlier source partition wrote to the row
-//   me.shared()         whether sub-warps share a row; across(x): the sum over them
-//   me.load_row         the lane's columns of a row; unpack_row: as numbers; store_row: stores a result
-//   me.at<X>            (array, row): address of the head's X. me.terms, me.rows: the same for many rows, as
-//                       Terms: at(row), or Rows: load(row, k)
-//   me.far_dot          part of a product in the columns of a wide head that other blocks have
-//   Tiling t            heads_per_tile: of a sub-warp; chunks: of a wide head; items: of a warp
-//   keep(x)             leaves x in a register, which the compiler would otherwise compute again
-//   of_lane<LPH>        (v, lane): v of another lane of the head. reduce_sum<W>(v): sum over W lanes
-//   reduce_scatter      sums an array over a head's lanes; each lane gets the entries of its own edges
-//   kMinBlocks          <C, LOAD>, a launch bound, caps registers; LOAD: rows that the kernel holds in them.
-//                       clang-format spaces its brackets: < C, LOAD >
+//   me.writes           whether this lane stores results of the row: its head exists and, of the sub-warps
+//                       that share the row, it is in the first. Item n exists unless slot_of(n) = kNoItem
+//   me.joins(slot)      whether the item adds to what an earlier source partition wrote to the row (kJoins
+//                       in params.h). None does in 16 bits: code for it tests sizeof(A) == sizeof(T)
+//   me.shared()         whether sub-warps share a row. across(v, t) returns the sum of v over them, in all of
+//                       them; for an array, x = the sum
+//   me.load_row         (array, x, row): x = the lane's columns of the row, as loaded
+//   me.unpack_row       (raw, x, factor): x = factor raw as numbers, and 0 outside the head
+//   me.store_row        (array, partial, x, factor, row, slot, before = 1), if me.writes: the row becomes
+//                       factor x, plus before times its old contents if joins(slot). With slot >= 0 that
+//                       slot of `partial` becomes x, unscaled: the merge of a row's slots has the factor
+//   me.at<X>            (array, row): address of the head's X in an array with an X per row and head. Of many
+//                       rows: me.terms<X>(array).at(row), and for loads me.rows(array).load(row, k)
+//   me.far_dot          (t, a, row of a, b, row of b, e, row of e) returns this lane's part of a . (b + e) in
+//                       the columns of a wide head that other blocks have; e may be null
+//   Tiling t            heads_per_tile: heads of a sub-warp; chunks: blocks that share the columns of a wide
+//                       head; items: work items of a warp
+//   keep(x)             leaves x in a register: the compiler can neither compute it again nor see a constant
+//   of_lane<LPH>        (v, lane) returns v of another lane of the head. reduce_sum<W>(v): the sum over W
+//                       lanes, in all of them
+//   reduce_scatter      (x, hl): x = sums over a head's lanes, in each lane those of its own edges
+//   kMinBlocks          <C, Held>: a launch bound, which caps registers. clang-format spaces its brackets:
+//                       < C, HELD >
 //   kThreads, kAll      threads of a block, which are kWarps warps; the mask of all lanes
 // main_loop.cuh:
 //   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
 //                       iterate(edges done, edges left); then finish(row, slot), when `me` may be at the
 //                       next item already. Ahead: which loads come before the iteration or item that needs
-//                       them: none, the item's own row (own), neighbours' rows (rows), or both (all). With
-//                       Ahead::rows, open() is not called for a row without edges
+//                       them: none, the item's own row (own), neighbours' rows (rows), or both (all), as
+//                       measured. With Ahead::rows, open() is not called for a row without edges
 //   OwnEdges Own        a lane owns SLOTS edges; lanes hl and hl + PERIOD of a head have the same; SHARE: a
-//                       chunk's edges, rounded up to a power of two; left(rest): those that exist
-//   eid_of              id of own edge s. EIDS: ids were loaded ahead, into the second half of `index` behind
-//                       the neighbours; else eid_of loads it, as ids of several own edges need registers
-//   whole_or_not        passes true (FULL) where no sub-warp lacks an edge of the chunk
+//                       chunk's edges, rounded up to a power of two. Edge u exists if u < left(rest)
+//   eid_of              (..., s) returns the id of own edge s. EIDS: ids were loaded ahead, into the second
+//                       half of `index` behind the neighbours; else eid_of loads it, as ids of several own
+//                       edges need registers
+//   whole_or_not        <N>(left, f): f(FULL), with true_type where all sub-warps have N edges left
 // gather.cuh:
-//   load_rows           issues the loads of the rows of B edges: of neighbours, or (SLOTS) rows by edge id
+//   load_rows           (rows, u0, index, x, first = 0) issues the loads x = the rows of edges u0 ... u0 + B
+//                       of the chunk: of neighbours, or with first = SLOTS of rows by edge id
 //   Weights             <A, SLOTS, POSITIVE, SIGNED> of the own edges, for one sum (all) or with POSITIVE two
 //                       (all, positive): set(s, w, whether z > 0). SIGNED: weights may be negative
-//   add_rows            acc += w_u rows_u, with the weights of the lanes that own edges u. Without POSITIVE
-//                       the second sum that it takes is not used. add_chunk also loads
+//   add_rows            (u0, left, weights, rows, acc, acc2, f): acc = acc + w_u rows_u over the B edges from
+//                       u0 on, with weights from the lanes that own them, and f(u, w, second w) for what
+//                       else an edge adds. acc2: the second sum, with POSITIVE; else it is not touched
+//   add_chunk           the same for a chunk of several B, of which it loads all but the first B
 // edge_options.cuh, softmax.cuh:
 //   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
 //                       ones
 //   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: some are tensors.
-//                       Dropout: factor(s)
+//                       Dropout: factor(s) returns own edge s's factor, 0 or 1 / (1 - p)
 //   EdgeScore           makes z and the score from the raw score; positive: z > 0; slope: L'(z)
-//   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term, row, delta.
-//                       load_stats loads them
-//   Softmax             online: top, mass, positive (mass where z > 0); raise(peak): the factor of earlier
-//                       sums
+//   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term (additive:
+//                       alpha_dst; additive_v2: slope attn . x_i), RowStats and delta. load_stats(address)
+//   Softmax             online: top, the maximum; mass, the sum of exponentials relative to it; positive:
+//                       the mass of edges with z > 0
+// edge_projection.cuh (projected features x of the edges, EdgeAttr in params.h):
+//   AttrLanes           the lane's share of an edge's features. load(index, x) issues their loads; dot(y, x,
+//                       sum) returns sum + y . x; axpy(sum, w, x): sum = sum + w x; store_row(me, sum,
+//                       factor, slot, to): to = factor sum, or with slot >= 0 attr.partial's slot = sum
+//   NodeProducts        onto(y, to): to = W^T y of the rows y of the warp's items, in shared memory. back(a,
+//                       y, factor, sums): y = y + factor W a for whole rows, and sums = a, unless it is null
+//   ItemFeatures        row(n, k): the row of item n in the k-th of these arrays of shared memory
 #pragma once
 
 #include "../../core/params.h"
@@ -117,8 +140,8 @@ struct Divisor {
 // many blocks as are resident at a time: warps that run at the same time are then near each other in the
 // schedule's order, and no warp has long items only.
 struct Tiling {
-  int lanes_log2;      // lanes of a sub-warp
-  int heads_per_tile;  // lanes / LPH
+  int lanes_log2;      // log2 of the lanes of a sub-warp
+  int heads_per_tile;  // heads of a sub-warp, lanes / LPH
   int chunks;          // grid.z: blocks that share the columns of a head
   int items;           // work items of a warp, or (packed) of each of its sub-warps
   Divisor window;      // in blocks
@@ -126,7 +149,7 @@ struct Tiling {
 };
 
 // Keeps a value in a register. Without this the compiler computes it from the parameters again for every
-// edge.
+// edge, or folds it where it is a constant.
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)); }
 __device__ __forceinline__ void keep(const char*& x) { asm volatile("" : "+l"(x)); }
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)); }
@@ -166,24 +189,26 @@ struct Config {
 template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
-// How many rows a kernel holds in registers beside those in flight.
-enum class Load { sums, one_row, two_rows, four_rows, many_rows, most_rows };
+// A kernel's need of registers, named after about how many rows of T or A a lane holds beside the neighbours'
+// rows in flight. sums: accumulators alone, no score is computed; many_rows: five or more; most_rows:
+// additive_v2 over sources with feature rows of the edges.
+enum class Held { sums, one_row, two_rows, four_rows, many_rows, most_rows };
 
-// How many blocks a multiprocessor must be able to hold. This caps registers where the layout has few,
-// because occupancy hides latency better than registers do.
-template <class C, Load LOAD>
+// How many blocks a multiprocessor must be able to hold, as measured. This caps registers, because occupancy
+// hides latency better than registers do. Layouts with several loads per lane, and double, have no cap (1).
+template <class C, Held HELD>
 inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
-                                  : LOAD == Load::most_rows               ? 3
-                                  : LOAD == Load::sums                    ? (C::LPH == 1 ? 4 : 6)
-                                  // A head's only lane holds a score and statistics of every edge.
-                                  : C::LPH == 1                ? (LOAD == Load::one_row     ? 5
-                                                                  : LOAD == Load::many_rows ? 3
+                                  : HELD == Held::most_rows               ? 3
+                                  : HELD == Held::sums                    ? (C::LPH == 1 ? 4 : 6)
+                                  // A head's only lane holds a score and statistics of every edge in flight.
+                                  : C::LPH == 1                ? (HELD == Held::one_row     ? 5
+                                                                  : HELD == Held::many_rows ? 3
                                                                                             : 4)
-                                  : sizeof(typename C::T) == 4 ? (LOAD == Load::many_rows   ? 5
-                                                                  : LOAD == Load::four_rows ? 6
+                                  : sizeof(typename C::T) == 4 ? (HELD == Held::many_rows   ? 5
+                                                                  : HELD == Held::four_rows ? 6
                                                                                             : 8)
-                                  : LOAD == Load::one_row      ? 7
-                                  : LOAD == Load::many_rows    ? 4
+                                  : HELD == Held::one_row      ? 7
+                                  : HELD == Held::many_rows    ? 4
                                                                : 5;
 
 // How many edges are distributed over the lanes of a head: those of a chunk, rounded up to a power of two.
@@ -192,12 +217,12 @@ constexpr int share_of(int chunk) {
   while (n < chunk) n *= 2;
   return n;
 }
-// Lanes of a head that own different edges of a chunk.
+// How many lanes of a head own different edges of a chunk.
 constexpr int period_of(int chunk, int lanes) { return share_of(chunk) < lanes ? share_of(chunk) : lanes; }
 
 // Reduce-scatter of v over the LPH lanes of a head. Afterwards v[s] holds the total of entry s * LPH + hl (N
-// >= LPH), or v[0] that of entry hl % N (N < LPH). Where N <= LPH it takes N - 1 shuffles rather than N log2
-// LPH.
+// >= LPH), or v[0] that of entry hl % N (N < LPH). Where N <= LPH it takes N - 1 + log2(LPH / N) shuffles
+// rather than N log2 LPH.
 template <int N, int LPH, typename A>
 __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
   constexpr int W = N < LPH ? N : LPH;
@@ -222,22 +247,23 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
   }
 }
 
-// Programmatic dependent launch: a kernel may start while the one before it in the stream ends (launch.cuh).
-// Every kernel begins with this function, which waits until the results of the kernel before are written, and
-// allows the next kernel to start.
+// Programmatic dependent launch: a kernel may start while the one before it in the stream ends. Every kernel
+// that launch.cuh launches so begins with this function, which waits until the results of the kernel before
+// are written, and allows the next kernel to start.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// The value that v has in the given one of the LPH lanes of a head.
+// Returns the value that v has in lane `lane` of the LPH lanes of a head.
 template <int LPH, typename A>
 __device__ __forceinline__ A of_lane(A v, int lane) {
   if constexpr (LPH == 1) return v;
   return __shfl_sync(kAll, v, lane, LPH);
 }
 
+// Returns the sum, or the maximum, of v over WIDTH consecutive lanes, in all of them.
 template <int WIDTH, typename A>
 __device__ __forceinline__ A reduce_sum(A v) {
 #pragma unroll
@@ -284,8 +310,11 @@ struct Place : Range {
   using T = typename C::T;
   using A = typename C::A;
 
+  // sub: which sub-warp of the warp. head: the lane's head, or where there is none (not head_ok) the last
+  // one. writes: this lane stores results of the row. column, first_byte: where its first load begins, in the
+  // head and in the row. chunk: which chunk of a wide head.
   int sub, num_sub, hl, head, heads;
-  bool head_ok, writes;  // writes: this lane's sub-warp stores the row's results
+  bool head_ok, writes;
   uint32_t row_bytes;
   int column, dim, chunk;
   uint32_t first_byte;
@@ -293,7 +322,7 @@ struct Place : Range {
   int sub_log2;
   bool packed;
   uint32_t records;  // address in shared memory of the items' records: begin, length, row, slot
-  static constexpr int kNoItem = -3;  // the slot in the record of no item
+  static constexpr int kNoItem = -3;  // the slot in the record of an item that does not exist
 
   __device__ __forceinline__ Place(const Tiling& t, const Shape& s, int dim_, const Csr& csr) {
     follow();
@@ -336,7 +365,8 @@ struct Place : Range {
     keep(records);
   }
 
-  // The record of the n-th item of this lane's warp or sub-warp.
+  // The record of the n-th item of this lane's warp or (packed) sub-warp; its slot; and those of its edges
+  // that this sub-warp takes.
   __device__ __forceinline__ const int4& record(int n) const {
     return static_cast<const int4*>(__cvta_shared_to_generic(records))[n];
   }
@@ -345,6 +375,7 @@ struct Place : Range {
     const int begin = record(n).x, length = record(n).y;
     return packed ? Range{begin, length} : Range{begin + sub, (length - sub + num_sub - 1) >> sub_log2};
   }
+  // Moves this place to the n-th item.
   __device__ __forceinline__ void take(int n) {
     static_cast<Range&>(*this) = range_of(n);
     row = record(n).z;
@@ -358,7 +389,7 @@ struct Place : Range {
     return head_ok && column + k * C::LPH * C::VEC < dim;
   }
 
-  // Lanes outside the head load its first column instead.
+  // This lane's columns of the rows of `array`. Lanes outside the head load its first column instead.
   __device__ __forceinline__ Rows<C> rows(const void* array) const {
     Rows<C> r;
     r.base = static_cast<const char*>(array) + again(first_byte);
@@ -367,6 +398,7 @@ struct Place : Range {
     repeat<C::NV>([&](int k) { r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0; });
     return r;
   }
+  // The X of this lane's head in the rows of `array` [rows, H], and (at) its address in one row.
   template <typename X>
   __device__ __forceinline__ Terms<X> terms(const void* array) const {
     Terms<X> r{static_cast<const char*>(array) + head * int64_t(sizeof(X)), uint32_t(heads * sizeof(X))};
@@ -383,11 +415,13 @@ struct Place : Range {
   __device__ __forceinline__ const X* at(const void* array, int row) const {
     return at<X>(const_cast<void*>(array), row);
   }
+  // The address of this lane's k-th load of a row.
   __device__ __forceinline__ char* address(void* array, int row, int k) const {
     return at_row(static_cast<char*>(array) + offset(k), row, row_bytes);
   }
   // Bytes from the beginning of a row to this lane's k-th load.
   __device__ __forceinline__ uint32_t offset(int k) const { return again(first_byte) + k * C::LPH * 16; }
+  // x = this lane's columns of a row, as loaded.
   __device__ __forceinline__ void load_row(const void* array, Raw (&x)[C::NV], int row) const {
     const Rows<C> source = rows(array);
     repeat<C::NV>([&](int k) { x[k] = source.load(row, k); });
@@ -397,13 +431,13 @@ struct Place : Range {
     repeat<C::NV>([&](int k) { Pack<T>::unpack(raw[k], x[k]); });
     repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] = inside(k) ? x[k][c] * factor : A(0); });
   }
-  // The loaded row, and 0 outside the head, without unpacking: for 16-bit layouts with one load.
+  // Returns the loaded row, and 0 outside the head, without unpacking: for 16-bit layouts with one load.
   __device__ __forceinline__ Raw inside_or_zero(Raw raw) const {
     repeat<4>([&](int w) { raw.x[w] = inside(0) ? raw.x[w] : 0; });
     return raw;
   }
-  // Whether a work item with this slot adds to what its row contains. None does in 16 bits, where every
-  // addition would be rounded.
+  // Whether a work item with this slot adds to what its row contains. In 16 bits plans have no such item,
+  // because every addition would be rounded; the test of sizes leaves the code out.
   static __device__ __forceinline__ bool joins(int slot) { return sizeof(A) == sizeof(T) && slot == kJoins; }
   // Stores factor * x as row `row` of `array`, plus before * the row's contents where the work item joins
   // them; or, where the work item has a partial-result slot, x as that slot of `partial`, in the accumulation
@@ -436,7 +470,8 @@ struct Place : Range {
       }
     }
   }
-  // Whether the sub-warps of a warp share a row; `across` adds up over them.
+  // Whether the sub-warps of a warp share a row. `across` returns the sum of v over them, in all of them, or
+  // replaces an array by it.
   __device__ __forceinline__ bool shared() const { return !packed && num_sub > 1; }
   __device__ __forceinline__ A across(A v, const Tiling& t) const {
     for (int o = t.lanes(); o < 32; o *= 2) v += __shfl_xor_sync(kAll, v, o);
@@ -446,8 +481,8 @@ struct Place : Range {
     for (int o = t.lanes(); o < 32; o *= 2)
       repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] += __shfl_xor_sync(kAll, x[k][c], o); });
   }
-  // For a head that is wider than the registers: the sum of f(column) over this lane's share of the columns
-  // that other warps hold.
+  // For a head that is wider than the registers: returns the sum of f(column) over this lane's share of the
+  // columns that other blocks hold, a load of VEC columns at a time.
   template <class F>
   __device__ __forceinline__ A far_sum(const Tiling& t, F f) const {
     A sum = 0;
@@ -459,7 +494,7 @@ struct Place : Range {
     }
     return sum;
   }
-  // Columns [at, at + VEC) of this head in a row of `array`; 0 where it is null.
+  // x = columns [at, at + VEC) of this head in a row of `array`, or 0 where this is null.
   __device__ __forceinline__ void load_at(const void* array, int64_t row, int at, A (&x)[C::VEC]) const {
     if (array) {
       Pack<T>::unpack(load_raw(static_cast<const T*>(array) + (row * heads + head) * dim + at), x);
@@ -467,7 +502,8 @@ struct Place : Range {
       repeat<C::VEC>([&](int c) { x[c] = 0; });
     }
   }
-  // The part of a . (b + e) in the columns that other warps have. e, the edge's features, may be null.
+  // Returns this lane's part of a . (b + e) in the columns that other blocks have. a, b, e: arrays of which
+  // the given rows are taken; e, the edges' features, may be null.
   __device__ __forceinline__ A far_dot(const Tiling& t, const void* a, int64_t a_row, const void* b,
                                        int64_t b_row, const void* e = nullptr, int64_t e_row = 0) const {
     return far_sum(t, [&](int at) {

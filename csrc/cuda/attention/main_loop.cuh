@@ -21,7 +21,7 @@ namespace dfgnn::cuda {
 template <class C, int CHUNK>
 struct OwnEdges {
   static constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, C::LPH), SLOTS = SHARE / PERIOD;
-  // Edges of the iteration that exist, where `rest` edges of the row are left.
+  // Edge u < SHARE of the iteration exists if u < left(rest), where `rest` edges of the row are left.
   static __device__ __forceinline__ int left(int rest) { return SHARE > CHUNK ? min(rest, CHUNK) : rest; }
 };
 
@@ -34,8 +34,8 @@ __device__ __forceinline__ int position(const Place<C>& me, const Range& range, 
   const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
   return max(range.first + k * me.stride, 0);
 }
-// Loads the neighbours of work item n from edge `done` on or, where it has no more, those of the next work
-// item. EIDS: the edges' ids are loaded into the second half of `index`.
+// index = the neighbours of the own edges of work item n from edge `done` on or, where the item has no more,
+// those of the next work item. EIDS: the second half of `index` = the edges' ids. `me` is at item n.
 template <class C, int CHUNK, bool EIDS = false, int S>
 __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
   Range range = me;
@@ -51,11 +51,12 @@ __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n,
     if constexpr (EIDS) index[OWN + s] = edge_id(csr, at);
   });
 }
+// Loads the id of the edge that this lane owns in slot s.
 template <class C, int CHUNK>
 __device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
   return edge_id(csr, position<C, CHUNK>(me, me, done, s));
 }
-// The id of the edge that this lane owns in slot s. EIDS: it was loaded with the neighbours and is in
+// Returns the id of the edge that this lane owns in slot s. EIDS: it was loaded with the neighbours and is in
 // `index`.
 template <class C, int CHUNK, bool EIDS, int S>
 __device__ __forceinline__ int eid_of(const Place<C>& me, const Csr& csr, const int (&index)[S], int done,
@@ -89,8 +90,8 @@ enum class Ahead { none, own, rows, all };
 
 // The main loop over all work items of a warp. A kernel passes what it does:
 //   load_item()          issues the loads of the item that `me` is at
-//   load_edges()         issues the loads of an iteration: of the neighbours `index`
-//   begin(row, n)        begins the n-th item
+//   load_edges()         issues the loads of an iteration: the rows of the neighbours in `index`
+//   begin(row, n)        begins the n-th item: sets its sums to 0
 //   open()               unpacks the item's own row; with Ahead::rows it is called for items with edges only
 //   iterate(done, left)  computes the sub-warp's edges done ... done + CHUNK, of which `left` exist
 //   finish(row, slot)    writes the item's results; `me` is at the next item already

@@ -9,7 +9,8 @@
 
 namespace dfgnn::cuda {
 
-// How many bytes of shared memory the products of a block's rows with W take (NodeProducts).
+// How many bytes of shared memory the products of a block's rows with W take (NodeProducts), in `arrays`
+// arrays.
 template <class C>
 int product_bytes(const Launch<C>& way, const Csr& csr, const EdgeAttr& attr, int arrays) {
   const Tiling& t = way.tiling;
@@ -34,7 +35,8 @@ void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, vo
   });
 }
 
-// The kernel for features of edges without scalars: dot has one, additive_v2 uses that with scalars.
+// The kernels for feature rows of the edges without scalars: dot has its own, additive_v2 uses those with
+// scalars.
 template <Score SCORE>
 inline constexpr Edges kFeatures = SCORE == Score::dot ? Edges::features : Edges::features_scalars;
 // How many rows are in flight with features of edges: three where this leaves registers for more warps.
@@ -74,7 +76,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     });
   });
   finish_forward<T>(p, stream);
-  if (p.attr.x) {  // merges the sums of features of split rows in the same way
+  if (p.attr.x) {  // the same merge for a, the split rows' sums of features, as heads of `width` columns
     ForwardParams q = p;
     q.shape.value_dim = p.attr.width;
     q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;
@@ -84,8 +86,9 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   return last_error();
 }
 
-// The backward kernels for the options of a call. With features of the edges, in rows or projected, the pass
-// over destinations always saves alpha and ds of the edges; without features it does where memory allows it.
+// The backward kernels for the options of a function call. With features of the edges, in rows or projected,
+// the pass over destinations always saves alpha and ds of the edges; without features it does where memory
+// allows it.
 using BackwardKernel = void (*)(BackwardParams, Tiling);
 
 template <class C, Score SCORE>

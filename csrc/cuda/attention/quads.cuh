@@ -1,6 +1,7 @@
 // Scores of additive_v2 in 16 bits, as exact products by tensor cores. With a row o and a neighbour c,
 //   max(o + c, 0) = o + max(-o, c), so that
 //   attn . LeakyReLU(o + c) = attn . o + slope attn . c + (1 - slope) attn . max(-o, c)
+// and the derivative of LeakyReLU(o + c) is 1 where c > -o, else the slope (add_where_greater).
 // All operands are 16-bit numbers as they are in memory; the maximum is taken of two columns at a time.
 // Tensor cores multiply 16-bit numbers exactly and add in float32. Their operands are the registers that the
 // rows were loaded into: the columns of a product may be in any order that both factors share.
@@ -15,10 +16,11 @@ namespace dfgnn::cuda {
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kQuads = SCORE == Score::additive_v2 && !has_features(EDGES) &&
                                sizeof(typename C::T) == 2 && C::NV == 1 && C::B == 4 && C::LPH >= 4;
-// The values that these layouts use in place of kMinBlocks.
+// Launch bounds (blocks per multiprocessor) of these layouts, in place of kMinBlocks (lanes.cuh).
 inline constexpr int kQuadBlocksForward = 7, kQuadBlocksDestinations = 5, kQuadBlocksSources = 4;
 
-// -x, held in registers: without `keep` the compiler negates it again in every iteration.
+// Returns -x of 16-bit numbers, held in registers: without `keep` the compiler negates them again in every
+// iteration.
 __device__ __forceinline__ Raw negated(Raw x) {
   repeat<4>([&](int w) {
     x.x[w] ^= 0x80008000u;
@@ -32,6 +34,7 @@ __device__ __forceinline__ Raw turned(const Raw& x) {
   repeat<4>([&](int w) { y.x[w] = __shfl_xor_sync(kAll, x.x[w], 8); });
   return y;
 }
+// Returns the larger one of x and y in each half of a word, which holds two 16-bit numbers.
 template <typename T>
 __device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
   uint32_t z;
@@ -86,8 +89,9 @@ __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float 
 
 // The products of a neighbour's row with two rows of each quad, over the quad's columns. The quads' rows are
 // the left operand of the tensor cores, so that neighbours can be the right one as they were loaded. A result
-// is the product of `first` or `second` of one quad with the neighbour's columns of another quad; only the
-// diagonal of the 8 x 8 results is used.
+// is the product of `first` or `second` of one quad with the neighbour's columns of another quad. Of the 8 x
+// 8 results only those are used in which both are of the same columns: the diagonal or, for a row that was
+// turned, that of quad q with quad q ^ 2.
 struct QuadRows {
   uint32_t x[2][4];
   __device__ __forceinline__ void set(const Raw& first, const Raw& second) {
@@ -96,16 +100,18 @@ struct QuadRows {
       x[half][2 * k + 1] = second.x[2 * half + k];
     });
   }
+  // sums = products with the quads 2 t and 2 t + 1 of `row`, in lane 4 g + t: two of quad g's `first`, then
+  // two of its `second`.
   template <typename T>
   __device__ __forceinline__ void multiply_by(const Raw& row, float (&sums)[4]) const {
     repeat<4>([&](int k) { sums[k] = 0; });
     repeat<2>([&](int half) { multiply<T>(sums, x[half], row.x[2 * half], row.x[2 * half + 1]); });
   }
 };
-// From QuadRows' results for four neighbours, selects those of neighbour hl % 4, and sums them over all
-// columns of the head. odd and even: the results for quads with odd and with even numbers. TURNED: those of
-// the last two neighbours are products with the row of quad ^ 2, so that they are in other lanes than those
-// of the first two, and one shuffle moves two of them.
+// From QuadRows' results for four neighbours, selects those of neighbour hl % 4, and returns their sum over
+// all columns of the head. odd and even: by neighbour, the products with quads of odd and of even number.
+// TURNED: those of the last two neighbours are products with the row of quad ^ 2, so that they are in other
+// lanes than those of the first two, and one shuffle moves two of them.
 template <class C, bool TURNED = false>
 __device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float (&even)[4]) {
   const int lane = threadIdx.x & 31, quad = lane & 28, from = lane >> 3;
@@ -124,7 +130,7 @@ __device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float 
   for (int o = 4; o < C::LPH; o *= 2) sum += __shfl_xor_sync(kAll, sum, o);
   return sum;
 }
-// The same for the products with the rows `first`, where sums is indexed by neighbour.
+// The same for the products with the rows `first`: sums[u] are the results of multiply_by for neighbour u.
 template <class C>
 __device__ __forceinline__ float first_of_own_edge(const float (&sums)[4][4]) {
   float odd[4], even[4];

@@ -2,7 +2,7 @@
 // columns.
 //   dot:          x . y, without the scale, by which callers multiply it
 //   additive_v2:  attn . LeakyReLU(x + y)
-// As dot is scaled last, the pass over sources, where it is y . x, rounds alike.
+// As dot is scaled last, the pass over sources, where it is y . x, rounds as forward does.
 #pragma once
 
 #include "gather.cuh"
@@ -15,8 +15,8 @@ struct PairScore {
   using A = typename C::A;
   static constexpr bool V2 = SCORE == Score::additive_v2;
   static constexpr int NV = V2 ? C::NV : 1;
-  A numbers[QUADS ? 1 : NV][C::VEC];  // attn
-  Raw words;                          // QUADS: attn as it is in memory
+  A numbers[QUADS ? 1 : NV][C::VEC];  // attn in the type of sums; unused with QUADS
+  Raw words;                          // QUADS: attn in 16 bits, as it is in memory
   A slope;                            // of the inner LeakyReLU
 
   __device__ __forceinline__ PairScore(const Place<C>& me, const void* attn_row, A negative_slope)
@@ -46,6 +46,7 @@ struct PairScore {
   struct Sum {
     A linear = 0, positive = 0;
   };
+  // Adds the products of this lane's k-th load of the rows x and y to `sum`.
   template <bool LINEAR = true>
   __device__ __forceinline__ void add(int k, const A (&x)[C::VEC], const A (&y)[C::VEC], Sum& sum) const {
 #pragma unroll
@@ -59,13 +60,16 @@ struct PairScore {
       }
     }
   }
+  // Returns the score: slope linear + (1 - slope) positive, or for dot the linear sum.
   __device__ __forceinline__ A join(const Sum& sum) const {
     return V2 ? fma(slope, sum.linear, (1 - slope) * sum.positive) : sum.linear;
   }
   // QUADS (quads.cuh): with minus = -o and the rows of four neighbours c, returns for the lane's own edge,
-  // one of these four, attn . LeakyReLU(o + c) - attn . o. The second row of `quads` must be attn. `first`
-  // gets the products of c with the first row of `quads`. If LINEAR is false, only attn . max(-o, c) is
-  // returned, and `first` is not set. TURNED: as in of_own_edge.
+  // one of these four,
+  //   attn . LeakyReLU(o + c) - attn . o = slope attn . c + (1 - slope) attn . max(-o, c).
+  // The second row of `quads` must be attn. first[u] gets the products of neighbour u with the first row of
+  // `quads`. If LINEAR is false, only attn . max(-o, c) is returned, and `first` is not set. TURNED: as in
+  // of_own_edge; the first row of `quads` is then attn, turned.
   template <bool LINEAR = true, bool TURNED = false>
   __device__ __forceinline__ A quad_sum(const QuadRows& quads, const Raw& minus, const Raw (&rows)[4][1],
                                         float (&first)[4][4]) const {
@@ -106,7 +110,8 @@ struct PairScore {
     if (C::WIDE && t.chunks > 1) sum += me.far_dot(t, attn_row, 0, array, row);
     return reduce_sum<C::LPH>(sum);
   }
-  // `add` for the other chunks of a wide head; e, the edge's features in the key, may be null.
+  // Adds to `sum` this lane's part of the score of row a_row of array a and row b_row of b, in the columns of
+  // a wide head that other blocks have. e, the edges' features in the key, may be null.
   template <bool LINEAR = true>
   __device__ __forceinline__ void add_far(const Place<C>& me, const Tiling& t, const void* attn_row,
                                           const void* a, int64_t a_row, const void* b, int64_t b_row,
@@ -132,7 +137,8 @@ struct PairScore {
   }
 };
 
-// Adds up the warps' shares of grad_attn, and stores the sum as the block's row of `parts` [blocks, H, D].
+// Adds up the shares of grad_attn of a block's lanes, sub-warps first, then warps through `shared`, and
+// stores the sum as the block's row of `parts` [blocks, H, D].
 template <class C>
 __device__ __forceinline__ void store_share_of_block(const Place<C>& me, const Tiling& t,
                                                      typename C::A (&share)[C::NV][C::VEC],

@@ -18,12 +18,13 @@ struct RowStats {
 // What the passes over sources need of a destination and head, in one aligned load.
 template <typename A>
 struct alignas(16) NodeStats {
-  A term;  // additive: alpha_dst; additive_v2: slope attn . x_i
+  A term;  // additive: alpha_dst; additive_v2: slope attn . x_i; dot: unused
   RowStats<A> row;
   A delta;
 };
 static_assert(sizeof(NodeStats<float>) == 16 && sizeof(NodeStats<double>) == 32);
 
+// Loads statistics that this launch does not write, through the read-only cache.
 template <typename A>
 __device__ __forceinline__ NodeStats<A> load_stats(const NodeStats<A>* at) {
   Raw raw[sizeof(NodeStats<A>) / 16];
@@ -57,6 +58,7 @@ template <typename A, bool POSITIVE>
 struct Softmax {
   A top = -infinity<A>(), mass = 0, positive = 0;
 
+  // By what exponentials relative to `from` are multiplied, to be relative to `to`.
   __device__ __forceinline__ static A factor(A from, A to) {
     return from == to ? A(1) : exponential(from - to);  // both may be -inf
   }
@@ -65,6 +67,7 @@ struct Softmax {
     mass += e;
     if constexpr (POSITIVE) positive += is_positive ? e : A(0);
   }
+  // Raises the maximum to at least `peak`. Returns the factor for sums of rows; mass and positive are scaled.
   __device__ __forceinline__ A raise(A peak) {
     const A risen = max(top, peak), shrink = factor(top, risen);
     top = risen;
@@ -72,7 +75,8 @@ struct Softmax {
     if constexpr (POSITIVE) positive *= shrink;
     return shrink;
   }
-  // Adds another part. Returns the factor for the sums of this part; `theirs` is the one for the other part.
+  // Adds another part. Returns the factor for the sums of this part; `theirs` becomes the one for those of
+  // the other part.
   __device__ __forceinline__ A merge(const Softmax& other, A& theirs) {
     const A ours = raise(other.top);
     theirs = factor(other.top, top);
@@ -81,7 +85,7 @@ struct Softmax {
     return ours;
   }
   // Adds a part of the row that an earlier launch finished. Returns the factor for its normalised values;
-  // `ours` is the one for the sums of this part.
+  // `ours` becomes the one for the sums of this part. Both are still to be multiplied by norm().
   __device__ __forceinline__ A join(const RowStats<A>& before, A& ours) {
     if (before.max == infinity<A>()) return ours = 1, A(0);
     const Softmax other{before.max, exponential(before.log_sum), A(0)};
@@ -91,6 +95,7 @@ struct Softmax {
   }
   // What is subtracted from scores: the maximum, or 0 while there is no score.
   __device__ __forceinline__ A reference() const { return top == -infinity<A>() ? A(0) : top; }
+  // 1 / mass, by which sums are normalised; 0 for a row without mass.
   __device__ __forceinline__ A norm() const { return mass == 0 ? A(0) : A(1) / mass; }
   __device__ __forceinline__ RowStats<A> stats() const {
     if (mass == 0) return {infinity<A>(), A(0)};

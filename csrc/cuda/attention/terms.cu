@@ -1,11 +1,13 @@
 // Score terms of additive attention from projected features, and their gradients: core/terms.h.
 //
-// Forward: blockIdx.y is a head. A sub-warp of `lanes` lanes takes a row at a time, a lane 16 bytes of it.
-// Each lane holds its part of the vectors in registers over all its rows.
+// Forward: blockIdx.y is a head. A sub-warp of `lanes` lanes takes a row at a time, a lane 16 bytes of it, or
+// several times 16 where the head is wider. Each lane holds its first part of both attention vectors in
+// registers over all its rows.
 //
-// Backward: a thread takes 16 bytes of columns, in rows that are as far apart as the grid has row threads. A
-// block adds up its sums in shared memory, and a second kernel adds up those of the blocks in a fixed order.
-// The pass reads feat, grad_out and grad_feat once, and writes grad_feat.
+// Backward: threadIdx.x and blockIdx.y say which 16 bytes of columns a thread takes, threadIdx.y and
+// blockIdx.x in which rows, every (gridDim.x blockDim.y)-th one. A block adds up its sums in shared memory,
+// and a second kernel adds up those of the blocks in a fixed order. The pass reads feat, grad_out and
+// grad_feat once, and writes grad_feat.
 #include "../launch.cuh"
 #include "terms.h"
 
@@ -14,6 +16,7 @@ namespace {
 
 constexpr int kTermsThreads = 256;
 
+// Element d of head `head` of attention vector k, 0 for src or 1 for dst; 0 in the padding.
 template <typename T>
 __device__ __forceinline__ Acc<T> vector_at(const TermsParams& p, int k, int head, int d) {
   if (d >= p.vector_dim) return 0;
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(kTermsThreads) terms_kernel(const TermsParams 
   }
 }
 
-// blockDim: (column threads, row threads)
+// Adds the terms' part to grad_feat, and writes the block's partial sums. blockDim: (columns / V, rows).
 template <typename T>
 __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const TermsBackwardParams q) {
   using A = Acc<T>;
@@ -82,6 +85,7 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
   if (inside)
     for (int64_t n = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; n < p.num_rows[0];
          n += int64_t(gridDim.x) * blockDim.y) {
+      // u, w: the gradients of the row's two terms. Rows from num_rows[1] on have no second term.
       const bool both = n < p.num_rows[1];
       const A u = static_cast<const A*>(q.grad_terms[0])[n * p.heads + head];
       const A w = both ? static_cast<const A*>(q.grad_terms[1])[n * p.heads + head] : A(0);
@@ -120,7 +124,8 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
   }
 }
 
-// A block adds up 32 columns of one of the sums; each of its warps takes every 8th part.
+// Adds up the blocks' partial sums. A block adds up 32 columns of one of the sums; each of its warps takes
+// every 8th part.
 template <typename T>
 __global__ void __launch_bounds__(kTermsThreads) terms_sums_kernel(const TermsBackwardParams q) {
   using A = Acc<T>;
@@ -144,6 +149,7 @@ __global__ void __launch_bounds__(kTermsThreads) terms_sums_kernel(const TermsBa
     static_cast<T*>(q.sums[k])[at] = T(sum);
 }
 
+// The grid of terms_backward_kernel; blocks.x is also the number of partial sums.
 struct BackwardGrid {
   dim3 blocks, threads;
   BackwardGrid(const TermsParams& p) {

@@ -7,7 +7,7 @@ namespace dfgnn::cuda {
 
 const char* terms(const TermsParams& params, void* stream);
 const char* terms_backward(const TermsBackwardParams& params, void* stream);
-// How many partial sums terms_backward writes.
+// How many partial sums terms_backward writes to TermsBackwardParams::partial.
 int64_t terms_parts(const TermsParams& params);
 
 }  // namespace dfgnn::cuda

@@ -1,13 +1,17 @@
-// The passes on tiles and their arrays, and the computation edge by edge of rows for which dense products do
-// not serve.
+// The passes on tiles (tiles.cuh) and their arrays, and the computation edge by edge of rows for which dense
+// products do not serve.
 //
 // Names from other files:
 // params.h:
 //   kTileCols, kTileInts  columns of a chunk; integers of a chunk: its columns, then a mask per row
 // softmax.cuh:
-//   Softmax               online: top, mass, positive; raise(peak): the factor for earlier sums;
-//                         reference(): what is subtracted
-//   RowStats              max, log_sum. NodeStats: term, RowStats, delta. load_stats loads them
+//   Softmax               online: top, the maximum; mass, the sum of exponentials; positive, their sum where
+//                         z > 0. raise(peak): the maximum becomes at least peak, returns the factor for sums;
+//                         reference(): what is subtracted from scores; norm(): 1 / mass; stats(): RowStats
+//   RowStats              max, log_sum. NodeStats: term, RowStats, delta. load_stats(address) loads them
+// lanes.cuh, math.h:
+//   reduce_sum<W>         the sum over W lanes, in all of them
+//   leaky_relu            (z, slope): LeakyReLU(z); leaky_relu_grad: its derivative
 #pragma once
 
 #include "../../core/math.h"
@@ -18,28 +22,30 @@ namespace dfgnn::cuda {
 
 enum class Pass { forward, destinations, sources };
 
-// Row operands a, b and column operands c, d; S = scores from (a, c) or the terms, P = softmax:
+// Row operands a, b and column operands c, d; q, k, v, g: query, key, value, grad_out; S = scores, which are
+// scale a . c or LeakyReLU of a sum of two terms; P = the softmax's weights alpha; dS = the gradient of S:
 //   forward                 a = q, c = k, d = v:                out_d = P d (positive: over z > 0)
 //   destinations (dot)      a = q, b = g, c = k, d = v:         out_c = scale dS c
 //   sources (dot)           a = k, b = v, c = q, d = g:         out_c = scale dS c, out_d = P d
 //   sources (additive)      b = v, d = g:                       out_d = P d, row_sum = sum of dS L'
-// with dS = P (b . d - delta), and L' the derivative of LeakyReLU. All arrays are [nodes, H, D] T or [nodes,
-// H] float. Where a comment begins with the name of a pass, only this pass has the array.
+// with dS = P (b . d - delta), and L' the derivative of LeakyReLU. out_c, out_d: results that are sums over
+// rows of c or of d. All arrays are [nodes, H, D] T or [nodes, H] float. Where a comment begins with the name
+// of a pass, only this pass has the array.
 struct TileParams {
   const Item* items;     // row: the window's first; begin, end: chunks; slot: of the first row, or < 0
   const int32_t* tiles;  // [chunks, kTileInts]: columns, row masks
   int64_t num_items;
   int32_t num_rows, heads;
   const void *a, *b, *c, *d;
-  const float* row_term;                              // additive: alpha of the row's side, or null: 0
+  const float* row_term;                              // additive: alpha_dst; sources: alpha_src; null: 0
   const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
   const RowStats<float>* row_stats;                   // destinations
   const void* out;                                    // destinations: delta = g . (out - out_bias)
   const void* out_bias;                               // [H, D] or null; forward adds it
   NodeStats<float>* node_stats;                       // destinations write them for the pass over sources
   float slope, scale;                                 // scale: of the score; out_c is scaled by it too
-  void *out_c, *out_d;                                // T
-  void* positive;                                     // T
+  void *out_c, *out_d;                                // T, results of the rows
+  void* positive;                                     // T, forward: sum over z > 0, or null
   RowStats<float>* stats;                             // forward
   float* mass;                                        // forward: positive_mass
   float* row_sum;                                     // sources (additive): grad_alpha_src
@@ -71,6 +77,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
     if (row >= p.num_rows) return;
     const int64_t row_head = int64_t(row) * heads + head,
                   slot_head = int64_t(item.slot + place) * heads + head;
+    // Stores factor x as the row of `out`, or x as that of the partial results.
     const auto store = [&](const float (&x)[V], float factor, void* out, float* part) {
       if (lane >= LANES) return;
       repeat<V>([&](int k) {
@@ -90,7 +97,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
     if constexpr (HAS_B) load(p.b, row, b);
     if constexpr (!DOT) row_term = p.row_term ? p.row_term[row_head] : 0.f;
 
-    // Calls f(statistics of the column, z) for every edge of the row.
+    // Loads c and d of every edge's column, and calls f(statistics of the column, z); of dot z is a . c.
     const auto for_edges = [&](auto f) {
       for (int chunk = item.begin; chunk < item.end; ++chunk) {
         const int32_t* tile = p.tiles + int64_t(chunk) * kTileInts;
@@ -107,6 +114,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
         }
       }
     };
+    // The score, and the score minus `top`, which for dot is rounded only once.
     const auto score = [&](float z) { return DOT ? z * p.scale : leaky_relu(z, p.slope); };
     const auto relative = [&](float z, float top) {
       return DOT ? fmaf(z, p.scale, -top) : minus(leaky_relu(z, p.slope), top);

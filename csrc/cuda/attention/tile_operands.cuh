@@ -14,7 +14,7 @@
 //   load_matrices  four 8 x 8 blocks of shared memory (ldmatrix); load_transposed: each transposed
 //   pack_two<T>    two numbers, rounded to 16 bits, in a word
 // lanes.cuh:
-//   reduce_sum<W>  the sum over W lanes, in all of them; reduce_max<W>: the maximum
+//   reduce_sum<W>  (x): the sum over W lanes, in all of them; reduce_max<W>: the maximum
 #pragma once
 
 #include "../mma.cuh"
@@ -25,12 +25,12 @@ namespace dfgnn::cuda {
 inline constexpr int kTileWarps = kTileRows / 16, kTileThreads = 32 * kTileWarps;
 
 // The running maximum may be too small by this much, so that accumulators are seldom rescaled: weights up to
-// 2^8 are as exact as weights up to 1.
+// e^kLag = 2^8 are as exact as weights up to 1.
 inline constexpr float kLag = 8 * kLn2;
 
-// Scores that are products are exact, but their maximum is rounded. All weights of a row are off by the same
-// factor e^(rounding), which the mass contains, too, and which cancels. Beyond this score the rounding may
-// exceed 1.
+// Scores of dot are not rounded before the maximum is subtracted (fused multiply-add), but the maximum is.
+// All weights of a row are off by the same factor e^(rounding), which the mass contains, too, and which
+// cancels. Beyond kLargeScore the rounding may exceed 1. kLeastNormal: the least normal number.
 inline constexpr float kLargeScore = 0x1p24f, kLeastNormal = 0x1p-126f;
 __device__ __forceinline__ bool is_large(float top) {
   return abs(top) > kLargeScore && top != -infinity<float>();
@@ -38,14 +38,16 @@ __device__ __forceinline__ bool is_large(float top) {
 
 // ---- layout ----------------------------------------------------------------------------------------
 
-// Byte offset of a 16-byte piece of a row of D elements. The same piece of 8 consecutive rows is in different
-// banks.
+// Returns the byte offset of the 16-byte piece `piece` of row `row`, for rows of D elements. Pieces are
+// swizzled: the same piece of 8 consecutive rows is in different banks.
 template <int D>
 __device__ __forceinline__ int piece_at(int row, int piece) {
   constexpr int C = D / 8, SHARE = C >= 8 ? 1 : 8 / C;
   return (row * C + (piece ^ ((row / SHARE) & ((C < 8 ? C : 8) - 1)))) * 16;
 }
 
+// Shared memory, in bytes: the rows' operands A and B, then STAGES chunks, each with its columns of c, its
+// columns of d and their statistics, then delta of the rows.
 template <int D>
 struct TileLayout {
   static constexpr int STAGES = D <= 32 ? 4 : D == 64 ? 3 : 2;
@@ -58,7 +60,8 @@ struct TileLayout {
 
 // ---- operands of the tensor cores ------------------------------------------------------------------
 
-// The warp's 16 rows as the left operand. `times`: s[n] += rows x columns^T for a chunk's 32 columns.
+// The warp's 16 rows as the left operand, in registers or (base) in shared memory. `times`: s[n] += rows x
+// columns^T for M groups of 8 of the chunk's columns, from group `first` on.
 template <typename T, int D, bool IN_REGISTERS>
 struct RowOperand {
   static constexpr int STEPS = D < 16 ? 1 : D / 16;
@@ -104,7 +107,8 @@ struct RowOperand {
   }
 };
 
-// The warp's 16 x 32 weights in 16 bits, as a left operand: packed from the layout of the scores.
+// The warp's weights of 16 rows and 8 M columns in 16 bits, as a left operand: packed from the layout of the
+// scores.
 template <typename T, int M>
 struct Packed {
   uint32_t a[M / 2][4];
@@ -122,7 +126,7 @@ struct Packed {
   }
 };
 
-// acc += w x columns for the warp's 16 rows.
+// acc += w x columns for the warp's 16 rows, over the groups of 8 columns from `first` on that w has.
 template <typename T, int D, int M>
 __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T, M>& w, uint32_t columns,
                                             int lane, int first = 0) {
@@ -139,19 +143,20 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
   }
 }
 
-// Adds the rows' sums of the rounded weights: entries 0 (row g) and 2 (row g + 8) of `sum`.
+// Adds the rows' sums of the rounded weights to `sum`: entries 0 and 1 are of row g, 2 and 3 of row g + 8.
 template <typename T, int M>
 __device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
   repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
 }
 
+// The sum, and the maximum, over the four lanes that have a row's columns.
 __device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
 __device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
 
 // ---- what a pass has and where a thread works ------------------------------------------------------
 
-// How many arrays a pass accumulates in registers.
+// How many arrays [16, D] a warp accumulates in registers.
 template <Score SCORE, Pass PASS, bool POSITIVE>
 inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
 // Blocks that a multiprocessor must hold. This caps registers, because more blocks hide latency better.
@@ -168,8 +173,8 @@ struct TileTraits {
   static constexpr bool SOURCES = PASS == Pass::sources, DESTINATIONS = PASS == Pass::destinations;
   static constexpr bool HAS_A = DOT, HAS_B = !FORWARD, HAS_C = DOT;
   static constexpr bool OUT_C = DOT && !FORWARD, OUT_D = !DESTINATIONS;
-  static constexpr bool KEEP = D <= 64 || FORWARD;    // the rows' operands in registers
-  static constexpr int C = D / 8, N = kTileCols / 8;  // pieces of a row; groups of 8 columns of a chunk
+  static constexpr bool KEEP = D <= 64 || FORWARD;    // the rows' operands stay in registers
+  static constexpr int C = D / 8, N = kTileCols / 8;  // C: 16-byte pieces of a row; N: groups of 8 columns
   static constexpr int SOME = D <= 32 ? N / 2 : N;    // groups that backward has in registers at a time
   // Bytes of statistics of a column.
   static constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
@@ -192,10 +197,13 @@ struct TilePlace {
     item = {raw.x, raw.y, raw.z, raw.w};
     first_row = item.row + warp * 16;
   }
+  // The node of the window's row r, or the last one where the graph has no such row.
   __device__ __forceinline__ int row_of(int r) const { return min(item.row + r, p.num_rows - 1); }
+  // The row of a node and this block's head in an array.
   __device__ __forceinline__ const T* element(const void* x, int64_t node) const {
     return static_cast<const T*>(x) + (node * heads + head) * D;
   }
+  // Where the partial results of this lane's row g + 8 i and the head are.
   __device__ __forceinline__ int64_t slot_head(int i) const {
     return int64_t(item.slot + warp * 16 + g + 8 * i) * heads + head;
   }

@@ -13,15 +13,17 @@
 //                       pass; C: 16-byte pieces of a row; N, SOME: groups of 8 columns of a chunk, and how
 //                       many backward takes at a time
 //   a.times(s, ...)     s += rows' operand times a chunk's columns (tensor cores)
-//   Packed              weights in 16 bits; keep_only: some of them, by bits
-//   add_columns         acc += weights x columns (tensor cores); add_weights: sums of the rounded weights
-//   quad_sum, quad_max  over the four lanes of a row. piece_at: a piece of a row in shared memory
+//   Packed              weights in 16 bits; keep_only(bits): sets those whose bit is 0 to 0
+//   add_columns         (acc, weights, columns, ...): acc += weights x columns (tensor cores)
+//   add_weights         (sum, weights): sum += the rows' sums of the rounded weights
+//   quad_sum, quad_max  the sum and maximum over the four lanes of a row, in all of them
+//   piece_at<D>         (row, piece) returns the offset of a 16-byte piece of a row in shared memory
 //   kLag, is_large      how far the maximum may rise before sums are scaled; whether its rounding may exceed
 //                       1
 // mma.cuh, softmax.cuh:
-//   exp2_fast           2^x; kLog2E: log2 e. pack_two: two numbers in 16 bits each
-//   RowStats            max, log_sum. NodeStats: term, RowStats, delta. Softmax: top, mass, positive;
-//                       stats(): RowStats
+//   exp2_fast           2^x; kLog2E: log2 e. pack_two: two numbers in 16 bits each, in a word
+//   RowStats            max, log_sum. NodeStats: term, RowStats, delta. Softmax: top, mass, positive (mass
+//                       where z > 0); stats(): RowStats
 #pragma once
 
 #include "tile_operands.cuh"
@@ -30,7 +32,8 @@ namespace dfgnn::cuda {
 
 // ---- rows ------------------------------------------------------------------------------------------
 
-// Score terms and statistics of this lane's two rows. log_sum is in units of log 2.
+// Score terms and statistics of this lane's two rows. top: the running maximum in forward, the saved one over
+// destinations. log_sum is in units of log 2. ok: whether the graph has this row.
 template <typename T, int D, Score SCORE, Pass PASS>
 struct TileRows {
   using X = TileTraits<D, SCORE, PASS>;
@@ -53,8 +56,8 @@ struct TileRows {
     if constexpr (X::DESTINATIONS) load_deltas(me);
   }
 
-  // Computes delta = g . (out - out_bias) of the warp's rows, by C lanes per row, also for the pass over
-  // sources.
+  // Computes delta = g . (out - out_bias) of the warp's rows, by C lanes per row, and writes node_stats for
+  // the pass over sources.
   __device__ __forceinline__ void load_deltas(const TilePlace<T, D>& me) {
     float* deltas = reinterpret_cast<float*>(me.shared + TileLayout<D>::DELTA);
     for (int at = me.lane; at < 16 * X::C; at += 32) {
@@ -80,16 +83,19 @@ struct TileRows {
 
 // ---- sums ------------------------------------------------------------------------------------------
 
-// A chunk in shared memory, and the masks that say which of its pairs are edges.
+// A chunk in shared memory, and the masks that say which of its pairs are edges: those of the lane's two
+// rows, shifted so that bit 8 n + e is of its column e (0 or 1) of the n-th group.
 struct TileChunk {
   uint32_t mask[2], columns_c, columns_d;
   const char* stats;
+  // Whether the pair of x[n][e] is an edge.
   __device__ __forceinline__ bool exists(int n, int e) const {
     return (mask[e >> 1] >> (8 * n + (e & 1))) & 1;
   }
 };
 
-// The sums of a pass for the warp's rows.
+// The sums of a pass for the warp's rows: c, of rows of operand c by dS; d, of rows of d by weight; positive,
+// the same where z > 0; mass, of weights.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 struct TileSums {
   using X = TileTraits<D, SCORE, PASS>;
@@ -97,9 +103,10 @@ struct TileSums {
   static constexpr int C = X::C, N = X::N;
   float c[X::OUT_C ? C : 2][4] = {}, d[X::OUT_D ? C : 2][4] = {}, positive[POSITIVE ? C : 2][4] = {};
   float mass[4] = {}, mass_positive[4] = {};  // laid out as in add_weights
-  float row[2] = {};
+  float row[2] = {};                          // additive over sources: sum of dS L', this lane's columns
 
-  // Scores that are sums of a term of the row and a term of the column. Bit 4 n + e of positive_bits: z > 0.
+  // s = scores that are LeakyReLU of z, a term of the row plus one of the column. Bit 4 n + e of
+  // positive_bits: z > 0.
   __device__ __forceinline__ static void additive_scores(float (&s)[N][4], uint32_t& positive_bits,
                                                          const TilePlace<T, D>& me, const Rows& rows,
                                                          const TileChunk& chunk) {
@@ -114,7 +121,8 @@ struct TileSums {
     }
   }
 
-  // Where the maximum has risen by more than kLag, scales the sums down.
+  // Where the maximum `peak` of a chunk exceeds that of a row by more than kLag, takes it over and scales the
+  // sums down.
   __device__ __forceinline__ void rescale(Rows& rows, const float (&peak)[2]) {
     const bool rises[2] = {peak[0] > rows.top[0] + kLag, peak[1] > rows.top[1] + kLag};
     if (__any_sync(kAll, rises[0] || rises[1])) {
@@ -134,7 +142,7 @@ struct TileSums {
     }
   }
 
-  // Adds a chunk in forward. A product times `factor` is a score.
+  // Adds a chunk in forward. A product times `factor` is a score of dot.
   template <typename Operand>
   __device__ __forceinline__ void add_forward(const TilePlace<T, D>& me, Rows& rows, const TileChunk& chunk,
                                               const Operand& a, float factor) {
@@ -184,10 +192,10 @@ struct TileSums {
       repeat<SOME, 4>([&](int m, int e) {
         const int n = first + m;
         RowStats<float> of_row = {rows.top[e >> 1], rows.log_sum[e >> 1]};
-        float o = rows.delta[e >> 1], slope = 1;
+        float delta = rows.delta[e >> 1], slope = 1;
         if constexpr (X::SOURCES) {
           const float4 of = reinterpret_cast<const float4*>(chunk.stats)[8 * n + 2 * me.t + (e & 1)];
-          of_row = {of.y, of.z * kLog2E}, o = of.w;  // of: NodeStats
+          of_row = {of.y, of.z * kLog2E}, delta = of.w;  // of: NodeStats
           if constexpr (!X::DOT) {
             const float z = of.x + rows.term[e >> 1];
             slope = leaky_relu_grad(z, me.p.slope);
@@ -196,7 +204,7 @@ struct TileSums {
         }
         const float x = X::DOT ? fmaf(s[m][e], me.p.scale, -of_row.max) : minus(s[m][e], of_row.max);
         const float w = chunk.exists(n, e) ? exp2_fast(fmaf(x, kLog2E, -of_row.log_sum)) : 0.f;
-        const float ds = w * (grad[m][e] - o);
+        const float ds = w * (grad[m][e] - delta);
         s[m][e] = w;
         grad[m][e] = ds;
         if constexpr (!X::DOT) row[e >> 1] += ds * slope;
@@ -207,8 +215,8 @@ struct TileSums {
     }
   }
 
-  // Whether the rows must be computed again edge by edge: where a sum is not finite, or the maximum is so
-  // large that its rounding may exceed 1.
+  // Whether the rows must be computed again edge by edge: where a sum is not finite (0 times it is NaN, and
+  // NaN is not 0), or the maximum is so large that its rounding may exceed 1.
   __device__ __forceinline__ bool are_doubtful(const Rows& rows) const {
     float probe = 0;
     const auto look_at = [&](const auto& sums) {
@@ -225,8 +233,8 @@ struct TileSums {
 
 // ---- results ---------------------------------------------------------------------------------------
 
-// Writes the sums of a whole window, times a factor per row, through the warp's own rows of shared memory in
-// 16-byte pieces. Those of a split window go to their partial-result slots.
+// Writes the sums of a whole window, times a factor per row, to `out`: through the warp's own rows of shared
+// memory in 16-byte pieces. Those of a split window go to their partial-result slots in `part`, unscaled.
 template <typename T, int D>
 __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const float (&acc)[D / 8][4],
                                            const float (&factor)[2], void* out, float* part) {
@@ -259,6 +267,8 @@ __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const floa
   }
 }
 
+// Writes out (+ out_bias), `positive` and statistics of the warp's rows, or the partial results of a split
+// window.
 template <typename T, int D, Score SCORE, bool POSITIVE>
 __device__ __forceinline__ void store_forward(const TilePlace<T, D>& me,
                                               const TileRows<T, D, SCORE, Pass::forward>& rows,
@@ -290,6 +300,7 @@ __device__ __forceinline__ void store_forward(const TilePlace<T, D>& me,
   if constexpr (POSITIVE) store_sums(me, sums.positive, norm, p.positive, p.part_positive);
 }
 
+// Writes out_c, scaled, and out_d, and for additive the sum of dS L', or partial results.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __device__ __forceinline__ void store_backward(const TilePlace<T, D>& me,
                                                const TileRows<T, D, SCORE, PASS>& rows,

@@ -9,7 +9,8 @@
 // Mapping: a block of 4 warps takes a work item, which is a run of chunks of one window, for one head; a warp
 // owns 16 rows. Shared memory holds the rows' operands and STAGES chunks of columns. Asynchronous copies fill
 // it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank conflicts. Accumulators are in
-// registers (layout of m16n8k16: lane 4 g + t holds the rows g, g + 8 and the columns 8 n + 2 t, + 1).
+// registers, in the layout of m16n8k16: lane 4 g + t holds the rows g and g + 8, and of the n-th group of 8
+// columns those of number 2 t and 2 t + 1.
 //
 // The kernel takes 16-bit features, head sizes 8 to 128, no options on edges and no edge twice, for which a
 // mask has no room. A weight of 0 times a number that is not finite is NaN, and stays in the sums. Therefore
@@ -20,7 +21,9 @@
 // tile_edges.cuh:
 //   TileParams p     a pass's arrays: operands a, b of rows and c, d of columns (with a table by pass), and
 //                    results
-//   Pass PASS        forward, destinations or sources. POSITIVE: forward also sums over edges with z > 0
+//   Pass PASS        forward, destinations or sources. POSITIVE: forward also sums over edges with z > 0, for
+//                    grad_alpha_dst (BackwardParams in params.h)
+//   tile_rows_by_edges  computes and writes the results of the warp's 16 rows edge by edge
 // tile_operands.cuh:
 //   TilePlace me     thread, warp, lane, item, head; row_of(r): node of the window's row r; element(array,
 //                    node): its row; smem: address of shared memory
@@ -30,13 +33,15 @@
 //                    of a row; STAT: bytes of a column's statistics; KEEP: the rows' operands stay in
 //                    registers
 //   piece_at<D>      (row, piece): offset of a piece, swizzled
-//   RowOperand a, b  the warp's 16 rows for the tensor cores; init: loads them; negate: changes the sign
+//   RowOperand a, b  the warp's 16 rows for the tensor cores; init(address, warp, lane): loads them;
+//                    negate(): changes their sign
 //   kTileBlocks      blocks per multiprocessor, which caps registers; kLeastNormal: the least normal float
 // tile_sums.cuh:
 //   TileRows rows    score terms and statistics of the lane's rows, g and g + 8
 //   TileChunk here   a chunk: where its columns and statistics are, and which pairs are edges (masks)
-//   TileSums sums    add_forward, add_backward: scores, weights and sums of a chunk; are_doubtful(): some
-//                    result is not finite, or the maximum too large
+//   TileSums sums    add_forward, add_backward: compute scores and weights of a chunk, and add it to the
+//                    sums; add_forward may raise the maxima in `rows`. are_doubtful(): some result is not
+//                    finite, or the maximum too large
 //   store_forward    (_backward): writes the results, or partial results of a split window
 // mma.cuh, lanes.cuh:
 //   copy_async       starts a copy to shared memory; commit_copies: ends a group of them; wait_copies<N>:
@@ -50,7 +55,8 @@ namespace dfgnn::cuda {
 
 // ---- asynchronous copies ---------------------------------------------------------------------------
 
-// Copies the columns of chunks to shared memory. Their node ids are loaded an iteration ahead of the copies.
+// Copies the columns' rows of c and d, and their statistics, of chunks to shared memory: COPIES pieces per
+// thread. The columns' node ids are loaded an iteration ahead of the copies.
 template <typename T, int D, Score SCORE, Pass PASS>
 struct ColumnCopies {
   using L = TileLayout<D>;
@@ -61,6 +67,7 @@ struct ColumnCopies {
   };
   const TilePlace<T, D>& me;
 
+  // ids = the node ids of the pieces that this thread copies of a chunk, if there is such a chunk.
   __device__ __forceinline__ void fetch_ids(Ids& ids, int chunk) const {
     if (chunk >= me.item.end) return;
     const int32_t* columns = me.p.tiles + int64_t(chunk) * kTileInts;
@@ -72,9 +79,12 @@ struct ColumnCopies {
     }
     if (X::STAT && me.thread < kTileCols) ids.stat = __ldg(columns + me.thread);
   }
+  // The offset of a chunk's stage in shared memory.
   __device__ __forceinline__ int stage_of(int chunk) const {
     return L::FIRST_STAGE + (chunk - me.item.begin) % L::STAGES * L::STAGE;
   }
+  // Starts the copies of a chunk. Past the last chunk the group of copies is empty, so that wait_copies can
+  // count.
   __device__ __forceinline__ void copy(const Ids& ids, int chunk) const {
     if (chunk < me.item.end) {
       const uint32_t stage = me.smem + stage_of(chunk);
@@ -95,7 +105,8 @@ struct ColumnCopies {
     }
     commit_copies();
   }
-  // Starts the copies of the rows' operands and of all stages but one.
+  // Starts the copies of the rows' operands and of all stages but one. next = the ids of the chunk after
+  // those.
   __device__ __forceinline__ void begin(Ids& next) const {
     Ids first[L::STAGES - 1];
 #pragma unroll
