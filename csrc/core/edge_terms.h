@@ -38,9 +38,9 @@ struct ProjectionGradParams {
   int32_t heads, dim, width;  // rows of dim and of width elements are multiples of 16 bytes
   double scale;
   const void *rows[2], *sums[2];  // x_k, y_k: T
-  void* partial;  // [parts, H, D, width] acc: partial sums, added in a fixed order
-  int64_t parts;  // what projection_parts (cuda/edges/edge_terms.h) returns
-  void* out;      // [H, D, width] T
+  void* partial;                  // [parts, H, D, width] acc: partial sums, added in a fixed order
+  int64_t parts;                  // what projection_parts (cuda/edges/edge_terms.h) returns
+  void* out;                      // [H, D, width] T
 };
 
 }  // namespace dfgnn

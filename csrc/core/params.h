@@ -92,7 +92,7 @@ struct EdgeOptions {
 // Backward, with s_i = W^T g_i:
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
 struct EdgeAttr {
-  const void* x;  // [E, dim] T, user's edge order; or null
+  const void* x;       // [E, dim] T, user's edge order; or null
   int32_t dim, width;  // width: dim, rounded up to a multiple of 8
   // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
   // features, and permuted to the order in which tensor cores hold it in registers
@@ -269,7 +269,7 @@ struct PlanParams {
   int32_t stride;
   int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
   int32_t exact;     // whether num_items and num_splits are what the plan needs, not upper bounds
-  Item* items;  // [num_items]: num_rows + front
+  Item* items;       // [num_items]: num_rows + front
   int64_t num_items;
   int64_t front;  // an upper bound of the work items beyond one per row
   Split* splits;  // [num_splits]

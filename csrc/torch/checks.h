@@ -32,7 +32,7 @@ using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 
 inline constexpr int64_t kMostIds = int64_t(1) << 31;  // counts and ids are below this: kernels use int32
-inline constexpr int kMostDims = 4;  // the most dimensions of tensors that `make` allocates
+inline constexpr int kMostDims = 4;                    // the most dimensions of tensors that `make` allocates
 
 inline std::string to_string(const Sizes& sizes) {
   std::string text = "[";

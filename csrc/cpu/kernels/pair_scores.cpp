@@ -9,7 +9,7 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 namespace {
 
-constexpr int kMost = 64;  // edges of a block
+constexpr int kMost = 64;           // edges of a block
 constexpr int64_t kMostParts = 64;  // the most that pair_parts() returns
 
 // Returns the lanes of the widest vectors, of at least 16 bytes, that divide a head; 1 if none does.

@@ -101,8 +101,8 @@ __device__ __forceinline__ void multiply_row(const SecondParams& p, const Team<T
           const A argument = edge.key[v] + own.query[v], of_argument = edge.of_key[v] + own.of_query[v];
           const A leaky = leaky_relu(argument, slope);
           products.x[kRaw] += own.attn[v] * leaky;
-          products.x[kTRaw] += own.attn[v] * (leaky_relu_grad(argument, slope) * of_argument) +
-                               own.of_attn[v] * leaky;
+          products.x[kTRaw] +=
+              own.attn[v] * (leaky_relu_grad(argument, slope) * of_argument) + own.of_attn[v] * leaky;
         }
         products.x[kP] += own.grad[v] * edge.value[v];
         products.x[kU] += own.grad[v] * edge.of_value[v];

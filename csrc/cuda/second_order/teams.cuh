@@ -145,7 +145,7 @@ struct Team {
       } else {
         const Split split = csr.splits[k];
         if (split.slot_begin == split.slot_end) continue;  // an unused one
-        row = {split.row, 0, 0};  // where there are splits, there are ranges
+        row = {split.row, 0, 0};                           // where there are splits, there are ranges
       }
       if (ranges) {
         const int2 range = __ldg(ranges + row.row);
