@@ -163,7 +163,7 @@ class CapturedStep:
 
     def __call__(self, *batch: Any) -> Any:
         if not self._replays_anything:
-            self._warn("the model is on a CPU, which has no CUDA graphs: steps run eagerly")
+            self._warn("device", "the model is on a CPU, which has no CUDA graphs: steps run eagerly")
             return self._eagerly(samples.take_apart(batch))
         if self._last is not None:  # the first step has made lazy parameters
             self._settings_now = self._settings.now()
@@ -188,14 +188,14 @@ class CapturedStep:
             return self._without_padding(batch, sample)
         misfit = samples.misfit(sample, self._levels, self._shapes, self._constants)
         if misfit is not None:
-            self._warn(f"a batch is not like the first one ({misfit}): it runs eagerly")
+            self._warn("misfit", f"a batch is not like the first one ({misfit}): it runs eagerly")
             return self._eagerly(sample)
         captured = self._find(sample)
         if captured is None:
             why = f"a batch of {sample.sizes} does not fit into a capacity"
             if any(now != self._settings_now for _, now in self._captured):
                 why = f"{why}, or {_CHANGES}"
-            self._warn(f"{why} ({self!r}): it runs eagerly")
+            self._warn("capacity", f"{why} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.replays += 1
         return captured(sample)
@@ -208,22 +208,22 @@ class CapturedStep:
         self._warmed_up.append(settings)
         self._changes += 1
         if self._changes > self._max_graphs:
-            self._warn(f"{_CHANGES} ({self!r}): the first steps with others run eagerly")
+            self._warn("settings", f"{_CHANGES} ({self!r}): the first steps with others run eagerly")
         return False
 
     def _eagerly(self, sample: Sample) -> Any:
         self.eager_steps += 1
         return self._body.eager(sample)
 
-    def _warn(self, text: str) -> None:
-        kind = text.split()[1]  # each kind of text, told by its second word, is shown once
+    def _warn(self, kind: str, text: str) -> None:
+        """Warns once for each kind of reason."""
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(f"dfgnn.capture: {text}", CaptureWarning, stacklevel=3)
 
     def _without_padding(self, batch: Any, sample: Sample) -> Any:
         if self._settings_now not in self._same and len(self._same) >= self._max_graphs:
-            self._warn(f"{_CHANGES} ({self!r}): it runs eagerly")
+            self._warn("settings", f"{_CHANGES} ({self!r}): it runs eagerly")
             return self._eagerly(sample)
         self.captures += not self._body.debug
         replay = Replay(self._body, batch, sample)

@@ -64,6 +64,7 @@ _ROWS = define(
         plain=lambda graph, x, sources: x[_plain.ends_of(graph).edge_index[0 if sources else 1]],
         empty=lambda graph, x, sources: x.new_empty(graph.num_edges, *x.shape[1:]),
         gradients=(lambda graph, grad, sources: sum_of_edges(graph, grad.contiguous(), sources),),
+        of_edges=True,
     )
 )  # fmt: skip
 

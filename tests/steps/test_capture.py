@@ -418,13 +418,18 @@ def test_bad_input():
 
 def test_a_batch_of_another_kind_runs_eagerly():
     model, data = Net(), batches(3)
-    step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()), debug=True)
+    sizes = [(max(b.num_nodes for b in data) + 1, max(b.num_edges for b in data))]
+    step = dfgnn.capture(
+        graph_loss(model), model, torch.optim.Adam(model.parameters()), capacities=sizes, debug=True
+    )
     step(data[0])
     data[1].more = torch.ones(3)
     with pytest.warns(CaptureWarning, match="not like the first one"):
         step(data[1])
     step(data[2])
     assert (step.eager_steps, step.replays) == (2, 1)
+    with pytest.warns(CaptureWarning, match="does not fit"):  # another reason has a warning of its own
+        step(Batch.from_data_list(graphs(40)))
 
 
 # ---- on a GPU alone --------------------------------------------------------------------------------------
