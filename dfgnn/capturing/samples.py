@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import sampling
 from ..graph import Graph
 from ..graph import cache as graph_cache
-from ..graph.capacity import OF_BUFFER
+from ..graph.capacity import of_buffer
 
 # The names of the arguments of ``step(x, edge_index, y, batch)``, by position.
 NAMES = ("x", "edge_index", "y", "batch")
@@ -189,8 +189,7 @@ def _constants(batch: dict[str, Any]) -> dict[str, Any]:
 
 def _graph_of(edge_index: Tensor, num_src: int, num_dst: int) -> Graph:
     """The graph of a buffer; a new one for a hop that came without a graph or from another device."""
-    reference = OF_BUFFER.get(edge_index)
-    graph = None if reference is None else reference()
+    graph = of_buffer(edge_index)
     if graph is None:
         graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
         graph_cache.keep(edge_index, graph)  # layers that are called with edge_index find it there

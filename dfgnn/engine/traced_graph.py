@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..graph.cache import graph_of, known, once
+from ..graph.capacity import of_buffer
 from ..graph.derived import edges_as_sources
 from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
@@ -299,10 +300,12 @@ def _of_number(number: int) -> Graph:
 
 
 def _by_edges(given: Tensor | None, number: int, num_dst: int) -> Graph:
-    """The graph from each edge to its destination, made from the given edges or from the Graph of this
-    number."""
-    if given is None:
-        return edges_as_sources(_of_number(number))
+    """The graph from each edge to its destination, made from the given edges, the graph of fixed capacity of
+    which they are the buffer, or the Graph of this number."""
+    graph = _of_number(number) if given is None else of_buffer(given)
+    if graph is not None:
+        return edges_as_sources(graph)
+    assert given is not None
 
     def build() -> Graph:
         src, dst = _from_edges(given).unbind()

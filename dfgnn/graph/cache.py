@@ -21,7 +21,7 @@ from ..sparse.packed import PackedGraph
 from . import Graph
 from . import constructors as _constructors
 from .build import of_edges
-from .capacity import OF_BUFFER
+from .capacity import OF_BUFFER, of_buffer
 
 # Maximum number of cached graphs per edge_index: with and without loops, and with a few sizes. The limit
 # matters for programs that pass the same edges with another number of nodes each time.
@@ -166,9 +166,8 @@ def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:
 def _of_buffer(
     edge_index: Any, num_src: int, num_dst: int, self_loops: bool
 ) -> tuple[Graph, Tensor | None] | None:
-    """The graph of fixed capacity of which ``edge_index`` is the buffer."""
-    found = OF_BUFFER.get(edge_index) if isinstance(edge_index, Tensor) else None
-    graph = None if found is None else found()
+    """The graph of fixed capacity of which ``edge_index`` is the buffer, and where loops come from."""
+    graph = of_buffer(edge_index)
     if graph is None:
         return None
     if (graph.num_src, graph.num_dst) != (num_src, num_dst):

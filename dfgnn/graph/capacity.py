@@ -17,6 +17,12 @@ OF_BUFFER = WeakIdKeyDictionary()
 _WITH, _COPY = "Graph.with_capacity", "Graph.copy_"
 
 
+def of_buffer(edge_index: Any) -> Any:
+    """The graph of fixed capacity of which ``edge_index`` is the buffer, or None."""
+    found = OF_BUFFER.get(edge_index) if isinstance(edge_index, Tensor) else None
+    return None if found is None else found()
+
+
 def sizes_of(where: str, name: str, value: Any) -> tuple[int, int]:
     """(num_src, num_dst) of a number of nodes, or of a pair of them."""
     if isinstance(value, (tuple, list)) and len(value) == 2:

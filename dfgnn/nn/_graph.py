@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine.checks import DTYPES, no_graph
+from ..engine.traced_graph import in_use
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..graph.of_dgl import is_dgl, of_dgl
@@ -42,6 +43,13 @@ def as_graph(graph: Any, layer: nn.Module | None = None) -> Graph:
             "graph: expected a dfgnn.Graph (Graph.from_dgl), as torch.compile cannot look into DGL's, got one"
         )
     return of_dgl(graph)
+
+
+def rows_in_use(graph: Any, rows: Tensor) -> Tensor:
+    """``rows [E, ...]``. In a graph of fixed capacity the rows of unused edges, which may be NaN, are set to
+    0, and so is their gradient. Compiled code takes them as they are: only operators see the graph."""
+    mask = graph.edge_mask
+    return rows if mask is None else in_use(mask, rows)
 
 
 def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:

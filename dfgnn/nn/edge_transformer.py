@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, check_fits
-from ._graph import names_of_ends, split_ends
+from ._graph import names_of_ends, rows_in_use, split_ends
 from ._layer import AttentionLayer, check_edge_rows, dropout_p, reset_linear
 from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, normalized, swapped
 
@@ -102,6 +102,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])
+        edge_attr = rows_in_use(fused, edge_attr)
         prefix = h_src.shape[1:-1]  # batch dimensions, which the attention folds into heads
         source, destination = names_of_ends("feat", feat)
         check_fits(self, destination, self.fc_query, h_dst)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, wrong_argument, wrong_features
-from ._graph import split_ends
+from ._graph import rows_in_use, split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain, under_autocast
 from .whole.spec import LayerSpec
@@ -128,6 +128,8 @@ class GraphTransformerConv(AttentionLayer):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
+        if edge_attr is not None:
+            edge_attr = rows_in_use(fused, edge_attr)
         options = {}
         if edge_bias is not None or edge_weight is not None:
             per_head = fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from dfgnn import Graph, functional, reference
+from dfgnn import Graph, functional, nn, reference
 from dfgnn.engine.edge_rows import sum_of_edges
 
 NODES, EDGES = 50, 700
@@ -148,47 +148,98 @@ def pyg_layers():
         "gatv2": pyg.GATv2Conv(8, 4, heads=2, edge_dim=3, fill_value="max"),
         "transformer": pyg.TransformerConv(8, 4, heads=2, edge_dim=3),
         "agnn": pyg.AGNNConv(),
+        "gated": pyg.ResGatedGraphConv(8, 4, edge_dim=3, aggr="mean"),
+        "gate": pyg.GATEConv(8, 8, edge_dim=3),
+        "gen": pyg.GENConv(8, 4, edge_dim=3, norm=None),
+        "general": pyg.GeneralConv(8, 4, in_edge_channels=3, attention=True, heads=2),
     }
+
+
+def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, padding):
+    """What ``call`` computes on both, and its gradients; checks that no gradient goes to unused edges.
+
+    inputs: the features of nodes, and of edges unless there are none. padding: of the latter.
+    """
+    num_nodes, num_edges, found = len(inputs[0]), edge_index.shape[1], []
+    for fixed in (True, False):
+        layer.zero_grad()
+        if fixed:
+            graph.copy_(edge_index, num_nodes)
+            fills = (1.0, NODES), (padding, EDGES)
+            given, where = [padded(x, size, fill) for x, (fill, size) in zip(inputs, fills)], graph
+        else:
+            given = [x.clone().requires_grad_() for x in inputs]
+            where = Graph.from_edge_index(edge_index, num_nodes)
+        out = call(where, *given)
+        out[:num_nodes].square().sum().backward()
+        if fixed and len(given) == 2:
+            assert not given[1].grad[num_edges:].any()
+        gradients = [x.grad[: len(of)] for x, of in zip(given, inputs)]
+        found.append([out[:num_nodes], *gradients, *(p.grad for p in layer.parameters())])
+    for got, want in zip(*found):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "name, compiled",
     [
-        *((name, False) for name in ("gat", "gat_edges", "gatv2", "transformer", "agnn")),
+        *(
+            (name, False)
+            for name in (
+                "gat",
+                "gat_edges",
+                "gatv2",
+                "transformer",
+                "agnn",
+                "gated",
+                "gate",
+                "gen",
+                "general",
+            )
+        ),
         # Compiled, edge attributes of a layer with loops are rearranged by what the edges are.
-        *((name, True) for name in ("gat", "transformer", "agnn")),
+        *((name, True) for name in ("gat", "transformer", "agnn", "gated", "gen", "general")),
     ],
 )
 def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
     """With loops among the edges, which the layers replace, and edge attributes that are filled in."""
     layer = pyg_layers()[name].to(device)
-    call = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
-    with_edges, at_once = name not in ("gat", "agnn"), name == "transformer" and not compiled
+    fused = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     graph = Graph.with_capacity(NODES, EDGES, device=device)
-    for num_nodes, num_edges in BATCHES[:2] if compiled else BATCHES[:4]:
+
+    def call(where, x, *attr):
+        return (fused if where is graph else layer)(x, where.edge_index, *attr)
+
+    padding = 5.0 if compiled else float("nan")  # compiled layers multiply numbers of unused edges by 0
+    for num_nodes, num_edges in ((NODES, 120), *BATCHES[:2]) if compiled else BATCHES[:4]:
         edge_index = edges_of(num_nodes, num_edges, device)
         edge_index[:, : num_edges // 4] = edge_index[0, : num_edges // 4]  # loops
-        x = torch.randn(num_nodes, 8, device=device)
-        attr = torch.randn(num_edges, 3, device=device)
-        found = []
-        for fixed in (True, False):
-            layer.zero_grad()
-            if fixed:
-                graph.copy_(edge_index, num_nodes)
-                inputs, edges = padded(x, NODES, 1.0), graph.edge_index
-                attributes = padded(attr, EDGES, float("nan") if at_once else 0.0)
-            else:
-                inputs, edges = x.clone().requires_grad_(), edge_index
-                attributes = attr.clone().requires_grad_()
-            out = (call if fixed else layer)(inputs, edges, *([attributes] if with_edges else []))
-            out[:num_nodes].square().sum().backward()
-            rest = [attributes.grad[:num_edges]] if with_edges else []
-            assert not (at_once and attributes.grad[num_edges:].any())
-            found.append(
-                [out[:num_nodes], inputs.grad[:num_nodes], *rest, *(p.grad for p in layer.parameters())]
-            )
-        for got, want in zip(*found):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        inputs = [torch.randn(num_nodes, 8, device=device), torch.randn(num_edges, 3, device=device)]
+        given = inputs[:1] if name in ("gat", "agnn") else inputs
+        on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, given, padding)
+
+
+@pytest.mark.parametrize(
+    "name", ["GraphTransformerConv", "EdgeGraphTransformerConv", "EdgeGATConv", "EGATConv"]
+)
+def test_layers_of_a_graph_leave_out_unused_edges(device, name):
+    options = {"allow_zero_in_degree": True}
+    layer = {
+        "GraphTransformerConv": lambda: nn.GraphTransformerConv(8, 4, 2, edge_feats=3, **options),
+        "EdgeGraphTransformerConv": lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2, **options),
+        "EdgeGATConv": lambda: nn.EdgeGATConv(8, 3, 4, 2, **options),
+        "EGATConv": lambda: nn.EGATConv(8, 3, 4, 5, 2, **options),
+    }[name]().to(device)
+
+    def call(where, x, attr):
+        out = layer(where, x, edge_attr=attr) if name == "GraphTransformerConv" else layer(where, x, attr)
+        return out[0] if isinstance(out, tuple) else out
+
+    graph = Graph.with_capacity(NODES, EDGES, device=device)
+    for num_nodes, num_edges in BATCHES[:3]:
+        edge_index = edges_of(num_nodes, num_edges, device)
+        inputs = [torch.randn(num_nodes, 8, device=device), torch.randn(num_edges, 3, device=device)]
+        on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, float("nan"))
 
 
 def test_the_buffer_keeps_no_graph_alive():

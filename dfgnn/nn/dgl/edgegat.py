@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...engine.edge_terms import sum_of_features
 from ...graph import Graph
-from .._graph import split_ends
+from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero
 from .._terms import folded_terms, folds
 from ._edges import sums_per_head
@@ -108,6 +108,7 @@ class EdgeGATConv(AdditiveConv):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])
+        edge_feat = rows_in_use(fused, edge_feat)
         # The order is that of DGL, because random numbers may be drawn here.
         ends = self._project(h_src, h_dst, not isinstance(feat, tuple))
         # Each head reads the edge features once. If these are wider than their projection, it is faster to

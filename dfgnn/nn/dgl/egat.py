@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import projected
-from .._graph import names_of_ends, split_ends
+from .._graph import names_of_ends, rows_in_use, split_ends
 from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._terms import is_plain
 from ._edges import add_ends
@@ -118,6 +118,7 @@ class EGATConv(GraphLayer):
         h_src, h_dst = split_ends(self, fused, nfeats, None, "nfeats")
         prefix = h_src.shape[1:-1]
         check_edge_rows(self, "efeats", efeats, self.fc_fij, fused, prefix)
+        efeats = rows_in_use(fused, efeats)
         shapes = (fused.num_edges,), (fused.num_edges, prefix.numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
         source, destination = names_of_ends("nfeats", nfeats)

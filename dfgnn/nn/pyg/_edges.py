@@ -17,9 +17,10 @@ from torch_geometric.utils import (
 from torch_geometric.utils.sparse import set_sparse_value
 
 from ...engine.checks import DTYPES
-from ...engine.traced_graph import EdgeList, smaller
+from ...engine.traced_graph import EdgeList, in_use, smaller
 from ...graph import Graph, GraphPart
 from .._errors import wrong_argument, wrong_features
+from .._graph import rows_in_use
 
 
 def edge_attributes(
@@ -56,6 +57,8 @@ def edge_attributes(
         raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     if edge_map is not None:
         edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
+    else:
+        edge_attr = rows_in_use(graph, edge_attr)
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
 
 
@@ -66,10 +69,13 @@ def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -
     if traced or num_kept < len(edge_attr):
         edge_attr = edge_attr.index_select(0, edge_map[:num_kept])
     shape = num_loops, *edge_attr.shape[1:]
+    mask = None if graph.edge_mask is None else graph.edge_mask[:num_kept]
+    if mask is not None:
+        edge_attr = in_use(mask, edge_attr)
     if isinstance(fill_value, str):
-        dst, num_dst, mask = graph.edge_index[1, :num_kept], graph.num_dst, graph.edge_mask
+        dst, num_dst = graph.edge_index[1, :num_kept], graph.num_dst
         if mask is not None:  # unused edges are summed in one more row, which is dropped
-            dst, num_dst = torch.where(mask[:num_kept], dst, num_dst), num_dst + 1
+            dst, num_dst = torch.where(mask, dst, num_dst), num_dst + 1
         loops = scatter(edge_attr, dst, 0, num_dst, fill_value)[:num_loops]
     elif isinstance(fill_value, Tensor):
         loops = fill_value.to(edge_attr).expand(shape)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
-from ...engine.traced_graph import in_use
 from ...graph import GraphPart
 from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear
@@ -110,10 +109,6 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             key, query, value = (projected(self, "x", lin, x) for lin, x in lins)
             value = rows_of_sources(graph, value)
         else:
-            # In a graph of fixed capacity the rows of `attr` of unused edges may be NaN; they are set to 0.
-            # Compiled code cannot: it knows no mask, which a graph has only when the operators run.
-            if not torch.compiler.is_compiling() and graph.edge_mask is not None:
-                attr = in_use(graph.edge_mask, attr)
             sizes = x_dst.shape[-1], x_src.shape[-1], x_src.shape[-1]
             weights = [lin.weight.split([size, self.edge_dim], 1) for (lin, _), size in zip(lins, sizes)]
             (key, query, value) = (

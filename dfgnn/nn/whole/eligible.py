@@ -19,7 +19,6 @@ from ... import functional
 from ...engine import paths
 from ...engine.checks import DTYPES
 from ...engine.paths import declined
-from ...engine.traced_graph import in_use
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.eager import is_eager
@@ -306,6 +305,4 @@ def _projected_edges(
         and not folds(attr, spec.heads, len(weight))
     ):
         return None
-    if graph.edge_mask is not None:  # fixed capacity: attributes of unused edges may be NaN
-        attr = in_use(graph.edge_mask, attr)
     return attr, weight, bias
