@@ -101,9 +101,25 @@ def test_vector_of_opposite_ends(device):
         derivatives(m, graph, inputs, dtype, orders=1)
         for m, dtype in ((reference, torch.float64), (reference, None), (functional, None))
     )
-    for x, y, expected in zip(found, low, exact):
-        error, allowed = relative_error(x, expected), relative_error(y, expected)
-        assert error <= chance(graph) * allowed + 1e-5
+    allowed = [chance(graph) * relative_error(y, x) + 1e-5 for x, y in zip(exact, low)]
+    if device == "cuda":  # kernels add up each end's terms by themselves (docs/internals/mathematics.md)
+        attn = 1 + list(inputs).index("attn")
+        allowed[attn] = max(allowed[attn], rounding_of_ends(graph, inputs, exact[attn]))
+    for x, most, expected in zip(found, allowed, exact):
+        assert relative_error(x, expected) <= most
+
+
+def rounding_of_ends(graph, inputs, exact):
+    """The likely relative error of attn's gradient, the sum over edges of r L' (x_src + x_dst + e), if each of
+    its terms is added up by itself, and r = alpha (g . x_src - delta) has the rounding of its product."""
+    x_src, x_dst, attn, attr, proj = (x.double() for x in inputs.values())
+    feat = (attr @ proj.t()).view(-1, *attn.shape)
+    out, alpha = reference.gatv2_attention(graph, x_src, x_dst, attn, edge_feat=feat, return_attention=True)
+    src, dst = graph.edge_index
+    products = (out.cos()[dst] * x_src[src]).norm(dim=-1, keepdim=True)  # d sin(out) = cos(out)
+    ends = x_src[src].abs() + x_dst[dst].abs() + feat.abs()
+    sums = (alpha.view_as(products) * products * ends).norm(dim=0)  # independent errors
+    return 4 * torch.finfo(torch.float32).eps * (sums.norm() / exact.norm()).item()
 
 
 def test_threads_do_not_matter(device):
