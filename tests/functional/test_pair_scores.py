@@ -110,8 +110,8 @@ def test_vector_of_opposite_ends(device):
 
 
 def rounding_of_ends(graph, inputs, exact):
-    """The likely relative error of attn's gradient, the sum over edges of r L' (x_src + x_dst + e), if each of
-    its terms is added up by itself, and r = alpha (g . x_src - delta) has the rounding of its product."""
+    """The likely relative error of attn's gradient, the sum over edges of r L' (x_src + x_dst + e), if each
+    of its terms is added up by itself, and r = alpha (g . x_src - delta) has the rounding of its product."""
     x_src, x_dst, attn, attr, proj = (x.double() for x in inputs.values())
     feat = (attr @ proj.t()).view(-1, *attn.shape)
     out, alpha = reference.gatv2_attention(graph, x_src, x_dst, attn, edge_feat=feat, return_attention=True)
