@@ -26,7 +26,8 @@ from .runtime import library as _library
 __all__ = ["cpu_name", "driver", "main", "report", "text"]
 
 _PACKAGES = ("torch_geometric", "dgl", "numpy", "scipy", "scikit-network", "matplotlib", "ogb")
-_ISA = "DFGNN_CPU_ISA"
+_ISA = "DFGNN_CPU_ISA"  # the environment variable that selects the CPU kernels' instruction set
+# Processor architecture -> its newest instruction set with kernels; other architectures have "base" alone.
 _NEWEST = {"x86_64": "avx512"}
 
 

@@ -128,7 +128,7 @@ class _Finder:
 
 
 _lock = threading.RLock()
-_holders = 0
+_holders = 0  # how many results of `install_as_dgl` are active
 _before: list[Any] = []  # what sys.modules["dgl"] was before the first call, for the last `undo`
 
 

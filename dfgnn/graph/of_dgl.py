@@ -35,10 +35,11 @@ def of_dgl(graph: Any) -> Graph:
 
 def _of_relation(graph: Any) -> Graph:
     formats = graph.formats()["created"]
-    # Only a format that DGL has already: it would make another one without checks, and read out of bounds.
+    # Only a format that DGL has created already: it would make another one without checking the ids, and read
+    # out of bounds.
     created = graph.formats(formats)
     if len(graph.canonical_etypes) != 1:
-        return Graph.from_dgl(created)  # which raises
+        return Graph.from_dgl(created)  # raises the error for several edge types
     form = next((name for name in ("csc", "csr") if name in formats), "coo")
     arrays = graph.edges() if form == "coo" else graph.adj_tensors(form)
     places = [(x.data_ptr(), x.shape, x.dtype, x.device) for x in arrays]

@@ -130,7 +130,8 @@ class Planner:
         return handle
 
     def _planned_without_waiting(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
-        """The handle of a new GPU graph, made without waiting for the GPU; None if that is not possible."""
+        """The handle of a new GPU graph, made without waiting for the GPU; None if that is not possible, or
+        if there are plans already, among which `adopt` may have put another "auto"."""
         structure = self.structure
         if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
             return None

@@ -65,7 +65,8 @@ def uses(started: str) -> list[Use]:
             continue
         if name != "__main__" and not file.endswith(".py"):
             continue
-        # Of thousands of installed modules, only those that have one of these functions are parsed.
+        # Of thousands of installed modules, only those are parsed that hold one of these functions, or one of
+        # the modules that contain them.
         if "site-packages" in file and telling.isdisjoint(map(id, list(vars(module).values()))):
             continue
         try:
