@@ -108,7 +108,7 @@ def cpu_name() -> str:
 
 def _libraries(off: list) -> dict[str, dict]:
     paths = {name: _library.DIRECTORY / f"libdfgnn_{name}.so" for name in ("cpu", "cuda")}
-    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # dfgnn cannot be imported without the first
+    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # dfgnn cannot be imported without "cpu"
     if not loaded["cuda"]:
         try:
             _library.require_cuda_library()

@@ -12,9 +12,9 @@ from ..graph import Graph
 from . import samples
 from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Level, Sample, Sizes
 
-_ALIGN = 256  # bytes
+_ALIGN = 256  # bytes: each tensor in the block begins at a multiple of this
 _RING = 3  # number of staging buffers on the host: several, because earlier copies may be in progress
-_NUMBERS = "sizes in use"
+_NUMBERS = "sizes in use"  # the name of the tensor with `Sizes.numbers` of the batch
 
 
 class Buffers:

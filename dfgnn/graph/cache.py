@@ -337,7 +337,7 @@ def state_of(part: Tensor) -> tuple:
     return part.layout, part.shape, *map(state_of, _indices(part))
 
 
-_SHORT = 2**20  # bytes, read in about 50 µs
+_SHORT = 2**20  # bytes whose checksum takes about 50 µs: `short_checksum` blocks other threads for so long
 
 
 def _checksums(x: Tensor) -> tuple:

@@ -9,9 +9,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import Graph
 
-# DGL's immutable index of a graph, which DGL replaces when edges change -> Graph. Keys are compared by
-# identity, because the index of DGL 1.1 cannot be hashed. Values do not refer to keys, so an entry lives as
-# long as DGL's object.
+# `DGLGraph._graph`, an immutable index of the edges, which DGL replaces when they change -> Graph. Keys are
+# compared by identity, because the index of DGL 1.1 cannot be hashed. Values do not refer to keys, so an
+# entry lives as long as DGL's object.
 _from_dgl = WeakIdKeyDictionary()
 
 # g[etype] makes a new index each time, with the same arrays of edges and the edge frame of g. Frame ->

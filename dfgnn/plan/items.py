@@ -110,9 +110,9 @@ def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
 
 def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
     """`cut` by the GPU's kernels, in another order. With longest_first they sort by ranges of lengths, four
-    for each doubling of the length. In natural order each 64 rows are sorted by length; chunks of split rows beyond a row's
-    first come before all rows, and unused entries before those. With source partitions only blocks of rows
-    are in order."""
+    for each doubling of the length. In natural order each 64 rows are sorted by length; chunks of split rows
+    beyond a row's first come before all rows, and unused entries before those. With source partitions only
+    blocks of rows are in order."""
     items, splits, counts = _plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1

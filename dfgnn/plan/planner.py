@@ -105,7 +105,7 @@ class Planner:
 
     @not_compiled
     def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
-        handles = self.handles  # read first: see `_make_arguments`
+        handles = self.handles  # read before plans are made, because `adopt` may replace it meanwhile
         handle = self._handle_of_all_shapes(schedule, backward)
         if handle is None and schedule == "auto" and not self.once:
             handle = self._planned_without_waiting(Shape(num_heads, head_dim, dtype, layer), edges, backward)

@@ -30,7 +30,8 @@ SOFTMAXES = {
 # Libraries whose modules are not searched.
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
-# Words near the softmax -> the kind of attention; the first kind with such a word counts.
+# Words in the function or class around a softmax -> the functions of dfgnn.functional that fit. The first
+# entry of which a word occurs counts.
 _KINDS: tuple[tuple[set[str], str], ...] = (
     ({"leaky_relu", "leakyrelu"}, "gat_attention or gatv2_attention"),
     (
@@ -73,7 +74,7 @@ def uses(started: str) -> list[Use]:
             text = "".join(linecache.getlines(file, vars(module)))
             if "softmax" in text:
                 places.update(_Reader(module, shown(file, started), functions).read(ast.parse(text)))
-        except (OSError, ValueError, SyntaxError, RecursionError):  # its source cannot be read
+        except (OSError, ValueError, SyntaxError, RecursionError):  # the module's source cannot be read
             continue
     return sorted(places)
 

@@ -45,7 +45,7 @@ class PackedGraph(GraphHandle):
         self._given, self._made, self._drop = None, {}, _drop
         if indptr is not None:  # the graph is not planned, and its arrays are tensors of their own
             by_src = self.by_src
-            if indices is None:  # the given ids serve as indices
+            if indices is None:  # the operator made none, because the given ids serve as indices
                 indices = dst if by_src else src
             self._made = {by_src: (indptr, indices, eids), not by_src: None}
         elif dst is not None and torch.int32 in (src.dtype, dst.dtype) and self.number:
