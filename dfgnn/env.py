@@ -26,7 +26,8 @@ from .runtime import library as _library
 __all__ = ["cpu_name", "driver", "main", "report", "text"]
 
 _PACKAGES = ("torch_geometric", "dgl", "numpy", "scipy", "scikit-network", "matplotlib", "ogb")
-_ISA = "DFGNN_CPU_ISA"
+_ISA = "DFGNN_CPU_ISA"  # the environment variable that selects the CPU kernels' instruction set
+# Processor architecture -> its newest instruction set with kernels; other architectures have "base" alone.
 _NEWEST = {"x86_64": "avx512"}
 
 
@@ -107,7 +108,7 @@ def cpu_name() -> str:
 
 def _libraries(off: list) -> dict[str, dict]:
     paths = {name: _library.DIRECTORY / f"libdfgnn_{name}.so" for name in ("cpu", "cuda")}
-    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # dfgnn cannot be imported without the first
+    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # dfgnn cannot be imported without "cpu"
     if not loaded["cuda"]:
         try:
             _library.require_cuda_library()

@@ -139,6 +139,7 @@ class _Run:
             raise
 
     def _show_as_python(self, program: Program, error: BaseException) -> None:
+        """Makes Python print this error without the frames of dfgnn that called the script."""
         hook = sys.excepthook
 
         def without_ours(kind, value, trace):

@@ -133,6 +133,7 @@ class NeighborSampler:
     def _record(self, seeds: Tensor, blocks: bool) -> None:
         self._recorded.pop(blocks, None)
         sizes = self._draw(seeds, torch.Generator(seeds.device).manual_seed(0), blocks).sizes
+        # For how many of the sample's first nodes each hop draws nothing, because earlier hops have done so.
         before = [0, *sizes] if not blocks else [0] * len(sizes)
         rows = [size - sampled for size, sampled in zip(sizes[:-1], before)]
         rows = [rows[0], *map(_with_room, rows[1:])]
@@ -351,6 +352,7 @@ def _results(make: Callable[[T], Any], items: Iterable[T], stream: Any) -> Itera
 
 
 def _in_turns(make, items, stream, depth) -> Generator[tuple[Any, Any], None, None]:
+    """`_results`, made ``depth`` items ahead by the thread that asks for them."""
     results = _results(make, items, stream)
     ready: collections.deque = collections.deque()
     ready.extend(itertools.islice(results, depth))
@@ -360,6 +362,7 @@ def _in_turns(make, items, stream, depth) -> Generator[tuple[Any, Any], None, No
 
 
 def _by_thread(make, items, stream, depth) -> Generator[tuple[Any, Any], None, None]:
+    """`_results`, made up to ``depth`` items ahead by another thread."""
     ready: queue.Queue = queue.Queue(depth)
     stop = threading.Event()
 

@@ -88,7 +88,8 @@ def _ogb(spec: str, name: str, root: Path):
 
 def _pyg(spec: str, name: str, root: Path):
     cls, argument = _class(spec, "torch_geometric.datasets", name)
-    # A class that takes a name makes a folder per name in root; of another, root itself is the folder.
+    # A class that takes a name makes a folder of that name in root; any other writes to root itself, and so
+    # gets a folder of its own.
     folder = _folder(cls, "root", root if argument else root / cls.__name__)
     return lambda: cls(**folder, **argument), lambda data: (*data.edge_index, data.num_nodes)
 

@@ -31,7 +31,7 @@ ALIASES = {
 }
 _REAL = (*ALIASES, *sources.SOURCES)
 NAMES = (*_REAL, *twins.NAMES, *blocks.NAMES, blocks.SAMPLED + "ogbn-arxiv")
-# Copies in the folder DFGNN_DATA: the file, and how many graphs of a batch are used. `copy_of` finds others.
+# Real graph -> its copy in the folder DFGNN_DATA, and how many graphs of a batch are used (None: all).
 _COPIES = {
     "ogbn-arxiv": ("graphs/ogbn-arxiv.npz", None),
     "debian-deps": ("graphs/debian-deps.npz", None),

@@ -67,6 +67,7 @@ def measure_graph(
 
 
 def _release(graph) -> None:
+    """Frees memory that is no longer used, so that it does not limit the next measurement."""
     gc.collect()
     if graph.device.type == "cuda":
         torch.cuda.empty_cache()

@@ -26,7 +26,8 @@ _SNAPSHOT = "https://snapshot.debian.org/archive/{}/20261120T060000Z/dists/{}/ma
 class Source(NamedTuple):
     urls: tuple[str, ...]
     read: Callable[[list[Path]], tuple[np.ndarray, np.ndarray, int]]
-    sha256: tuple[str, ...]  # as `checksum` computes it
+    # The accepted values of `checksum`: more than one where an earlier version of the files is accepted, too.
+    sha256: tuple[str, ...]
 
 
 def load(name: str, root: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -140,7 +141,8 @@ SOURCES = {
             _SNAPSHOT.format("debian-security", "bookworm-security"),
         ),
         _debian,
-        # As published today; and as it was measured, when two packages had other versions: 7 edges differ.
+        # The graph of the files above; and that of an earlier snapshot, with which published times were
+        # measured: two packages had other versions there, and 7 edges differ.
         (
             "bf01c2f0fee63d0902138053cef5f81d04f0d272290a2af21449d980774fe339",
             "0798aa67164743105b72fdbd490b21afdb379113b466fd3e71ac0c8fa4dc1267",

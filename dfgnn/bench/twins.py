@@ -115,7 +115,8 @@ def mnist(num_graphs: int, device="cpu"):
     other's nearest share one undirected edge.
     """
     generator = _seeded()
-    missing = torch.empty(num_graphs).geometric_(1 / 5.4, generator=generator) - 1  # fewer than 75; mean 4.4
+    # How many points a graph has fewer than 75: 4.4 in the mean.
+    missing = torch.empty(num_graphs).geometric_(1 / 5.4, generator=generator) - 1
 
     def graph(n):
         place = torch.rand(n, 2, generator=generator)

@@ -77,7 +77,7 @@ def measure_floor(graph, width: int, dtype: torch.dtype, budget: float) -> dict:
         try:
             expected = vendor(exact)
         except RuntimeError:
-            expected = None  # its candidates record the reason
+            expected = None  # `_Candidates.measure` fails, too, and records the reason
         sparse = _Candidates(graph, exact, width, budget, expected)
         for blocks in column_blocks(width, dtype):
             sparse.measure("torch.sparse", lambda: vendor, blocks)
@@ -146,4 +146,5 @@ class _Candidates:
 
 
 def _time(timing: dict) -> float:
+    """The median of the kernels' times where there are any, else of eager calls."""
     return timing.get("kernels", {}).get("median", timing["eager"]["median"])

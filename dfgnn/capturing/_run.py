@@ -108,7 +108,8 @@ class Body:
         # thread_local, because a data loader may pin memory in another thread meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
-        # Capturing has set the offset that replays read for random numbers to 0, on `_stream`: wait for it.
+        # Capturing sets the offset of random numbers that replays read to 0, by a kernel on `_stream`, after
+        # which the replays must run.
         current.wait_stream(self._stream)
         self.clear()  # gradients lie in the graph's memory
 

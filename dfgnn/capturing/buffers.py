@@ -12,20 +12,21 @@ from ..graph import Graph
 from . import samples
 from .samples import FIXED, GRAPH_OF, INDEX, OFFSETS, Level, Sample, Sizes
 
-_ALIGN = 256  # bytes
+_ALIGN = 256  # bytes: each tensor in the block begins at a multiple of this
 _RING = 3  # number of staging buffers on the host: several, because earlier copies may be in progress
-_NUMBERS = "sizes in use"
+_NUMBERS = "sizes in use"  # the name of the tensor with `Sizes.numbers` of the batch
 
 
 class Buffers:
     """All tensors of a batch as views of one block of memory, so that a batch on the host takes one copy.
 
-    Padding consists of edges between the last node and itself, which is never in use, of nodes of the last
-    graph, and of zeros.
+    Padding consists of edges from the last node, which is never in use, to itself; of nodes that belong to
+    the last graph, which is never in use either; and of zeros.
     """
 
     def __init__(self, sample: Sample, levels: dict[str, Level], capacity: Sizes, device: torch.device):
         self.capacity, self.levels, self.device = capacity, levels, device
+        # Name of a tensor -> (offset in the block in bytes, shape, dtype).
         self._layout: dict[str, tuple[int, torch.Size, torch.dtype]] = {}
         at = 0
         shapes = {name: self._shape(name, x) for name, x in sample.tensors.items()}
@@ -50,6 +51,7 @@ class Buffers:
         self.masks = {
             name: torch.zeros(size, dtype=torch.bool, device=device) for name, (_, size) in masks.items()
         }
+        # For each mask: the number of rows in use on the device, and 0 .. size - 1, to compare with it.
         self._counting = [
             (self.numbers[place], torch.arange(size, device=device)) for place, size in masks.values()
         ]

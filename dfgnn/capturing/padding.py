@@ -63,6 +63,7 @@ class Padding(TorchFunctionMode):
         return rule(self, func, args, kwargs)
 
     def bound_of(self, x: Tensor) -> int | None:
+        """The number of possible ids if x lies in the memory of one of the tensors of ids; else None."""
         if x.is_floating_point() or not x.numel():
             return None
         place = x.data_ptr()
@@ -191,6 +192,7 @@ def _total(mode: Padding, func, args, kwargs):
     return total if _TOTALS[func] == "sum" else total / _count(x, mask, dims)
 
 
+# The arguments of sum and mean, for `_bound`: torch's own functions have no signature in Python.
 def _total_of(input, dim=None, keepdim=False, *, dtype=None, axis=None): ...
 
 
@@ -213,6 +215,7 @@ def _spread(mode: Padding, func, args, kwargs):
     return torch.linalg.vector_norm(centred, dim=dims, keepdim=keepdim) / degrees.sqrt()
 
 
+# The arguments of std and var, in the same way.
 def _spread_of(input, dim=None, unbiased=None, keepdim=False, *, correction=1, axis=None): ...
 
 

@@ -16,8 +16,9 @@ from ..graph.capacity import of_buffer
 
 # The names of the arguments of ``step(x, edge_index, y, batch)``, by position.
 NAMES = ("x", "edge_index", "y", "batch")
-# What the rows of a tensor can stand for. "index": edges, whose node ids are columns; "graph_of": nodes, with
-# graph ids; "offsets": graphs and one more; "fixed": the size is the same in all batches.
+# What the rows of a tensor can stand for: nodes, edges or graphs. "index": a tensor [2, E] of node ids, whose
+# columns are edges; "graph_of": each node's graph id; "offsets": a row more than there are graphs (PyG's
+# ptr); "fixed": a tensor of the same size in all batches.
 NODE, EDGE, GRAPH, INDEX, GRAPH_OF, OFFSETS, FIXED = (
     "node", "edge", "graph", "index", "graph_of", "offsets", "fixed"
 )  # fmt: skip
@@ -68,7 +69,8 @@ class Sizes(NamedTuple):
         return masks
 
     def with_spare(self) -> Sizes:
-        """With one more node and graph, to which padding belongs."""
+        """These sizes with one more graph, and one more node at both ends of each hop, to which padding
+        belongs."""
         hops = tuple(size + (k % 2 == 0) for k, size in enumerate(self.hops))
         return Sizes(self.nodes + 1, self.edges, self.graphs + 1, hops)
 
@@ -209,7 +211,7 @@ def _sizes(tensors: dict[str, Tensor]) -> Sizes:
 
 
 def levels_of(sample: Sample) -> dict[str, Level]:
-    """What each tensor has one row for."""
+    """What the rows of each tensor stand for."""
     of = _level_of_hop if sample.sizes.hops else _level
     return {name: of(name, x, sample.sizes) for name, x in sample.tensors.items()}
 

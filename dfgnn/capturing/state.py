@@ -49,7 +49,7 @@ class Settings:
         self._shares = [(own, name) for own in modules for name in _SHARES if type(own.get(name)) is float]
         self._optimizer, self._device = optimizer, device
         self._seen: list[Any] = []  # states of the optimizer; held, so that their ids stay unique
-        self._rates: list[Tensor] = []
+        self._rates: list[Tensor] = []  # the learning rates that CUDA graphs read
 
     def now(self) -> tuple[Any, ...]:
         """The current settings, hashable. A CUDA graph captured with equal settings is still valid."""
@@ -92,6 +92,7 @@ _SHARES = "p", "dropout"
 
 
 def _setting(value: Any) -> Any:
+    """A hashable form of an optimizer's setting; of a tensor, the address at which CUDA graphs read it."""
     return ("at", value.data_ptr()) if isinstance(value, Tensor) else value
 
 

@@ -138,10 +138,11 @@ class CapturedStep:
         self._settings_now: Any = None  # the settings at this call
         self._warmed_up: deque[Any] = deque(maxlen=max_graphs)  # settings with which a step ran eagerly
         self._captured_settings: set[Any] = set()  # settings for which there are CUDA graphs
-        self._changes = 0
+        self._changes = 0  # how often settings changed to new ones
         self._captured: dict[tuple[Sizes, Any], Captured] = {}
         self._same: dict[Any, tuple[Any, Replay]] = {}  # settings -> (an unchanging batch, its CUDA graph)
-        self._last: Any = None
+        self._last: Any = None  # the batch of the previous call; None before the first one
+        # Properties of the first batch, which later batches must share to be padded.
         self._levels: dict[str, samples.Level] = {}
         self._shapes: dict[str, tuple] = {}
         self._constants: dict[str, Any] = {}
@@ -284,8 +285,8 @@ def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _capacity(numbers: tuple[int, ...], sizes: Sizes, most: int) -> Sizes:
-    """The capacity that the user gave, for batches with hops like those of ``sizes``. most: graphs, if it has
-    none."""
+    """The capacity that the user gave, for batches with hops like those of ``sizes``. most: the number of
+    graphs, where the user gave none."""
     if not sizes.hops and len(numbers) <= 3:
         return Sizes(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else most)
     if sizes.hops and len(numbers) == 2 + len(sizes.hops):

@@ -54,7 +54,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     for name in ("agnnconv", "dotgatconv", "edgegatconv", "egatconv", "gatconv", "gatv2conv", "graphconv",
                  "hgtconv")
 }  # fmt: skip
-# Names that exist in dfgnn under another name -> a hint for the error.
+# Modules of DGL whose purpose another module of dfgnn serves -> a hint for the error.
 _INSTEAD = {
     "dgl.distributed": "dfgnn.distributed shares a graph between processes",
     "dgl.graphbolt": "dfgnn.sampling samples mini-batches",
@@ -128,7 +128,7 @@ class _Finder:
 
 
 _lock = threading.RLock()
-_holders = 0
+_holders = 0  # how many results of `install_as_dgl` are active
 _before: list[Any] = []  # what sys.modules["dgl"] was before the first call, for the last `undo`
 
 

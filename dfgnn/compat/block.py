@@ -14,8 +14,8 @@ from .frames import Frames
 from .graph import DGLGraph
 from .subgraph import first_seen
 
-# A block keeps sources and destinations of one type apart: internally its types begin with one of these,
-# which are not shown to users.
+# A block keeps sources and destinations of one type apart: internally its types begin with one of these texts
+# of 4 characters, which are cut off (``kind[4:]``) for users.
 _SRC, _DST = "SRC/", "DST/"
 
 

@@ -134,7 +134,7 @@ def _folder(raw_dir: str | None, name: str) -> str:
 
 
 class Subset:
-    """The samples of a data set with these numbers."""
+    """The samples of a data set that have these indices."""
 
     def __init__(self, dataset: Any, indices: Any):
         self.dataset, self.indices = dataset, indices

@@ -14,6 +14,7 @@ from ..ops import BINARY, gsddmm, gspmm
 from .frames import EdgeBatch, Frame, NodeBatch
 from .function import Message, Reduce
 
+# Name of a reduction -> a function that reduces the results of several relations for one type of nodes.
 CROSS: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "sum": lambda x: fold(torch.add, x),
     "mean": lambda x: torch.stack(x).mean(0),

@@ -1,4 +1,4 @@
-"""Parts of graphs."""
+"""DGL's subgraph functions: the part of a graph that given nodes, edges or types determine."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def node_subgraph(
         src, dst = fused.edge_index
         src, dst = places[relation[0]][src], places[relation[2]][dst]
         eids = ((src >= 0) & (dst >= 0)).nonzero().squeeze(1)
-        eids = eids[src[eids].argsort(stable=True)]  # DGL's order
+        eids = eids[src[eids].argsort(stable=True)]  # by source, as DGL sorts them
         sizes = len(kept[relation[0]]), len(kept[relation[2]])
         graphs[relation] = Graph.from_coo(src[eids], dst[eids], num_src=sizes[0], num_dst=sizes[1])
         edges[relation] = _rows(graph._edges[relation], eids, store_ids)

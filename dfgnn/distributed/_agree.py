@@ -45,7 +45,7 @@ def gather(value: Any, group: Any) -> list[Any]:
         store.set(keys[rank], json.dumps({"value": value}))
         _wait_for(keys, store, group)
         answers = [_answer(store.get(key), dist.get_global_rank(group, k)) for k, key in enumerate(keys)]
-        if _complete.get(name) == call - 1:  # so everybody has read the values of call - 2
+        if _complete.get(name) == call - 1:  # everybody has begun call - 1, so has read those of call - 2
             store.delete_key(_key(name, call - 2, rank))
         _complete[name] = call
     failures = [f"rank {dist.get_global_rank(group, k)} failed: {x['failed']}"
@@ -64,7 +64,7 @@ def failures_told(group: Any) -> Iterator[None]:
     except Exception as error:
         if group is not None:
             name, text = group.group_name, f"{type(error).__name__}: {str(error)[:500]}"
-            with suppress(RuntimeError):  # the store is gone, and with it the others
+            with suppress(RuntimeError):  # raised if the store is gone, and with it the others
                 store = default_store()
                 store.set(_key(name, _calls[name], dist.get_rank(group)), json.dumps({"failed": text}))
             _calls[name] += 1

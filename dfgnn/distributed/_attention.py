@@ -66,7 +66,7 @@ class Pair(NamedTuple):
 
 class Merged(NamedTuple):
     out: Tensor
-    stats: Tensor
+    stats: Tensor  # [N_dst, H, 2]: m and s of the merged softmax
     # [N_dst, H] in the accumulation type: w_p of the call over fetched rows, their share of a row's sum of
     # exponentials; None if no rows were fetched.
     weight: Tensor | None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-_KEY = "dfgnn/ended"
+_KEY = "dfgnn/ended"  # in the store: how many processes have ended; below it, each one's message
 _registered_by: int | None = None  # the id of the process that registered `_say`; forks have another
 _last: tuple[Any, int] | None = None  # the store used last, and this process's rank
 
@@ -48,13 +48,13 @@ def ended_rank(ranks: Iterable[int], store: Any) -> str | None:
     ]
     if not messages:
         return None
-    _, text, rank = min(messages)
+    _, text, rank = min(messages)  # a message begins with its place among those that ended
     return f"rank {rank} {text}"
 
 
 def _say() -> None:
     error, last = getattr(sys, "last_value", None), _last  # error: the uncaught exception, if any
-    with suppress(RuntimeError, ValueError):  # of a store that is gone
+    with suppress(RuntimeError, ValueError):  # raised by a store that is gone
         if dist.is_initialized():
             last = default_store(), dist.get_rank()
         elif last is None or not _is_served(last[0]):  # there is no store to write to

@@ -66,8 +66,8 @@ class Exchange:
         return self._start(list(rows), self.send_counts, grad.dtype)
 
     def add(self, grad: Tensor, received: Tensor) -> None:
-        """Adds received gradients to those of this process's rows, in place. It goes rank by rank, in which
-        no row occurs twice, so that sums have the same order in every run."""
+        """Adds received gradients to those of this process's rows, in place. It adds one rank's rows at a
+        time, among which none occurs twice, so that sums have the same order in every run."""
         for place, rows in zip(self._send, received.split(self.send_counts)):
             if place is None:
                 grad.add_(rows)

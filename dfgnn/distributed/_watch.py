@@ -86,7 +86,7 @@ def named(group: Any) -> Iterator[None]:
 
 
 def _ended() -> str | None:
-    with suppress(RuntimeError, ValueError):  # the store is gone
+    with suppress(RuntimeError, ValueError):  # raised if the store is gone
         return ended_rank(range(dist.get_world_size()), default_store())
     return None
 
@@ -116,7 +116,7 @@ class _Watch:
     def stop(self, word: str) -> None:
         self.stopped.set()
         self.thread.join(self.timeout)
-        with suppress(RuntimeError):  # the store's host is gone, and with it the others
+        with suppress(RuntimeError):  # raised if the store's host is gone, and with it the others
             self.store.set(f"{self.prefix}/{self.rank}", f"{word}\n{self._who()}")
 
     def _who(self) -> str:
@@ -161,5 +161,5 @@ class _Watch:
 
     def _tell(self, text: str) -> None:
         self.dead = text
-        with suppress(RuntimeError):  # the store is gone: the others notice that themselves
+        with suppress(RuntimeError):  # raised if the store is gone, which the others notice themselves
             self.store.set(f"{self.prefix}/dead", text)

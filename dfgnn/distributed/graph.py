@@ -72,11 +72,11 @@ class DistributedGraph(GraphPart):
     _fingerprint: int
     _num_own_edges: int
     _edge_ids: Tensor  # int32 where they fit
-    _halo_places: Tensor
+    _halo_places: Tensor  # int64 [num_halo]: the fetched sources, numbered part after part
     _graphs: dict[tuple[str, bool], Graph]
     _exchange: Exchange
     _with_loops: DistributedGraph | None
-    _agreed: set[tuple]
+    _agreed: set[tuple]  # the kinds of calls that were found to be the same in all processes
     overlap: bool
     rank: int
     world_size: int
@@ -433,7 +433,7 @@ class DistributedGraph(GraphPart):
             graph = self._graph("whole", by_id)
             return attend(inputs._replace(graph=graph, tensors=tensors, numbers=numbers))
 
-        # Backward needs `positive` for the gradient of dst; with a gate it computes that otherwise.
+        # Backward needs `positive` for the gradient of dst, unless there is an edge gate.
         with_positive = score == "additive" and backward and edges.edge_gate is None
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
         numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS | IDS_ELSEWHERE * by_id)

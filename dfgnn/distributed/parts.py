@@ -156,7 +156,7 @@ def cut(edge_index: Tensor, owner: tuple[Tensor, Tensor], number: int, count: in
     )  # fmt: skip
 
 
-_MIX = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # of splitmix64
+_MIX = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)  # splitmix64's
 _CHUNK = 2**24  # rows at a time, which limits the memory that a checksum takes
 
 

@@ -48,9 +48,10 @@ class _Entry(NamedTuple):
 
     refs: tuple[weakref.ref, ...]  # weak references to the tensors' attributes
     state: tuple  # `state_of` the tensors when the values were made
-    values: OrderedDict[tuple, Any]
+    values: OrderedDict[tuple, Any]  # key -> (more_state, value): see `once`
 
 
+# Graph -> (that graph with self loops, the edge map): see `_of_graph`.
 _with_loops: WeakKeyDictionary[Graph, tuple[Graph, Tensor | None]] = WeakKeyDictionary()
 _cache: dict[tuple[int, ...], _Entry] = {}
 _lock = threading.RLock()  # re-entrant, because a tensor may be freed while its thread holds the lock
@@ -166,7 +167,7 @@ def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:
 def _of_buffer(
     edge_index: Any, num_src: int, num_dst: int, self_loops: bool
 ) -> tuple[Graph, Tensor | None] | None:
-    """The graph of fixed capacity of which ``edge_index`` is the buffer, and where loops come from."""
+    """The result of `graph_of` if ``edge_index`` is the buffer of a graph of fixed capacity; else None."""
     graph = of_buffer(edge_index)
     if graph is None:
         return None
@@ -179,7 +180,7 @@ def _of_buffer(
 
 
 def _of_graph(graph: Graph, self_loops: bool) -> tuple[Graph, Tensor | None]:
-    """The graph itself, or with loops, which are appended once."""
+    """The result of `graph_of` for a Graph. The graph with loops is made once and cached."""
     if not self_loops:
         return graph, None
     looped, edge_map = _with_loops.get(graph, (None, None))
@@ -238,8 +239,8 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
 
 
 def of_tensor(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
-    """`known`, or the graph of a tensor on the CPU that is not cached, without most questions of `graph_of`,
-    which take a small graph longer than sorting its edges. None if `graph_of` has to be called."""
+    """`known`, or the graph of a tensor on the CPU that is not cached, without most checks of `graph_of`,
+    which take longer than sorting a small graph's edges. None if `graph_of` has to be called."""
     found = known(x, num_src, num_dst, self_loops)
     if found is not None:
         return found
@@ -260,6 +261,7 @@ def of_tensor(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Gra
 
 
 def _put(parts: tuple[Tensor, ...], state: tuple, key: tuple, more_state: tuple, value: Any) -> None:
+    """Caches a value that `once` or `of_tensor` has made, until one of the tensors is freed."""
     place = tuple(map(id, parts))
 
     def forget(ref, lock=_lock, cache=_cache):  # bound as defaults: globals may be gone when Python ends
@@ -313,7 +315,7 @@ def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
     """The tensors whose identity is the cache's key."""
     if not isinstance(edge_index, Tensor):
         check_type(edge_index)
-        return edge_index.csr()[:2]  # which SparseTensors with the same structure share
+        return edge_index.csr()[:2]  # SparseTensors that share a structure share these tensors
     if hasattr(edge_index, "as_tensor"):  # EdgeIndex
         edge_index = edge_index.as_tensor()
     return (without_gradient(edge_index),)
@@ -335,7 +337,7 @@ def state_of(part: Tensor) -> tuple:
     return part.layout, part.shape, *map(state_of, _indices(part))
 
 
-_SHORT = 2**20  # bytes, read in about 50 µs
+_SHORT = 2**20  # bytes whose checksum takes about 50 µs: `short_checksum` blocks other threads for so long
 
 
 def _checksums(x: Tensor) -> tuple:

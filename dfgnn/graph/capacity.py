@@ -33,6 +33,7 @@ def sizes_of(where: str, name: str, value: Any) -> tuple[int, int]:
 
 @not_compiled
 def make(num_nodes: Any, num_edges: Any, device: Any) -> FixedStructure:
+    """The structure of `Graph.with_capacity`, without edges in use."""
     num_src, num_dst = sizes_of(_WITH, "num_nodes", num_nodes)
     num_edges = _csr.as_size(_WITH, "num_edges", num_edges)
     # Layers may append a loop per node.
@@ -48,6 +49,7 @@ def make(num_nodes: Any, num_edges: Any, device: Any) -> FixedStructure:
 
 
 def _pad(structure: FixedStructure, begin: int) -> None:
+    """Sets the columns from ``begin`` on to the last source and destination: they stay valid indices."""
     if begin < structure.edges.shape[1]:
         for end, side in zip(structure.edges, (structure.src, structure.dst)):
             end[begin:].fill_(max(side.num_rows - 1, 0))
@@ -55,6 +57,7 @@ def _pad(structure: FixedStructure, begin: int) -> None:
 
 @not_compiled
 def fill(structure: FixedStructure, edge_index: Any, num_nodes: Any, num_edges: Any, validate: bool) -> None:
+    """See `Graph.copy_`."""
     src, dst = _csr.ends_of(_COPY, edge_index)
     capacity, given = structure.edges.shape[1], src.numel()
     if given > capacity:

@@ -9,9 +9,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import Graph
 
-# DGL's immutable index of a graph, which DGL replaces when edges change -> Graph. Keys are compared by
-# identity, because the index of DGL 1.1 cannot be hashed. Values do not refer to keys, so an entry lives as
-# long as DGL's object.
+# `DGLGraph._graph`, an immutable index of the edges, which DGL replaces when they change -> Graph. Keys are
+# compared by identity, because the index of DGL 1.1 cannot be hashed. Values do not refer to keys, so an
+# entry lives as long as DGL's object.
 _from_dgl = WeakIdKeyDictionary()
 
 # g[etype] makes a new index each time, with the same arrays of edges and the edge frame of g. Frame ->
@@ -35,10 +35,11 @@ def of_dgl(graph: Any) -> Graph:
 
 def _of_relation(graph: Any) -> Graph:
     formats = graph.formats()["created"]
-    # Only a format that DGL has already: it would make another one without checks, and read out of bounds.
+    # Only a format that DGL has created already: it would make another one without checking the ids, and read
+    # out of bounds.
     created = graph.formats(formats)
     if len(graph.canonical_etypes) != 1:
-        return Graph.from_dgl(created)  # which raises
+        return Graph.from_dgl(created)  # raises the error for several edge types
     form = next((name for name in ("csc", "csr") if name in formats), "coo")
     arrays = graph.edges() if form == "coo" else graph.adj_tensors(form)
     places = [(x.data_ptr(), x.shape, x.dtype, x.device) for x in arrays]

@@ -105,7 +105,7 @@ class RangedGraph(GraphPart):
             if tensors.dst is not None:
                 rows["dst"] = tensors.dst[first : first + graph.num_dst]
             if tensors.seed is not None:
-                rows["seed"] = tensors.seed + k
+                rows["seed"] = tensors.seed + k  # because positions of edges begin at 0 in each range
             out, weight = attend(inputs._replace(graph=graph, tensors=tensors._replace(**rows)))
             outs.append(out)
             weights.append(weight)

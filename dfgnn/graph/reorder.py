@@ -152,9 +152,10 @@ def _by_rcm(graph: Any) -> Tensor:
 
 
 def _by_community(graph: Any) -> Tensor:
-    """The leaves of Louvain's tree of communities, larger ones first, highest degree first within one.
+    """Orders nodes by Louvain's tree of communities; within the smallest communities, highest degree first.
 
-    The whole tree is used, not only its roots, because a community of thousands of nodes exceeds a cache.
+    All levels of the tree count, because a community of the top level, with thousands of nodes, exceeds a
+    cache.
     """
     np = _needed("numpy", "numpy", "community")
     # Louvain and not Leiden: scikit-network 0.33's Leiden does not return on debian-deps, a benchmark graph.

@@ -7,9 +7,9 @@ schedules differ in the order of the work items and in how many rows a warp take
 
 ``natural``        One row or chunk per warp, in row order: neighbouring rows run together and share cache.
 ``longest_first``  The same work items, most edges first, so that no long one runs alone at the end.
-``packed``         Every sub-warp of a warp takes a row of its own; longest first, except where all rows are
-                   alike. It needs feature rows of at most 256 bytes per tile of heads, so that a warp has
-                   several sub-warps.
+``packed``         Every sub-warp takes a row of its own. A sub-warp is the lanes that a feature row needs; a
+                   warp has several where rows have at most 256 bytes. The longest rows run first, except
+                   where all are alike.
 ``tiles``          Windows of 64 rows as dense blocks with masks, on tensor cores (``tiles``): neighbours that
                    rows of a window share are loaded once. It needs float16 or bfloat16, heads of 8, 16, 32,
                    64 or 128 elements, additive or dot attention without edge tensors, dropout or returned
@@ -39,7 +39,8 @@ from .plans import SCHEDULES, Candidate, Plan, Shape
 def parse(schedule: str) -> tuple[str, int | None, int | None, int | None]:
     """Splits "natural<=512 heads<=2 sources/4" into (name, bound, heads, parts); what is absent is None.
 
-    Raises TypeError (no string) and ValueError (unknown name, bound below ``LEAST_BOUND``, no heads).
+    Raises TypeError (no string) and ValueError (unknown name, a number out of range, tiles with heads or
+    sources).
     """
     if schedule == "auto":
         return schedule, None, None, None
@@ -161,12 +162,13 @@ def _plan_on_rows(
     candidates: tuple[Candidate, ...],
 ) -> Plan:
     """schedule: its name, the maximum of edges if it was given, heads at a time, and source partitions. A
-    maximum that was not given is doubled until partial rows need no more memory than they may take."""
+    maximum that was not given is doubled until partial rows need at most `cost.most_partial_bytes`."""
     (name, given, heads, parts), device, stats = schedule, direction.device, direction.stats
     bound = given or cost.max_edges(stats, name, device)
     longest_first = cost.longest_first(name, stats)
     joins = parts > 1 and device.kind == "cuda" and cost.joins(shape)
-    # Source partitions that do not join need a partial row for each row and partition, whatever the maximum.
+    # Source partitions that do not join (`cost.joins`) need a partial row for each row and partition,
+    # whatever the maximum: doubling it would not help.
     as_asked = given is not None or (parts > 1 and not joins)
     while True:
         key = bound, longest_first, parts

@@ -34,18 +34,19 @@ _PACKING_LOSS = 1.03
 # Least number of work items per resident warp; and an exponent: a packed work item may have (edges per
 # resident warp) ** 0.9 edges, because sub-warps take longer but more of them run at a time.
 _ITEMS_PER_WARP, _PACKED_POWER = 1.55, 0.9
-# The most that the tail costs, in edges, if the longest work items run first. With sub-warps it is this share
-# of the longest work item for each sub-warp beyond the first.
+# The most that the tail costs, in edges, if the longest work items run first; and with `packed`, the share of
+# the longest work item that the tail costs for each sub-warp beyond the first.
 _SHORT_TAIL, _PACKED_TAIL = 64.0, 1 / 4
-# What a chunk of block-sparse tiles costs, in edges of the kernels on rows: with heads of 8 elements, for
-# which the kernels on rows take few instructions per edge, and with larger heads.
+# What a chunk of block-sparse tiles (64 rows x 32 columns) costs, in edges of the kernels on rows: with heads
+# of 8 elements, for which the kernels on rows take few instructions per edge, and with larger heads.
 CHUNK_COST: dict[str | None, tuple[float, float]] = {"gat": (660.0, 420.0), "dot": (400.0, 230.0)}
 # "auto" takes tiles only where a neighbour is shared by at least this number of rows of a window in the mean:
 # with fewer, blocks are nearly empty, and a graph of a few edges would get the rounding errors of tiles
 # without being faster.
 LEAST_SHARING = 2.0
-# Rows gathered per edge in the passes over destinations and over sources; the cache should hold all of these
-# arrays. The key None stands for the plain products.
+# How many feature rows are gathered per edge in the pass over destinations and in that over sources; the
+# cache should hold the arrays of all of them. The key None stands for products and sums along edges without
+# softmax.
 GATHERED: dict[str | None, tuple[int, int]] = {"gat": (1, 1), "gatv2": (1, 2), "dot": (2, 2), None: (1, 1)}
 # The most source partitions that "auto" takes; a schedule that the caller names may have up to `MOST_PARTS`.
 _MOST_PARTS = 8
@@ -115,7 +116,8 @@ def max_columns(num_chunks: int, num_heads: int, device: Device) -> int:
 
 # ---- partial rows ----------------------------------------------------------------------------------
 
-# How many feature arrays (forward, the pass over sources) sum up. A row chunk writes a partial row of each.
+# How many feature arrays are sums over a row's edges: in forward, and in backward's pass over sources. A row
+# chunk writes a partial row of each.
 _SUMS: dict[str | None, tuple[int, int]] = {"gat": (2, 1), "gatv2": (1, 1), "dot": (1, 2), None: (1, 1)}
 # Partial rows may take this share of a feature array for each of these sums, or 16 MiB if that is more. A
 # training step then takes less than three feature arrays beyond its inputs, results and gradients.
@@ -148,7 +150,8 @@ def most_partial_bytes(shape: Shape, direction: Direction) -> int:
 
 # ---- per-edge alpha and ds -------------------------------------------------------------------------
 
-# Scratch of backward, including per-edge alpha and ds, may take three times the bytes of one feature array.
+# The scratch memory of backward may take three times the bytes of one feature array. It includes alpha (the
+# attention weight) and ds (the gradient of the score) of each edge and head, where they are saved.
 # The operator (csrc/torch/cuda.cpp) also counts partial rows, and decides.
 _MOST_SCRATCH = 3
 
@@ -181,10 +184,10 @@ def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple
     note = _ON_CPU
     if shape.layer is not None:
         # Forward never uses the reverse direction; GAT's backward uses only that one.
-        walks = [False] * (not reverse) + [True] * (reverse or shape.layer != "gat")
+        passes = [False] * (not reverse) + [True] * (reverse or shape.layer != "gat")  # True: backward
         names = [
             "backward" if backward else "forward"
-            for backward in walks
+            for backward in passes
             if num_edges < grouped_below(shape.heads, backward) * num_items
         ]
         note += f"; short rows {'in groups: ' + ', '.join(names) if names else 'alone'}"
@@ -192,7 +195,8 @@ def on_cpu(num_edges: int, num_items: int, shape: Shape, reverse: bool) -> tuple
 
 
 def costs_on_rows(stats: DegreeStats, packable: int, device: Device) -> dict[str, float]:
-    """The estimated cost of each schedule on rows. packable: sub-warps per warp, for the heads at a time."""
+    """The estimated cost of each schedule on rows. packable: sub-warps per warp, for the number of heads at a
+    time."""
     if device.kind != "cuda":
         return {"natural": float(stats.num_edges)}
     alike, warps = stats.cv < ALIKE, device.resident_warps

@@ -9,8 +9,8 @@ from .plans import Plan, Shape
 
 
 class FixedPlanner(Planner):
-    """Plans anew after the edges have changed. On a GPU it does not wait, like the planner of a one-shot
-    graph."""
+    """Plans anew after the edges have changed. On a GPU it does not wait, because it plans as for a graph of
+    one step (``once``)."""
 
     structure: FixedStructure
 

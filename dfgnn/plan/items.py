@@ -10,7 +10,8 @@ from ..sparse.csr import CSR
 from .plans import Items
 
 _plan_rows, _cut_rows = _ops.plan_rows, _ops.cut_rows
-# In place of a slot: the work item adds to what an earlier partition wrote to the row (csrc/core/params.h).
+# A work item with this number as its slot adds to what one of an earlier source partition wrote to the row
+# (csrc/core/params.h).
 JOINS = -2
 # Maximum edges per work item where degrees are not known.
 ONCE_BOUND = 256
@@ -99,18 +100,19 @@ def by_source(csr: CSR, num_cols: int, parts: int) -> tuple[Tensor, Tensor]:
         lo, hi = bounds[-1], high
         for _ in range(csr.indices.numel().bit_length()):
             middle = (lo + hi) // 2
-            open_ = lo < hi
-            below = open_ & (csr.indices[torch.where(open_, middle, 0)] < bound)
-            lo, hi = torch.where(below, middle + 1, lo), torch.where(open_ & ~below, middle, hi)
+            searching = lo < hi
+            below = searching & (csr.indices[torch.where(searching, middle, 0)] < bound)
+            lo, hi = torch.where(below, middle + 1, lo), torch.where(searching & ~below, middle, hi)
         bounds.append(lo)
     bounds.append(high)
     return torch.stack(bounds[:-1]), torch.stack(bounds[1:])
 
 
 def cut_on_gpu(csr: CSR, num_cols: int, max_edges: int, longest_first: bool, parts: int) -> Items:
-    """`cut` by the GPU's kernels. By length they sort into buckets, four to a factor of two. In natural order
-    each 64 rows are sorted by length; all chunks of split rows but the first of each row come before the
-    rows, and unused places before these. With source partitions only blocks of rows are in order."""
+    """`cut` by the GPU's kernels, in another order. With longest_first they sort by ranges of lengths, four
+    for each doubling of the length. In natural order each 64 rows are sorted by length; chunks of split rows
+    beyond a row's first come before all rows, and unused entries before those. With source partitions only
+    blocks of rows are in order."""
     items, splits, counts = _plan_rows(csr.indptr, csr.indices, num_cols, parts, max_edges, longest_first)
     more, num_slots, num_splits = counts[:3].tolist()
     num_rows = csr.indptr.numel() - 1

@@ -105,7 +105,7 @@ class Planner:
 
     @not_compiled
     def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
-        handles = self.handles  # read first: see `_make_arguments`
+        handles = self.handles  # read before plans are made, because `adopt` may replace it meanwhile
         handle = self._handle_of_all_shapes(schedule, backward)
         if handle is None and schedule == "auto" and not self.once:
             handle = self._planned_without_waiting(Shape(num_heads, head_dim, dtype, layer), edges, backward)
@@ -130,7 +130,8 @@ class Planner:
         return handle
 
     def _planned_without_waiting(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
-        """The handle of a new GPU graph, made without waiting for the GPU; None if that is not possible."""
+        """The handle of a new GPU graph, made without waiting for the GPU; None if that is not possible, or
+        if there are plans already, among which `adopt` may have put another "auto"."""
         structure = self.structure
         if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
             return None

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..sparse.csr import DegreeStats, degree_stats
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# The schedules on rows. The plain products have only these.
+# The schedules on rows. Products and sums along edges without softmax have only these.
 ROW_SCHEDULES = ("natural", "longest_first", "packed")
 SCHEDULES = (*ROW_SCHEDULES, "tiles")
 # Columns per chunk of block-sparse tiles, as in csrc/core/params.h.
@@ -19,7 +19,8 @@ CHUNK_COLUMNS = 32
 
 
 class Shape(NamedTuple):
-    """The shape and dtype of features, and the layer: "gat", "gatv2", "dot", or None for the plain products.
+    """The shape and dtype of features, and the layer: "gat", "gatv2", "dot", or None for products and sums
+    along edges without softmax.
 
     Every call makes and hashes one. With a tuple this takes a third of the time that a dataclass takes.
     """
@@ -79,7 +80,7 @@ class Plan:
     tiles: Tensor | None = None  # int32 [num_chunks, 96]: `Tiles.chunks` in dfgnn/plan/tiles.py
     heads_per_tile: int = 0  # maximum heads at a time; 0: as many as a warp has lanes for
     source_parts: int = 1  # source partitions
-    part_items: tuple[int, ...] = ()  # work items per source partition, where later ones add to rows
+    part_items: tuple[int, ...] = ()  # work items per source partition, if later partitions add to rows
     partial_bytes: int = 0  # size of the partial rows that a pass writes for split rows
 
     @property

@@ -127,7 +127,7 @@ def items(tiles: Tiles, num_rows: int, max_chunks: int) -> Items:
 
     A longer window is cut into equal work items, each of which has a partial-result slot per row, so that the
     slots of a row are ROWS apart. On a GPU, all work items but the first of each window are in front. Rows of
-    the last window beyond the graph's last row have no splits, on a GPU empty ones.
+    the last window beyond the graph's last row have no entries in ``splits``; on a GPU they have empty ones.
     """
     device = tiles.offsets.device
     counts, windows = tiles.offsets.diff(), tiles.offsets.numel() - 1

@@ -18,6 +18,7 @@ _COLOURS = {
     "copy": "#b279a2",
     "set": "#9d9d9d",
 }
+# Kind of a `Span` -> its lane in a timeline; other kinds are in the lane "device".
 _LANES = {
     "operator": "operators",
     "other thread": "other threads",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 
 def start(folder: str, impl: str, in_calling_thread: bool) -> None:
+    """Imports the libraries, patched if impl is "dfgnn", and counts layers, as the parent process does."""
     root = str(Path(__file__).parents[2])
-    sys.path.append(root)
+    sys.path.append(root)  # for these imports alone: the script's sys.path may lack dfgnn's folder
     try:
         import torch
 
@@ -24,6 +25,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
 
 
 def as_dgl() -> None:
+    """Lets ``import dgl`` give dfgnn.compat in this process."""
     root = str(Path(__file__).parents[2])
     sys.path.append(root)
     try:
@@ -39,6 +41,6 @@ if __name__ == "dfgnn_run_child":
     try:
         start(*OPTIONS)  # type: ignore[name-defined]  # noqa: F821 - set by runpy.run_path
     except Exception:
-        with contextlib.suppress(OSError, AttributeError):  # there is no stderr
+        with contextlib.suppress(OSError, AttributeError):  # raised if there is no stderr
             sys.stderr.write("dfgnn.run: this process has the libraries' own layers:\n")
             traceback.print_exc()

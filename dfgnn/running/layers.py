@@ -49,6 +49,7 @@ class Layers:
         self.folder = folder or tempfile.mkdtemp(prefix="dfgnn-run-")
         self.programs: list[str] = []  # Python programs that the script has started
         self._process = os.getpid()
+        # The libraries' layers -> dfgnn's; and the set of dfgnn's.
         self._pairs = {old: new for library in LIBRARIES for old, new in layers_of(library).items()}
         self._ours = frozenset(self._pairs.values())
         if is_installed():  # `dgl` is dfgnn.compat, which has nothing to replace
@@ -164,7 +165,7 @@ class Layers:
 
     def _leave(self) -> None:
         """Writes a child process's counts for the process that reports."""
-        with contextlib.suppress(OSError):  # the folder is gone if the report did not wait for this process
+        with contextlib.suppress(OSError):  # raised if the report did not wait, and the folder is gone
             path = Path(self.folder) / str(os.getpid())
             path.with_suffix(".new").write_text(json.dumps(self.rows()))
             path.with_suffix(".new").replace(path)
@@ -173,7 +174,7 @@ class Layers:
         """The rows of each process that constructed layers."""
         found = []
         for path in sorted(Path(self.folder).iterdir()):
-            with contextlib.suppress(OSError, ValueError):  # the file is incomplete
+            with contextlib.suppress(OSError, ValueError):  # raised if the file is incomplete
                 if not path.suffix:
                     found.append(json.loads(path.read_text()))
         return found

@@ -30,7 +30,8 @@ SOFTMAXES = {
 # Libraries whose modules are not searched.
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
-# Words near the softmax -> the kind of attention; the first kind with such a word counts.
+# Words in the function or class around a softmax -> the functions of dfgnn.functional that fit. The first
+# entry of which a word occurs counts.
 _KINDS: tuple[tuple[set[str], str], ...] = (
     ({"leaky_relu", "leakyrelu"}, "gat_attention or gatv2_attention"),
     (
@@ -65,14 +66,15 @@ def uses(started: str) -> list[Use]:
             continue
         if name != "__main__" and not file.endswith(".py"):
             continue
-        # Of thousands of installed modules, only those that have one of these functions are parsed.
+        # Of thousands of installed modules, only those are parsed that hold one of these functions, or one of
+        # the modules that contain them.
         if "site-packages" in file and telling.isdisjoint(map(id, list(vars(module).values()))):
             continue
         try:
             text = "".join(linecache.getlines(file, vars(module)))
             if "softmax" in text:
                 places.update(_Reader(module, shown(file, started), functions).read(ast.parse(text)))
-        except (OSError, ValueError, SyntaxError, RecursionError):  # its source cannot be read
+        except (OSError, ValueError, SyntaxError, RecursionError):  # the module's source cannot be read
             continue
     return sorted(places)
 

@@ -117,7 +117,7 @@ class Score(NamedTuple):
     layer: str  # the name of its passes in plans (`plan.plans.Shape.layer`)
     reference: str  # the function of `dfgnn.reference` that computes it
     inputs: tuple[str, ...]  # the first arguments of that function, as they are called in `Tensors`
-    options: tuple[str, ...] = ()  # and those of its options that not all scores have
+    options: tuple[str, ...] = ()  # that function's options that not all scores have
 
 
 #: The only table of scores (docs/adding_a_score.md).
@@ -131,7 +131,9 @@ SCORES = {name: score.number for name, score in SCORE_TABLE.items()}
 PLAN_LAYERS = {name: score.layer for name, score in SCORE_TABLE.items()}
 SCORE_OF_NUMBER = {score.number: name for name, score in SCORE_TABLE.items()}
 SCORE_OF_LAYER = {score.layer: name for name, score in SCORE_TABLE.items()}
-# Bits of `flags` and `need` (csrc/torch/attention.h). PART_OF_ROWS: the graph has only some of the edges of
-# its rows; IDS_ELSEWHERE: its edge ids are not positions in edge tensors.
+# Bits of the operators' arguments `flags` and `need` (csrc/torch/attention.h). BIAS_AFTER: edge_bias is added
+# after leaky_relu. FEAT_IN_KEY, FEAT_IN_VALUE: edge_feat is added to keys, to values. PART_OF_ROWS: the graph
+# has only some of the edges of its rows. IDS_ELSEWHERE: its edge ids are not positions in edge tensors.
+# NEED_...: the gradient of dst, edge_bias, edge_gate, edge_weight or edge_feat is needed.
 BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, PART_OF_ROWS, IDS_ELSEWHERE = 1, 2, 4, 8, 16
 NEED_DST, NEED_BIAS, NEED_GATE, NEED_WEIGHT, NEED_FEAT = 1, 2, 4, 8, 16

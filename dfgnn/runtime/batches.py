@@ -66,7 +66,7 @@ def batched(name: str) -> Callable[[F], F]:
 def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads: int) -> Any:
     score_fn = arguments.get("score_fn")
     if score_fn is not None:  # flex_attention, whose query, key and edge_feat may have any shape
-        arguments["score_fn"] = _of_sets(score_fn, batch)
+        arguments["score_fn"] = _for_batch(score_fn, batch)
         for name in ("query", "key"):
             arguments[name] = fold(arguments[name], 0, 1, batch, arguments[name].shape[2])
     for name, x in arguments.items():
@@ -76,7 +76,7 @@ def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads
             arguments[name] = _folded(function.__name__, name, x, batch, heads)
         elif name in _PROJECTIONS:
             arguments[name] = x.repeat(batch, *[1] * (x.dim() - 1))
-        elif name == "beta" and x.dim() > 1:  # broadcasts against [B, N, H, D]
+        elif name == "beta" and x.dim() > 1:  # it may be of any shape that broadcasts against [B, N, H, D]
             x = x[(None,) * (4 - x.dim())]
             arguments[name] = fold(x.expand(batch, -1, heads, -1), 0, 1, batch, heads)
     results = function(**arguments)
@@ -85,7 +85,7 @@ def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads
     return unfold(results, batch)
 
 
-def _of_sets(score_fn: Callable, batch: int) -> Callable:
+def _for_batch(score_fn: Callable, batch: int) -> Callable:
     """A score_fn for queries and keys [E, B * H, ...], into whose heads a batch was folded. It calls the
     user's score_fn once, on [B * E, H, ...], and folds the scores [B * E, H] in the same way."""
 

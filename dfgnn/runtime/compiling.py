@@ -72,7 +72,7 @@ def untraced(*tensors: Tensor | None) -> AbstractContextManager[None]:
     inference mode. Only inference mode is suspended if one of ``tensors``, with which the context computes,
     is not plain."""
     # Usually no mode is active, and suspending all would take as long as sorting a small graph.
-    return _aside(*tensors) if in_a_mode() else _NOTHING
+    return _suspended(*tensors) if in_a_mode() else _NOTHING
 
 
 def in_a_mode() -> bool:
@@ -91,7 +91,7 @@ _NOTHING = nullcontext()
 
 
 @contextmanager
-def _aside(*tensors: Tensor | None) -> Iterator[None]:
+def _suspended(*tensors: Tensor | None) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))  # autograd refuses to save inference tensors
         if all(x is None or is_plain(x) for x in tensors):

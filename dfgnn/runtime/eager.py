@@ -81,7 +81,7 @@ def save_results(ctx, *results: Tensor | None) -> tuple[Tensor | None, ...]:
         # Detached, because a node that holds its own result is never freed.
         kept.append(None if x is None else x.detach())
     ctx.versions = versions
-    if top_hooks(True) is None:
+    if top_hooks(True) is None:  # without saved-tensor hooks, which save_for_backward alone calls
         ctx.kept = kept
         return ()
     ctx.kept = None

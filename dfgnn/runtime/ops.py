@@ -83,7 +83,7 @@ def total(parts: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
 
 
 def as_type(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x.to(dtype)``, but without the call if there is nothing to convert: small graphs notice it."""
+    """``x.to(dtype)``, without the call if there is nothing to convert: on small graphs its time counts."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
@@ -164,6 +164,7 @@ def per_edge(x, grad):
 
 
 def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> torch.Tensor:
+    """An empty tensor of this shape; like the kernels', of shape [0] for a result that is not wanted."""
     return like.new_empty(shape if wanted else (0,), dtype=dtype)
 
 

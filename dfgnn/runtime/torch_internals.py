@@ -66,7 +66,7 @@ dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_fu
 is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, DispatchKey.PreDispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
 tracing_state = torch._C._get_tracing_state
-# Unlike torch.compiler.disable, this does not import the compiler where nothing is compiled.
+# Unlike torch.compiler.disable, `_disable_dynamo` does not import the compiler where nothing is compiled.
 disable_dynamo = _disable_dynamo
 
 # ---- operations that are documented nowhere but widely used.

@@ -1,8 +1,8 @@
 """Makes CSRs (compressed sparse rows) from a user's edges: checks, sorts, transposes and batches them.
 
 Functions whose names begin with ``check``, ``probe`` or ``degree`` wait for the device. So do
-``from_blocks``, ``batch``, which copies offsets to it, ``from_edges`` if it validates, appends loops or has
-to find the numbers of nodes, and ``append_loops`` if it removes loops.
+``from_blocks``; ``batch``, because it copies offsets to the device; ``from_edges`` if it validates, appends
+loops or has to find the numbers of nodes; and ``append_loops`` if it removes loops.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # the names of sources and destinations in errors
 _transpose_csr = _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
-# The GPU's histogram counts degrees below the first number; the least maximum of edges per work item for
-# which it counts work items; how many numbers about edges come first in its results. They are kDegreeBins in
-# csrc/core/params.h, kLeastCut and kEdgeNumbers in csrc/cuda/graph/structure.h.
+# The GPU's operators `structure` and `degrees` find quantiles of degrees below _DEGREE_BINS, and how many
+# work items there are with at most _LEAST_CUT edges each, twice that, ...; the results of `structure` begin
+# with _EDGE_NUMBERS numbers about edges. They are kDegreeBins in csrc/core/params.h, kLeastCut and
+# kEdgeNumbers in csrc/cuda/graph/structure.h.
 _DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
 # A GPU sorts both directions in one call for at most this number of edges. With more, the second direction is
 # sorted only when it is needed, to save memory.
@@ -247,7 +248,7 @@ class UserEdges(NamedTuple):
         if self.num_src is None or self.num_dst is None or validate:
             ends = [*_range(src), *_range(dst)]
         elif dst.device.type == "cpu":
-            ends = [0, -1, 0, -1]
+            ends = [0, -1, 0, -1]  # the ranges of no ids: they are not needed
         else:
             return self, False, False
         *ranges, src_sorted, dst_sorted = probe(*ends, is_sorted(src), is_sorted(dst))
@@ -269,7 +270,7 @@ class Edges(NamedTuple):
 def from_edges(
     given: UserEdges, validate: bool = True, sort_order: str | None = None, with_loops: bool = False
 ) -> Edges | PackedGraph:
-    """The CSR of edges src -> dst: by destination, or by source if they are sorted so, which costs nothing.
+    """The CSR of edges src -> dst: by destination; or by source if they are sorted so, which needs no sort.
 
     sort_order: "row" (by source) or "col", believed if the values are not read. with_loops: sizes are known;
     edges from a node to itself are dropped, and i -> i for i < min(num_src, num_dst) appended.

@@ -1,8 +1,8 @@
 """The structure of a graph of fixed capacity, whose number of edges in use is known to the device alone.
 
 Everything is derived by kernels whose shapes follow from the capacity, so that a CUDA graph can hold them. An
-edge is a column of edge_index. Those that are not in use sort behind all others, beyond the last row of the
-CSR. E' is the number of columns with the loops that are appended.
+edge is a column of edge_index. Columns that are not in use are sorted behind all others, beyond the last row
+of the CSR. E' is the number of columns plus that of appended loops.
 """
 
 from __future__ import annotations

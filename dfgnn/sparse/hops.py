@@ -58,8 +58,8 @@ class ReplayedHops:
 
     The samples are bitwise those of plain operations, because random numbers are drawn outside of the graphs,
     and only for as many nodes as a hop has. A hop samples for the nodes that the hop before has added, or
-    with ``blocks`` for all; rows[k] is the most nodes that hop k samples for, ``most`` the most nodes of a
-    sample.
+    with ``blocks`` for all nodes of the sample so far; rows[k] is the most nodes that hop k samples for,
+    ``most`` the most nodes of a sample.
     """
 
     def __init__(self, csr: CSR, fanouts: Sequence[int], rows: Sequence[int], most: int, blocks: bool):
@@ -67,7 +67,8 @@ class ReplayedHops:
         device, num_nodes = csr.indptr.device, csr.indptr.numel() - 1
         whole = {"dtype": torch.int64, "device": device}
         # _place: the index in _nodes of each node of the graph, or -1. Scatter has no mask, so that elements
-        # which are not to be written go to the last place of a buffer, which is one longer than needed.
+        # which are not to be written go to the last element of a buffer, which is one longer than needed
+        # (in _place that index is called ``nowhere``).
         self._place = torch.full((num_nodes + 1,), -1, **whole)  # type: ignore[call-overload]
         self._nodes = torch.zeros(most + 1, **whole)  # type: ignore[call-overload]
         self._seeds = torch.zeros(rows[0], **whole)  # type: ignore[call-overload]

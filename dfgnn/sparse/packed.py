@@ -14,9 +14,9 @@ __all__ = ["CPU_BOUND", "PackedGraph"]
 
 # Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
 CPU_BOUND = 4096
-# That tensor begins with the struct Header of csrc/torch/cpu_structure.cpp, in int64: the four numbers of
-# `ranges`; `by_src`; then for each direction the begin and the length, in units of int32, of indptr, indices,
-# eids, work items and splits, and the number of partial-result slots.
+# The tensor (`PackedGraph._tensor`) begins with the struct Header of csrc/torch/cpu_structure.cpp, in int64:
+# the four numbers of `ranges`; `by_src`; then for each direction the begin and the length, in units of int32,
+# of indptr, indices, eids, work items and splits, and the number of partial-result slots.
 _RANGES, _BY_SRC, _SIDES, _SIDE = slice(0, 4), 4, 5, 11
 _HEADER = _SIDES + 2 * _SIDE
 _drop = library.graph_dropper("cpu")
@@ -45,7 +45,7 @@ class PackedGraph(GraphHandle):
         self._given, self._made, self._drop = None, {}, _drop
         if indptr is not None:  # the graph is not planned, and its arrays are tensors of their own
             by_src = self.by_src
-            if indices is None:  # the given ids serve as indices
+            if indices is None:  # the operator made none, because the given ids serve as indices
                 indices = dst if by_src else src
             self._made = {by_src: (indptr, indices, eids), not by_src: None}
         elif dst is not None and torch.int32 in (src.dtype, dst.dtype) and self.number:
@@ -60,7 +60,8 @@ class PackedGraph(GraphHandle):
 
     @property
     def by_src(self) -> bool:
-        """Whether the edges were sorted by source and not by destination, so that this direction was free."""
+        """Whether the given edges were sorted by source and not by destination: the CSR by source needed no
+        sort."""
         return bool(self._header()[_BY_SRC])
 
     def csr(self, reverse: bool) -> Arrays | None:
@@ -75,8 +76,8 @@ class PackedGraph(GraphHandle):
             if indptr is not None:
                 indices = self._given if indices is None else indices
                 assert indices is not None
-                # A part of one tensor cannot be sent to another process, or written to a file, without all of
-                # it.
+                # Copies, because a view is sent to another process, or written to a file, with all of the
+                # tensor's memory.
                 if indices is not self._given:
                     indices = indices.clone()
                 found = indptr.view(torch.int64).clone(), indices, None if eids is None else eids.clone()

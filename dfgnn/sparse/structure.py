@@ -23,7 +23,7 @@ class Side:
 
     built is None or (CSR, whether it has its eids); at least one side of a graph always has them. It is one
     attribute, so that a second thread which derives it too can replace it at any moment. A side without eids
-    comes from `_csr.transpose`, which gives the same order again when the eids are needed.
+    comes from `_csr.transpose`. When its eids are needed, a second transpose gives the same order with eids.
     """
 
     __slots__ = ("_built", "cuts", "edge_index", "has_empty", "num_rows", "packed", "stats")
@@ -100,7 +100,8 @@ class Structure:
         return Structure(self.src, self.dst)
 
     def _known(self) -> list[tuple[Side, CSR]]:
-        """The sides that have edge ids: at least one has."""
+        """(side, its CSR) for each side whose CSR has edge ids, or needs none because it is in the user's
+        order. There is at least one."""
         return [(side, side.built[0]) for side in (self.dst, self.src) if side.built and side.built[1]]
 
     def _untraced(self):
@@ -108,7 +109,7 @@ class Structure:
 
     @property
     def indices(self) -> Tensor:
-        """The indices of a side that has been built; both sides have as many, on the same device."""
+        """The indices of a side that has been built; the other side's have the same number and device."""
         for side in (self.dst, self.src):
             if side.built is not None and side.built[1]:
                 return side.built[0].indices
@@ -146,7 +147,8 @@ class Structure:
 
     @not_compiled
     def _transposed(self, side: Side, need_eids: bool) -> tuple[CSR, bool]:
-        built, (_, other) = side.built, self._known()[0]  # the other side, because this one has no edge ids
+        built = side.built
+        _, other = self._known()[0]  # the CSR of the other side, because this side has no edge ids
         with self._untraced():
             csr = _csr.transpose(other, side.num_rows, need_eids)
         if built is not None:  # keep the CSR that exists, whose tensors plans may hold; only ids are added

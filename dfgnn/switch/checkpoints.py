@@ -286,7 +286,7 @@ def _gat_of_before(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-#: Library to convert to -> the layers of the other library.
+#: Library to convert to -> the layers that are recognised in a state dict, in this order.
 _KINDS = {
     "pyg": [
         _Kind("EdgeGATConv", ("attn_edge", "fc_edge.weight")),

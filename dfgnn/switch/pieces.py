@@ -28,11 +28,12 @@ served: Counter[str] = Counter()
 #: The libraries that are currently patched.
 active: set[str] = set()
 
-# A sum of fewer elements goes to the original; a trained one also if it has fewer rows, or fewer elements
-# than the third number: an autograd function in Python costs about 20 µs more than PyTorch's.
+# A sum of fewer than _LEAST_SUM elements goes to the original. So does one that needs gradients and has fewer
+# than _LEAST_SUM_ROWS rows or _LEAST_SUM_TRAINED elements: an autograd function in Python costs about 20 µs
+# more than PyTorch's.
 _LEAST_SUM, _LEAST_SUM_ROWS, _LEAST_SUM_TRAINED = 1 << 14, 4096, 1 << 16
-# DGL's kernels are faster in a softmax of fewer elements (if it is trained: than the second number), and in a
-# sum of more elements than the third number that is not trained.
+# DGL's kernels are faster in a softmax of fewer than _LEAST_DGL elements, or of fewer than _LEAST_DGL_TRAINED
+# that need gradients; and in a sum of more than _MOST_DGL_SUM elements that need none.
 _LEAST_DGL, _LEAST_DGL_TRAINED, _MOST_DGL_SUM = 1 << 13, 1 << 15, 1 << 16
 # The kernel for u_mul_e_sum is faster than DGL's if heads have at least this number of columns.
 _LEAST_COLUMNS = 8
@@ -93,7 +94,7 @@ def _sum(name: str, src: Any, index: Any, dim: Any, num_groups: Any) -> Any:
         return None
     if dim not in (0, -src.dim()) or not by_index.takes(src, index) or not src.is_contiguous():
         return None
-    # The last condition: a single column.
+    # The last condition says that there is a single column.
     if _trains(src) and (
         len(src) < _LEAST_SUM_ROWS or src.numel() < _LEAST_SUM_TRAINED or src.numel() == len(src)
     ):

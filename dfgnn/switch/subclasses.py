@@ -100,6 +100,7 @@ def why_not(module: nn.Module, base: type, ours: type) -> str | None:
         value = getattr(ours, name, None)
         if value is None:
             continue
+        # An attribute that equals what dfgnn's property of that name computes does no harm.
         same = isinstance(value, property) and vars(module).get(name, value) == _read(module, value)
         if not same:
             return f"it has an attribute {name}, which is a name within dfgnn's {ours.__name__}"

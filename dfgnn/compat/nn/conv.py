@@ -62,6 +62,7 @@ class GraphConv(nn.Module):
         x, _ = expand_as_pair(feat)
         if self._norm in ("left", "both"):
             x = x * _norm(fused.out_degrees(), x, self._norm)
+        # The projection comes first if it shrinks the features, so that narrower rows are summed.
         shrinks = weight is not None and self._in_feats > self._out_feats
         x = x @ weight if shrinks else x
         if edge_weight is None:

@@ -91,8 +91,8 @@ class Weights(Lazy):
         return functional.edge_softmax(self.graph, scores)
 
     def times(self, value: Tensor) -> Tensor | None:
-        """The product with ``value [M, H, D]`` as one attention call; None if that is not possible: only one
-        of the parts needs gradients, or numbers of heads differ."""
+        """The product with ``value [M, H, D]`` as one attention call; None if that is not possible: the calls
+        were made in different grad modes, or numbers of heads or dtypes differ."""
         scores = self.scores
         modes = {self.grad, torch.is_grad_enabled()}
         if isinstance(scores, Tensor):

@@ -106,7 +106,7 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
         raise ValueError(
             f"dgl.sparse.spspmm: expected as many rows of B as columns of A, got {A.shape}, {B.shape}"
         )
-    # Each entry of A needs the row of B with the number of the entry's column.
+    # An entry of A in column k is multiplied with the entries of B's row k.
     left, right = pairs(A.col.long(), B._structure.graph)
     keys = A.row.long()[left] * B.shape[1] + B.col.long()[right]
     keys, place = keys.unique(return_inverse=True)
