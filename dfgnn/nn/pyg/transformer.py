@@ -78,8 +78,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if fused is not None and not want_attention:
             return fused
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
-        # Modules are called in torch_geometric's order, because lazy modules draw their parameters at the first
-        # call.
+        # Modules are called in torch_geometric's order, because lazy modules draw their parameters at the
+        # first call.
         query, key, value = (
             self._heads(projected(self, name, lin, end))
             for name, lin, end in (
