@@ -200,8 +200,7 @@ class AttentionLayer(GraphLayer):
                 graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
             )
 
-        # As in DGL's layer, the sources are projected first: the order matters if a parametrization draws
-        # random numbers.
+        # The sources are projected first, as in DGL's layer: parametrizations may draw random numbers.
         rows = {"value": project("value")} if spec.key is None else {}
         result = spelled(spec.score, lambda name: rows[name] if name in rows else project(name), attend)
         out, attention = self._unpack(result, prefix)

@@ -74,8 +74,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """
         x_src, x_dst = ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
-        # Modules are called in torch_geometric's order, because lazy modules draw their parameters at the
-        # first call.
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = self.res
         res = None if res is None or x_dst is None else projected(self, "x", res, x_dst)
         if self.lin_edge is not None:

@@ -72,8 +72,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
-        # Modules are called in torch_geometric's order, because lazy modules draw their parameters at the
-        # first call.
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = self.res
         res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)

@@ -72,8 +72,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         for edge_type, edge_index in edge_index_dict.items():
             src, _, dst = edge_type
             name = "__".join(edge_type)
-            # The numbers of nodes are taken from the projected rows, because a hook on the projection may
-            # return more rows than it got.
+            # Sizes are those of the projected rows: a hook on the projection may return more than it got.
             graph, _ = graph_of(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
             alpha_src = (feats[src] * self.lin_src[name]).sum(-1)
             alpha_dst = (feats[dst] * self.lin_dst[name]).sum(-1)

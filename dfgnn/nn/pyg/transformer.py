@@ -78,8 +78,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if fused is not None and not want_attention:
             return fused
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
-        # Modules are called in torch_geometric's order, because lazy modules draw their parameters at the
-        # first call.
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         query, key, value = (
             self._heads(projected(self, name, lin, end))
             for name, lin, end in (
@@ -101,8 +100,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
         if not want_attention:
             return out
-        # The attention comes from a second call, so that asking for it does not change `out`, and because it
-        # is returned without dropout.
+        # A second call computes the attention, without dropout: asking for it must not change `out`.
         in_key = {} if self.lin_edge is None else edges
         nothing = key.new_zeros(*key.shape[:-1], 1)
         attention = self.attention(
