@@ -146,7 +146,7 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return _sum_sources(graph, x)
     if op == "copy_rhs":
         return sum_of_edges(graph, y)
-    if op in ("add", "sub"):  # the sum over edges of x + y is the sum of both sums
+    if op in ("add", "sub"):  # sum (x + y) = sum x + sum y
         return _BINARY[op](_sum_sources(graph, x), sum_of_edges(graph, y))
     shape = _common_shape(x, y)
     size = math.prod(shape)
@@ -154,8 +154,8 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return x.new_zeros(graph.num_dst, *shape)
     if _few(graph, size, x):
         return by_index.sums_of_edges(graph, _message(graph, op, x, y, few=True))
-    # The dimensions of which y has more than one entry become heads, each with its weight from y; the others
-    # become the columns of a head.
+    # spmm takes a weight per edge and head. So the dimensions in which y has more than one entry become
+    # heads, whose weights are y, and the other dimensions become the columns of a head.
     heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
     x = x if x.shape[1:] == shape else x.expand(-1, *shape)
     order = [0, *heads, *(k for k in range(1, x.dim()) if k not in heads)]
@@ -351,7 +351,7 @@ def _copy_function(end: str, reducer: str) -> None:
     name = f"copy_{end}_{reducer}"
     sums = _sum_sources if end == "u" else sum_of_edges
 
-    def summed(graph: Graph, x: Tensor) -> Tensor:  # gspmm's other checks take longer than small sums
+    def summed(graph: Graph, x: Tensor) -> Tensor:  # not gspmm, whose checks take longer than small sums
         graph = _fused(graph)
         _check(name, graph, "x" if end == "u" else "y", x, end)
         return sums(graph, x)

@@ -286,7 +286,7 @@ def softmax_by(score: Tensor, dst: Tensor, num_dst: int, sink: Tensor | None = N
     top = top.scatter_reduce(0, index, score.detach(), "amax")
     if sink is not None:
         top = torch.maximum(top, sink.detach())
-    top = top.masked_fill(top == -math.inf, 0)  # exp(-inf - 0) = 0, where -inf - -inf would be NaN
+    top = top.masked_fill(top == -math.inf, 0)  # so that exp(-inf - top) is 0, not NaN
     weight = torch.exp(score - top[dst])
     total = torch.zeros_like(top).index_add(0, dst, weight)
     if sink is not None:

@@ -35,7 +35,7 @@ _NONE = (None,) * _NUM_TENSORS
 _new = tuple.__new__  # makes a named tuple from all of its fields, without the Python frame of its __new__
 
 
-# ---- eager -----------------------------------------------------------------------------------------------
+# ---- eager calls -----------------------------------------------------------------------------------------
 
 
 @called_directly
@@ -53,7 +53,7 @@ class Attention(EagerFunction):
         out, attention, saved = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
         ctx.call = call
         if attention is not None:
-            ctx.set_materialize_grads(False)  # else autograd would replace a missing gradient by zeros
+            ctx.set_materialize_grads(False)  # a missing gradient is None, not a tensor of zeros
         ctx.save_for_backward(sink, *tensors, *saved, *save_results(ctx, out, attention))
         return out, attention
 
@@ -64,7 +64,7 @@ class Attention(EagerFunction):
         missing = _NONE[count:]
         results, saved = restored_results(ctx, tensors[count:])
         tensors, need = _new(Tensors, (*tensors[:count], *missing)), _new(Tensors, (*need, *missing))
-        if results is None:  # they were modified
+        if results is None:  # the caller has modified one of them in place: compute both again
             with torch.no_grad():
                 out, attention, _ = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
         else:
@@ -86,14 +86,14 @@ class Attention(EagerFunction):
         return None, grad_sink, *_ops.gradients(need, tensors, grad_out, found)[:count]
 
 
-def recorded_gradients(call, grads, tensors, out, attention, kept, need) -> tuple[Tensor | None, ...]:
+def recorded_gradients(call, grads, tensors, out, attention, saved, need) -> tuple[Tensor | None, ...]:
     """The gradients that backward returns, with derivatives of their own. need: `Tensors` of bools."""
-    call, kept = call.dispatched(tensors, kept)
-    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *kept, attention)
+    call, saved = call.dispatched(tensors, saved)
+    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *saved, attention)
     return _ops.gradients(need, tensors, grads[0], found)
 
 
-# ---- under torch.func, and second derivatives ------------------------------------------------------------
+# ---- calls under torch.func, and first derivatives that are differentiated again --------------------------
 
 
 class TransformedAttention(torch.autograd.Function):
@@ -155,8 +155,9 @@ class TransformedBackward(torch.autograd.Function):
         call, _, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.call = call
-        # The results of the forward operator get no gradients here: the second-order formulas take them for
-        # functions of the other tensors. Of these results they read stats alone.
+        # The forward operator's results, which are arguments of the backward operator, get no gradients here:
+        # the second-order formulas treat them as functions of the other arguments. Of these results the
+        # formulas read only stats, so that only stats is saved.
         ctx.save_for_backward(*tensors[: 2 + _NUM_TENSORS], tensors[_BACKWARD_TENSORS.index("stats")])
 
     @staticmethod
@@ -182,7 +183,9 @@ def _vmap(function, batch: int, call: DispatchedCall, more: tuple, names, tensor
     the head. ``more``: the arguments between ``call`` and the tensors."""
     named = dict(zip(names, zip(tensors, dims)))
     seed, of_each = named["seed"]
-    if seed is not None and of_each is not None:  # vmap with randomness="different"
+    if seed is not None and of_each is not None:
+        # vmap with randomness="different" gives each element a seed. The first one serves all elements,
+        # because their dropout masks differ by the index of the head.
         named["seed"] = seed.select(of_each, 0), None
     elif seed is not None:
         each = [
@@ -218,7 +221,7 @@ def _fold(name: str, x: Tensor | None, dim: int | None, batch: int, heads: int) 
     return _batches.fold(x, dim, 0 if name in ("attn", "out_bias") else 1, batch, heads)
 
 
-# ---- the formula registered with the operators -----------------------------------------------------------
+# ---- the gradients of the operators for callers of torch.ops, and torch.export ----------------------------
 
 
 def _setup(ctx, inputs, output):
@@ -234,7 +237,7 @@ def _setup(ctx, inputs, output):
 def _formula(ctx, grad_out, grad_stats, grad_positive, grad_mass, grad_attention):
     arguments = _backward_arguments(ctx, grad_out, grad_attention)
     need = Tensors(*ctx.needs_input_grad[1 : 1 + _NUM_TENSORS])
-    # Under create_graph the backward operator is recorded, so that a derivative of it is refused.
+    # Under create_graph autograd records the backward operator, whose derivative `_no_second_order` refuses.
     results = ctx.call.backward(*arguments, _ops.need_bits(need), recorded=torch.is_grad_enabled())
     (grad_out, _), tensors, _ = arguments
     rest = (None,) * (len(Forward._fields) - 1 - _NUM_TENSORS)

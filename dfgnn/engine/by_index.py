@@ -265,7 +265,7 @@ class _Extremes(Rule):
         self.kind, self.matrix, self.columns, self.empty = kind, matrix, columns, empty
 
     def forward(self, rows):
-        with torch.enable_grad():  # else it returns no positions; torch.sparse.mm never returns any
+        with torch.enable_grad():  # PyTorch returns the positions only if its argument requires a gradient
             leaf = rows.detach().requires_grad_()
             out, place = torch_internals.extremes_of_neighbours(self.matrix, leaf, f"a{self.kind}")
         return self.filled(out.detach()), place

@@ -42,7 +42,8 @@ class Checker:
         return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
 
     def tensor(self, name: str, x, shapes, dtypes=None) -> None:
-        """shapes: allowed shapes; None in a shape matches any size >= 1."""
+        """Raises unless x is a dense tensor of one of these shapes and dtypes on the graph's device. None in
+        a shape matches any size >= 1."""
         if not isinstance(x, Tensor):
             raise self.error(TypeError, name, "a tensor", type(x).__name__)
         dtypes = dtypes or (self.dtype,)
@@ -56,7 +57,7 @@ class Checker:
             raise ValueError(f"{self.function}: {name}: {wrong_shape(name, x, shapes)}")
 
     def number(self, name: str, x) -> None:
-        """Torch's operators would take a string for a number."""
+        """Raises TypeError for None, and for a string, which torch's operators would take for a number."""
         if isinstance(x, (str, bytes)) or x is None:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
@@ -174,7 +175,7 @@ def with_feat(edge: EdgeArgs, feat: Tensor | None) -> EdgeArgs:
 
 
 def without_padding(out: Tensor, size: int) -> Tensor:
-    # Slicing an unpadded tensor would cost a copy of its gradient.
+    # An unpadded tensor is not sliced, because the backward of a slice copies the gradient.
     return out[..., :size] if out.shape[-1] > size else out
 
 

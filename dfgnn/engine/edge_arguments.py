@@ -30,8 +30,8 @@ class EdgeSorted(NamedTuple):
     or as terms that `edge_projection` computes, or not at all."""
 
     feat: Tensor | None = None  # [E, H, D], the operators' edge_feat
-    flags: int = 0  # FEAT_IN_KEY, FEAT_IN_VALUE: what feat is added to
-    terms: EdgeTerms | None = None
+    flags: int = 0  # the bits FEAT_IN_KEY, FEAT_IN_VALUE: what feat is added to
+    terms: EdgeTerms | None = None  # the terms that `edge_projection` computes
     key_bias: Tensor | None = None  # [H, D], to be added to the nodes' keys
     value_bias: Tensor | None = None  # [H, D], to be added to the nodes' values
 
@@ -128,5 +128,5 @@ def _projections(check: Checker, given: EdgeGiven, heads: int, dim: int, value_d
         value = attr, of_heads(proj_value), of_heads(given.proj_bias_value)
     else:
         value = (attr, weight, bias) if given.feat_in != "key" else nothing
-    # A projection's bias is the same for all edges, so that it can be added to the nodes' keys and values.
+    # The bias of a projection is the same for all edges, so that it is added to the nodes' keys or values.
     return EdgeSorted(None, 0, EdgeTerms(key[0], key[1], value[0], value[1]), key[2], value[2])

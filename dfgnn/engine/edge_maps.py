@@ -27,13 +27,13 @@ class EdgeMap(NamedTuple):
 
     name: str  # its operators on traced graphs are edge_<name> and graph_<name>
     tensors: str  # the tensors in these operators' schema
-    numbers: str  # the other arguments in it: numbers and flags
+    numbers: str  # the other arguments in that schema: numbers and flags
     run: Callable[..., Tensor]  # computes the map on a Graph
-    plain: Callable[..., Tensor]  # the same in PyTorch's operations, on everything that has ``edge_index``
-    empty: Callable[..., Tensor]  # an uninitialised result for a compiler, from the sizes of the graph
-    gradients: tuple[Callable[..., Tensor], ...]
-    saves: bool = True  # whether the gradients depend on the tensors
-    of_edges: bool = False  # the result has a row per edge
+    plain: Callable[..., Tensor]  # computes it in PyTorch's operations, on any graph with an ``edge_index``
+    empty: Callable[..., Tensor]  # for a compiler: an uninitialised result, from the graph's sizes
+    gradients: tuple[Callable[..., Tensor], ...]  # for each tensor, the function that computes its gradient
+    saves: bool = True  # whether the gradients depend on the tensors, which are then saved for backward
+    of_edges: bool = False  # whether the result has a row per edge
 
 
 class _Mapped(Rule):
@@ -82,7 +82,8 @@ def define(edge_map: EdgeMap) -> EdgeMap:
         graph = traced_graph.find(*args[count:end])
         with internals.BelowAutograd():
             result = edge_map.run(graph, *args[:count], *args[end:]).contiguous()
-        if edge_map.of_edges and graph.edge_mask is not None:  # kernels do not write rows of unused edges
+        if edge_map.of_edges and graph.edge_mask is not None:
+            # In a graph of fixed capacity kernels do not write the rows of unused edges, which are set to 0.
             return traced_graph.in_use(graph.edge_mask, result)
         return result
 

@@ -1,8 +1,9 @@
 """Dot attention with a term of the edge in the key and another in the value.
 
 A term is either features of the edge as they are, or their projection: W x_ij of features x in the key,
-U y_ij of features y in the value, which may be the same. As a projection is linear, it can change places with
-the products of attention, so that there is no E x H x D tensor:
+U y_ij of features y in the value; x and y, and W and U, may be the same tensors. As a projection is linear,
+it can change places with the products of attention, so that there is no E x H x D tensor. This is called
+folding the projection into the attention:
 
     q_i . (k_j + W x_ij) = q_i . k_j + (W^T q_i) . x_ij
     sum_j alpha_ij (v_j + U y_ij) = sum_j alpha_ij v_j + U sum_j alpha_ij y_ij
@@ -10,13 +11,14 @@ the products of attention, so that there is no E x H x D tensor:
 With features of d columns, a node has the rows W^T q_i and sum_j alpha_ij y_ij, both [H, d]; an edge has the
 scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_terms`).
 
-There are three ways to compute it. `_composed` puts these parts together under autograd, for every option and
-derivatives of any order. `_Separate` is one autograd function, with less memory and fewer passes. Its output
-contains the edges' part, so that the product of output and its gradient is all of delta
-(docs/internals/glossary.md), and backward needs neither the attention nor the output without that part.
-`_InOne` is for one projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the
-features. The attention's own kernels compute all products except the gradient of x. Its tensors of edge size
-are the features and, in backward, two scalars per edge and head.
+`_unfolded` projects per edge, where that is faster. There are three ways to compute the folded form.
+`_composed` puts these parts together under autograd, for every option and derivatives of any order.
+`_Separate` is one autograd function, with less memory and fewer passes. Its output contains the edges' part,
+so that the product of the output and its gradient is all of delta (docs/internals/glossary.md): to compute
+delta, backward needs neither the attention nor the output without the edges' part. `_InOne` is for one
+projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the features. The
+attention's own kernels compute all products except the gradient of x. Its tensors of edge size are the
+features and, in backward, two scalars per edge and head.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from .inputs import AttentionInputs, EdgeTerms
 from .node import FusedFunction
 from .paths import attend
 
-# ---- products per node -----------------------------------------------------------------------------------
+# ---- products of nodes' rows with a projection: W^T x, W x and x y^T in the head's notation ---------------
 
 
 def _onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
@@ -118,7 +120,7 @@ def _without_autocast(device: torch.device):
     return contextlib.nullcontext()
 
 
-# ---- attention -------------------------------------------------------------------------------------------
+# ---- the ways to compute the attention -------------------------------------------------------------------
 
 
 class _Given(NamedTuple):
@@ -178,8 +180,9 @@ class _Separate:
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
         self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
-        # Whether key and value have the same features, and the same projection.
+        # Whether key and value have the same features.
         self.one_feat = terms.key is not None and terms.key is terms.value
+        # Whether key and value have the same projection.
         self.one_proj = terms.key is not None and terms.key_proj is terms.value_proj
         self.saves_attention = terms.value is not None and terms.value.requires_grad
 
@@ -244,7 +247,7 @@ class _Separate:
             rows, grad_rows = _onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
         else:
             grad_rows = _onto_features(grad, terms.value_proj)
-        gamma = _terms.dot(graph, grad_rows, terms.value)  # what the value's term adds to alpha's gradient
+        gamma = _terms.dot(graph, grad_rows, terms.value)  # adds to the gradient of alpha
         bias = g.edge_bias if bias is None else bias
         bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need.edge_weight
         grads = self.engine(g.value).backward(
@@ -271,7 +274,8 @@ class _Separate:
             found["key_proj"] = _grad_proj(g.query, score_sums, grad, sums, scale)
         elif need.key_proj:
             found["key_proj"] = _products_of_rows(g.query, score_sums).mul_(scale)
-        if rows is not None:  # one product over 2 H heads: those of the key's term, then of the value's
+        if rows is not None:
+            # One product over 2 H heads: H for the gradient by way of the key, then H by way of the value.
             weights = torch.cat([grad_score * scale, attention], 1)
             found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
         elif need.key_feat:
@@ -295,8 +299,8 @@ def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
 
 
 class _InOne(_Separate):
-    """Computes the output with one projection in key and value, by kernels that take features of edges. They
-    give no gradients of edge_bias and edge_weight."""
+    """Computes the output with one projection in key and value, by kernels that take features of edges.
+    These kernels give no gradients of edge_bias and edge_weight."""
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms, train: bool):
         super().__init__(inputs, terms)
@@ -359,13 +363,14 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
 
 
 def _unfolds(inputs: AttentionInputs) -> bool:
-    """Whether projections are computed per edge after all: in ONNX exports, and on the CPU where the tensors
-    [E, H, D] are no larger than the rows [N, H, d] that folding makes, counted twice for a term that key and
-    value share.
+    """Whether projections are computed per edge after all: in ONNX exports, and on the CPU where the
+    projected features [E, H, D] are small beside the rows [N, H, d] that folding makes: E D <= N d for one
+    projection, E D <= 2 N d for one that key and value share, 2 E D <= N d for two different ones.
 
-    Measured time, divided by that of folding. A shared term: 2 heads of 50, d = 116, 4 edges per node: 0.84
-    with N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, 20 edges per node, N = 500: 1.15. Two
-    projections: 8 heads of 16, d = 128, N = 10,000: 0.83 with 4 edges per node, 1.29 with 8."""
+    Measured time of projecting per edge, divided by that of folding. A shared projection: 2 heads of 50,
+    d = 116, 4 edges per node: 0.84 with N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, 20 edges per
+    node, N = 500: 1.15. Two projections: 8 heads of 16, d = 128, N = 10,000: 0.83 with 4 edges per node, 1.29
+    with 8."""
     query, terms = inputs.tensors.dst, inputs.terms
     assert terms is not None
     proj = terms.key_proj if terms.value_proj is None else terms.value_proj
@@ -412,8 +417,8 @@ def _for_kernels(terms: EdgeTerms, query: Tensor, value: Tensor) -> EdgeTerms:
 
 
 def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
-    """(out, attention) of dot attention with terms of the edges; the attention means nothing unless it was
-    asked for. Heads of the inputs, and features of each head, may have been padded."""
+    """(out, attention) of dot attention with terms of the edges; the attention is to be ignored unless
+    it was asked for. Heads of the inputs, and features of each head, may have been padded."""
     terms, tensors, graph = inputs.terms, inputs.tensors, inputs.graph
     query, value = tensors.dst, tensors.value
     assert terms is not None and query is not None
@@ -428,7 +433,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     if plain or recorded or _eager.transformed(*tensors, *terms):
         return _composed(inputs)
     weights = None
-    if inputs.return_attention:  # a second attention, so that asking for the weights does not change `out`
+    if inputs.return_attention:  # by a second call: asking for the weights must not change `out`
         alone = terms._replace(value=None, value_proj=None)
         _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))

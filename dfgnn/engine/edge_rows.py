@@ -26,7 +26,7 @@ def by_edges(graph: Any) -> Any:
     return _edges.by_edges(graph) if isinstance(graph, EdgeList) else edges_as_sources(graph)
 
 
-# ---- rows of ends, and their sums -----------------------------------------------------------------------
+# ---- gathered rows of the edges' sources or destinations, and sums of edges' rows over nodes --------------
 
 
 def _sum(graph: Graph, rows: Tensor, reverse: bool) -> Tensor:
@@ -73,7 +73,7 @@ def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
     """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
     out of each."""
     if isinstance(graph, Graph) and not torch.compiler.is_compiling() and not internals.exports_onnx():
-        return _sum(graph, rows, reverse)  # consists of differentiable functions
+        return _sum(graph, rows, reverse)  # whose functions are differentiable, so that no rule is needed
     return apply(_SUM, graph, (rows,), reverse)
 
 

@@ -15,7 +15,7 @@ from . import plain as _plain
 from . import traced_graph as _edges
 from .edge_rows import rows_of_destinations, rows_of_sources
 
-# How many bytes are gathered for one chunk of edges, by default.
+# Bytes of query and key rows that are gathered for one chunk of edges, unless the user sets its size.
 _CHUNK_BYTES = 2**27
 
 
@@ -30,7 +30,8 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
     if isinstance(_edges.for_compiler(graph), _edges.EdgeList):
-        # The compiler fuses the score, but not the rows of the nodes, which exist for all edges at a time.
+        # There are no chunks here: the compiler fuses the operations of the score, but the gathered rows of
+        # the nodes exist for all edges at a time.
         q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])
         k = rows_of_sources(graph, key.flatten(1)).unflatten(1, key.shape[1:])
         return score_fn(q, k, edge_feat, *params).to(query.dtype)
@@ -119,7 +120,7 @@ class _EdgeScores(Rule):
 
 def _first_order(call, inputs, need, grad):
     query, key, edge_feat, *params = inputs
-    # Gradients are added up in float32 at least: that of a parameter is a sum over all chunks.
+    # Gradients are added up in float32 at least, because that of a parameter is a sum over all chunks.
     acc = torch.promote_types(query.dtype, torch.float32)
     grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
     for part, src, dst in _chunks(call.graph, call.chunk):

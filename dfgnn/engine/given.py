@@ -15,7 +15,7 @@ from ..runtime import torch_internals as internals
 from .edge_rows import by_edges
 from .traced_graph import EdgeList, is_traced
 
-#: What functions take: a Graph, a DGLGraph, an ``edge_index``, a sparse tensor; also a part of a graph.
+#: What public functions take for a graph: a Graph, DGLGraph, ``edge_index``, sparse tensor or GraphPart.
 GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
 
 
@@ -36,7 +36,7 @@ def graph_of(function: str, given: Any, size: Any, src: Any = None, dst: Any = N
             return given
         return _of_edges(function, given, pair, _rows(src), _rows(dst))
     if not isinstance(given, (Graph, EdgeList, GraphPart)):
-        graph = getattr(given, "dfgnn_graph", None)  # a DGLGraph of dfgnn.compat
+        graph = getattr(given, "dfgnn_graph", None)  # the Graph of a DGLGraph of dfgnn.compat
         if not isinstance(graph, Graph):
             if not is_dgl(given):
                 return given
@@ -63,7 +63,7 @@ def _of_edges(
     if size is None and num_src is not None:
         size = num_src, num_src if num_dst is None else num_dst
         told = "the tensors have {}, one per node, unless size=(num_src, num_dst) is given"
-    elif size is None and num_dst is not None:  # there is no tensor with a row per source
+    elif size is None and num_dst is not None:  # src is None: there may be more sources than num_dst
         size = num_dst if traced else _kept.at_least(edge_index, num_dst, function), num_dst
         told = "the tensors have {}, one per node, unless size=(num_src, num_dst) is given"
     if traced:

@@ -28,5 +28,5 @@ class AttentionInputs(NamedTuple):
     numbers: Numbers
     return_attention: bool = False
     schedule: str = "auto"
-    sink: Tensor | None = None  # [H], in the type of sums
-    terms: EdgeTerms | None = None  # of dot attention, for `edge_projection`; no path of `paths` takes them
+    sink: Tensor | None = None  # [H], in the accumulation type
+    terms: EdgeTerms | None = None  # of dot attention; `edge_projection` computes them, the paths do not

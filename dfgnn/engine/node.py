@@ -33,9 +33,10 @@ class FusedFunction(EagerFunction):
         ctx.call, ctx.output, ctx.version = call, None, None
         ctx.set_materialize_grads(False)
         if out is result:
-            # The user may modify the result in place, which autograd would refuse if it were saved. So a
-            # detached alias is stored with its version. Storing the result itself would be a reference cycle.
-            # Hooks for saved tensors must see it, so that with them it is saved all the same.
+            # The user may modify the result in place. Had it been saved, backward would raise then.
+            # So ctx holds a detached alias of the result (the result itself would be a reference cycle) and
+            # its version counter, by which backward sees the change. While hooks for saved tensors are active
+            # (activation checkpointing, offloading), the result is saved nevertheless, so that they see it.
             ctx.version = out._version
             if top_hooks(True) is None:
                 ctx.output, out = out.detach(), None

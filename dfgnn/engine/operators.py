@@ -21,8 +21,8 @@ from ..runtime.ops import acc_type, call, product_args, total, typed
 
 _BelowAutograd = internals.BelowAutograd
 
-# `autograd` and `traced` read the schemas of these operators, to register formulas and operators of their
-# own.
+# `autograd` registers gradients for some of these operators. `traced` reads the schemas of others and defines
+# operators on traced graphs by them. Fused layers call `sddmm_op` and `spmm_op`.
 forward_op, backward_op = ops.attention_forward.default, ops.attention_backward.default
 attend_op, attend_backward_op = ops.attend.default, ops.attend_backward.default
 gat_op, gat_backward_op = ops.gat.default, ops.gat_backward.default
@@ -42,7 +42,7 @@ class EagerCall(NamedTuple):
     score: str
     numbers: Numbers
     return_attention: bool
-    save_positive: bool  # whether backward needs sums over the edges with z > 0 (z: score before LeakyReLU)
+    save_positive: bool  # whether to save sums over the edges with z > 0, which backward reads
     heads: int = 0  # H, if tensors of nodes are [N, H * D]; 0 if they are [N, H, D]
 
     def run(self, tensors):
@@ -79,8 +79,8 @@ class EagerCall(NamedTuple):
 
 
 class DispatchedCall:
-    """An attention call by the operators that take the tensors of the graph, which a compiler or a transform
-    records.
+    """An attention call by the operators that take all tensors of the graph, so that a compiler or a
+    transform can record it.
 
     It is not a tuple, because torch.func would unpack one.
     """
@@ -96,7 +96,7 @@ class DispatchedCall:
         self.save_positive = save_positive
 
     def forward(self, tensors):
-        """`ForwardResults`, as a plain tuple. Only a compiler records them."""
+        """`ForwardResults`, as a plain tuple. A compiler may record the operator, autograd does not."""
         return call(
             forward_op, SCORES[self.score], *tensors, *self.graph_args, self.graph.num_dst, *self.numbers,
             self.return_attention, self.save_positive,
@@ -104,7 +104,7 @@ class DispatchedCall:
 
     def backward(self, grads, tensors, saved, need: int, recorded: bool = False):
         """`BackwardResults`, as a plain tuple. saved: out, stats, positive, positive_mass, attention;
-        recorded: whether autograd records them."""
+        recorded: whether autograd records the operator."""
         args = *grads, SCORES[self.score], *tensors, *saved, *self.graph_args, *self.numbers, need
         return backward_op(*args) if recorded else call(backward_op, *args)
 
@@ -172,17 +172,18 @@ def unpacked(saved: Tensor, value: Tensor, num_dst: int, positive: bool):
 
 def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tensors: Tensors, stats, of, need):
     """The gradients of the backward operator's arguments. grads: grad_out and grad_attention; of: the
-    cotangents of the backward operator's results; need: the NEED_ bits of those edge tensors whose gradients
-    are wanted."""
+    cotangents (gradients) of the backward operator's results; need: the NEED_ bits of those edge
+    tensors whose gradients are wanted."""
     return call(
         ops.attend_second_order.default, handle.number, *grads, score, *tensors, stats, *of, *numbers, need
     )
 
 
-# ---- attention within the autograd function of a fused layer (nn/whole), below autograd -------------------
+# ---- attention in the autograd function of a fused layer (nn/whole) ---------------------------------------
 #
-# Only the attributes handle, heads, score and numbers of `call` are read. Tensors of nodes are rows of all
-# heads, [N, H * D].
+# These functions are called below autograd's dispatch key, so that they need not exclude it. `call` is the
+# layer's call, of which they read the attributes handle, heads, score and numbers. Tensors of nodes are rows
+# of all heads, [N, H * D].
 
 score_terms, score_terms_backward = ops.score_terms.default, ops.score_terms_backward.default
 
@@ -219,7 +220,7 @@ def gat_backward(call: Any, grad: Tensor, tensors: tuple[Any, ...], out: Tensor,
     return gat_backward_op(call.handle.number, grad, *tensors, out, saved, slope, dropout_p)
 
 
-# ---- attention with a projection of the edges' features (csrc/cuda/attention, EdgeAttr) --------------------
+# ---- attention with a projection of the edges' features (CUDA only; EdgeAttr in csrc/core/params.h) --------
 
 
 def attend_projected(handle: GraphHandle, tensors: tuple, numbers: Numbers):
@@ -293,8 +294,8 @@ def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse
 
 
 def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
-    """The scores [E, H], and where m > 0 [E, H, D] (empty if `positive` was given, which is just that). CPU
-    only. m: see `pair_scores`, the module."""
+    """The scores [E, H], and where m > 0 [E, H, D] (empty if `positive` was given, which has this meaning).
+    CPU only. m: see `pair_scores`, the module."""
     like = next(x for x in (src, dst, proj) if x is not None)
     heads, dim = like.shape[1:] if positive is None else positive.shape[1:]
     args = _direction(graph, heads, dim, like.dtype, False)
@@ -324,7 +325,7 @@ def _direction(graph, heads: int, dim: int, dtype, reverse: bool):
     return csr.indices, csr.eids, plan.items, plan.splits, plan.launch, *sizes
 
 
-# ---- groups of rows by an index (csrc/cpu/by_index.h), of eager calls ------------------------------------
+# ---- softmax and sums over groups of rows given by an index (csrc/cpu/by_index.h); eager calls only --------
 
 
 def index_softmax(score, index, num_groups: int, masked: bool):

@@ -32,7 +32,7 @@ from ..runtime.rules import Rule
 from . import operators, paths
 from .paths import AttentionInputs, attend
 
-#: The columns of a head are padded to a multiple of this, the narrowest vector of the kernels.
+#: The columns of a head are padded to a multiple of this: the width of the kernels' narrowest vector.
 _COLUMNS = 4
 
 
@@ -66,7 +66,7 @@ class _Scores(_Rule):
         )
         of_attn = None
         if need[2]:
-            # The gradient of a is sum_e grad_e sigma_e m_e, where the sum m is taken term by term.
+            # The gradient of a is sum_e grad_e sigma_e m_e, with a sum for each term of m: W x_e, u_j, v_i.
             of_attn = (proj * of_proj).sum(1).view(shape)
             of_attn = of_attn + (src * of_src).sum(0) + (dst * of_dst).sum(0)
         return (
@@ -158,7 +158,7 @@ def attention(inputs: AttentionInputs, attr: Tensor, proj: Tensor) -> tuple[Tens
         score = score * tensors.edge_gate
     if tensors.edge_bias is not None:
         score = score + tensors.edge_bias
-    ends = src.new_zeros(src.shape[:2])  # no scores but the bias
+    ends = src.new_zeros(src.shape[:2])  # additive score terms of 0: the bias is the whole score
     rest = tensors._replace(src=ends, dst=None, attn=None, edge_bias=score, edge_gate=None)
     plain = Numbers(1.0, 1.0, numbers.dropout_p, 0)
     return attend(inputs._replace(score="additive", tensors=rest, numbers=plain))

@@ -26,7 +26,7 @@ from .autograd import Attention, TransformedAttention
 from .inputs import AttentionInputs
 from .operators import DispatchedCall, EagerCall, graph_args
 
-Results = tuple[Tensor, Any]  # out, and the attention; the latter is arbitrary unless it was asked for
+Results = tuple[Tensor, Any]  # out, and the attention, which is to be ignored unless it was asked for
 
 
 class Path(NamedTuple):
@@ -34,8 +34,8 @@ class Path(NamedTuple):
 
     name: str
     what: str  # what it runs, in words
-    why_not: Callable[[AttentionInputs], str | None]
-    run: Callable[[AttentionInputs], Results]
+    why_not: Callable[[AttentionInputs], str | None]  # why it does not take the call; None if it does
+    run: Callable[[AttentionInputs], Results]  # carries out a call that it takes
 
 
 class Recorder:
@@ -74,7 +74,8 @@ def declined(path: str, reason: str) -> Any:
 def attend(inputs: AttentionInputs) -> Results:
     """(out, attention) by the first path that takes the call."""
     out_bias = inputs.tensors.out_bias
-    if inputs.sink is not None and out_bias is not None:  # the sink scales the output without its bias
+    if inputs.sink is not None and out_bias is not None:
+        # A sink is included by scaling the finished output, so that the bias must be added afterwards.
         out, attention = attend(inputs._replace(tensors=inputs.tensors._replace(out_bias=None)))
         return out + out_bias, attention
     for path in PATHS:
@@ -100,7 +101,7 @@ def _saves_positive(inputs: AttentionInputs, backward: bool, whatever_requires: 
     return of_score and (whatever_requires or t.dst.requires_grad)  # type: ignore[union-attr]
 
 
-# ---- a graph of several -----------------------------------------------------------------------------------
+# ---- the path `parts`: a graph in ranges or of several processes, one part at a time ----------------------
 
 
 def _not_parts(inputs: AttentionInputs) -> str | None:
@@ -111,7 +112,7 @@ def _run_parts(inputs: AttentionInputs) -> Results:
     return inputs.graph.attention(inputs, attend)
 
 
-# ---- eager ------------------------------------------------------------------------------------------------
+# ---- the path `eager` --------------------------------------------------------------------------------------
 
 
 def _not_eager(inputs: AttentionInputs) -> str | None:
@@ -124,7 +125,7 @@ def _run_eager(inputs: AttentionInputs) -> Results:
     edges = return_attention
     for x in t[4:-1]:
         edges = edges or x is not None
-    # Autograd handles every argument, so that options are passed only if one is given.
+    # Each argument of an autograd function costs time, so that the options are passed only if one is given.
     tensors: tuple[Any, ...] = t if edges or t.out_bias is not None else t[:4]
     backward = False  # a loop rather than a call, because each Python frame costs time
     if torch.is_grad_enabled():
@@ -143,16 +144,17 @@ def _run_eager(inputs: AttentionInputs) -> Results:
     return (call.run(tensors) if sink is None else _sink.run(call, sink, tensors))[:2]
 
 
-# ---- plain operations -----------------------------------------------------------------------------------
+# ---- the path `plain` -------------------------------------------------------------------------------------
 
 
 def _not_plain(inputs: AttentionInputs) -> str | None:
-    if internals.exports_onnx():  # programs that read ONNX files do not know the operators
+    if internals.exports_onnx():  # an ONNX file must not contain our operators, which other programs lack
         return None
     active = not torch.compiler.is_compiling() and forward_ad._current_level >= 0
     if active and eager.transformed(*inputs.tensors, inputs.sink):
         return None
-    # Other paths take a sink only in eager calls and on traced graphs.
+    # With a sink, this path takes all that `eager` (asked before it) declined, except for traced graphs: the
+    # path `traced` knows sinks, `dispatched` does not.
     if inputs.sink is not None and not isinstance(_traced_graph(inputs), traced_graph.EdgeList):
         return None
     return "no tensor carries a tangent of forward-mode differentiation, and torch.onnx.export is not active"
@@ -168,7 +170,7 @@ def _run_plain(inputs: AttentionInputs) -> Results:
     return plain.attention(ends, SCORES[inputs.score], inputs.numbers, inputs.tensors, inputs.sink)
 
 
-# ---- everything else ------------------------------------------------------------------------------------
+# ---- the paths `traced` and `dispatched` ------------------------------------------------------------------
 
 
 def _not_traced(inputs: AttentionInputs) -> str | None:
@@ -187,14 +189,15 @@ def _run_traced(inputs: AttentionInputs) -> Results:
     out, attention = traced.attention(inputs._replace(graph=_traced_graph(inputs)), positive, backward)
     if not backward:
         return out, attention
-    # The caller may modify the results, which backward reads. Inductor drops copies that are not needed.
+    # Copies, because the caller may modify the results, which backward reads. Inductor drops the copies that
+    # are not needed.
     return out.clone(), attention if attention is None else attention.clone()
 
 
 def _run_dispatched(inputs: AttentionInputs) -> Results:
     graph, score, tensors, numbers, return_attention, schedule, *_ = inputs
     transformed = eager.transformed(*tensors)
-    # Within torch.func it cannot be seen what is differentiated: backward may be needed.
+    # Under torch.func one cannot see which tensors are differentiated, so that backward may be needed.
     backward = torch.is_grad_enabled() if transformed else _needs_backward(tensors)
     positive = _saves_positive(inputs, backward, transformed)
     with transforms.untransformed():

@@ -2,6 +2,7 @@
 
 The kernels compute an attention and its first and second derivatives. Third derivatives, second ones under
 vmap, and forward mode use these operations: torch differentiates them any number of times, in either mode.
+A cotangent is the gradient that comes into a backward pass: here that of a result of the backward operator.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from ..runtime.arguments import (
 )
 from ..runtime.ops import acc_type
 
-# The flags of `Numbers` as the reference's edge_feat_in, which means nothing without features (0).
+# Flags of `Numbers` -> `edge_feat_in` of the reference, which ignores it where there are no features (0).
 _FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
-# The results of the backward operator, and the tensors whose gradients they are.
+# The names of the backward operator's results -> the tensors whose gradients the results are.
 GRADIENTS = {
     "grad_value": "value",
     "grad_src": "src",
@@ -40,13 +41,13 @@ GRADIENTS = {
 }
 
 
-_reference: Any = reference  # untyped, because it is called with `Ends` in place of a Graph
+_reference: Any = reference  # as Any, because type checkers would refuse `Ends` for a Graph
 
 
 class Ends(NamedTuple):
     """The part of a graph that `reference` reads."""
 
-    edge_index: Tensor  # [2, E], user's order
+    edge_index: Tensor  # [2, E], in the user's edge order
     num_dst: int
 
     @property
@@ -112,7 +113,8 @@ def backward_of_backward(
     for name, grad in grads.items():
         if grad is None or GRADIENTS[name] not in primals:
             continue
-        if name == "grad_attn":  # the operator returns partial sums, which are added up afterwards
+        if name == "grad_attn":
+            # The operator returns partial sums of this gradient. All have the cotangent of their total.
             if len(grad) == 0:
                 continue
             grad = grad[0]
@@ -123,7 +125,8 @@ def backward_of_backward(
     def first(primals):
         merged = {**constants, **primals}
         grad_out, grad_attention = merged.pop("grad_out"), merged.pop("grad_attention")
-        for name in ("edge_gate", "edge_weight"):  # the operator returns a gradient for every head
+        # The operator returns these gradients per head, also for a tensor with one column for all heads.
+        for name in ("edge_gate", "edge_weight"):
             if merged[name] is not None:
                 merged[name] = merged[name].expand(-1, heads)
 

@@ -29,13 +29,13 @@ from ..sparse.structure import Side
 __all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake"]
 
 # Maximum number of edges of a graph that is sorted at every replay. The attention of a larger one runs
-# outside of CUDA graphs, with the cached graph and plans that suit its degrees: there launches hardly count.
+# outside of CUDA graphs, with the cached graph and plans that suit its degrees: its launches cost little.
 MOST_EDGES = 2**18
 
-DEVICES = ("cuda",)  # devices for which Inductor records CUDA graphs
+DEVICES = ("cuda",)  # the types of devices for which Inductor records CUDA graphs
 # Maximum edges per work item. It is small, because the longest work item determines a small graph's time.
 _BOUND = 64
-# How many int32 CUDA's kernels load at a time; each part of the packed structure begins at a multiple of it.
+# CUDA's kernels load four int32 at a time, so that each part of the packed structure is aligned to four.
 _STEP = 4
 
 

@@ -2,7 +2,8 @@
 
 docs/internals/second_derivatives.md derives the formulas. One operator computes all of it
 (csrc/cpu/kernels/second_order.cpp, csrc/cuda/second_order). Third derivatives and forward mode are plain
-operations (`plain`).
+operations (`plain`). A cotangent is the gradient that comes into a backward pass: here that of a result of
+the backward operator.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def backward_of_backward(
     """
     stats = primals.pop("stats")
     tensors = [x for x in (*primals.values(), *grads.values()) if isinstance(x, Tensor)]
-    # ends_of raises an error for a graph of fixed capacity, also where `ends` is not used.
+    # `ends_of` is called even if `ends` is not used, because it raises for a graph of fixed capacity.
     ends, call = plain.ends_of(graph), _Call(graph, score, numbers, wanted)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or transformed(*tensors)
     if type(graph) is not Graph:
@@ -70,8 +71,8 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
         grad, primal = grads.get(result), primals[name]
         if primal is None or grad is None or not grad.numel():
             continue
-        # The operator returns attn's gradient as partial sums, which are added up afterwards. Each of these
-        # has the same cotangent, that of the gradient.
+        # The backward operator returns the gradient of attn as partial sums. Each of these has the cotangent
+        # of their total, so that the first suffices.
         found[name] = grad[0].view(primal.shape) if name == "attn" else grad
     return found
 

@@ -56,12 +56,13 @@ def include(
     factor = torch.exp(log_sum - whole)
     log_sum.copy_(whole)
     out.mul_(factor.unsqueeze(-1))
-    if positive is not None and positive_mass is not None:  # these are proportional to alpha
+    if positive is not None and positive_mass is not None:  # sums of terms that are proportional to alpha
         positive.mul_(factor.unsqueeze(-1))
         positive_mass.mul_(factor)
     if attention is not None:
         attention.mul_(factor.index_select(0, _destinations(graph)))
-        if graph.edge_mask is not None:  # kernels do not write rows of unused edges, which backward reads
+        if graph.edge_mask is not None:
+            # Kernels do not write the rows of unused edges, but `gradients` adds up all rows.
             attention.masked_fill_(~graph.edge_mask.unsqueeze(1), 0)
 
 
@@ -80,7 +81,8 @@ def gradients(
 
     The operator computes the gradient of additive attention's alpha_dst from the edges with z > 0 (z: the
     score before the LeakyReLU) alone, because the gradients ds_ij of a row's scores add up to 0. With a sink
-    they add up to beta delta, which is added here, times the slope.
+    they add up to beta delta, which is added here, times the slope. Where there is a gradient of the
+    attention or an edge gate, the operator adds up all ds_ij itself, and nothing is missing.
     """
     (grad_out, grad_attention), graph = grads, call.graph
     stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
@@ -113,5 +115,5 @@ def recorded_gradients(
 def _destinations(graph: Any) -> Tensor:
     """The destination of each edge, in the user's order."""
     dst = graph.edge_index[1]
-    # In a graph of fixed capacity, the entries of unused edges may be out of range.
+    # In a graph of fixed capacity unused edges may have any ids, which must not be out of range as indices.
     return dst if graph.edge_mask is None else dst.clamp(0, max(graph.num_dst - 1, 0))

@@ -1,8 +1,9 @@
 """Attention while a compiler records: operators on a traced graph, which run those of eager calls.
 
-What compiled code calls is ``..._attend_run``, ``..._gat_run`` and their gradients. They look the graph up
-and pass its number to the operators of csrc/torch/attention.h. They return lists of the needed results only,
-because compiled code checks each result.
+Compiled code calls the operators ``<family>_attend_run`` and ``<family>_gat_run`` (`traced_graph._FAMILIES`)
+and the operators of their gradients. These look the graph up and pass its number to the operators of
+csrc/torch/attention.h. They return lists of the needed results only, because compiled code checks each
+result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from .traced_graph import EdgeList
 # The operators' arguments begin with those of a traced graph (`traced_graph.Arguments`), a bool (`edges`:
 # whether there are edge tensors, dropout or returned attention), and the schedule: _NUM_GRAPH arguments. For
 # attention there follow the number of heads (0 if tensors have a dimension for them), the gradients of both
-# results if it is the backward operator, the score, and the tensors.
+# results (in the backward operator only), the score, and the tensors.
 _NUM_GRAPH = len(_edges.Arguments._fields) + 2
 _TENSORS = slice(_NUM_GRAPH + 2, _NUM_GRAPH + 2 + len(Tensors._fields))
 _TENSORS_BACK = slice(_TENSORS.start + 2, _TENSORS.stop + 2)
@@ -130,7 +131,7 @@ def _backward(*args) -> list[Tensor]:
     mask = graph.edge_mask
     if mask is not None:
         of_edges = tuple(x if x is None else _in_use(mask, x) for x in of_edges)
-    attn = None if results[3] is None else results[3].sum(0)  # the operator returns partial sums
+    attn = None if results[3] is None else results[3].sum(0)  # the eager operator returns partial sums
     given = [x for x, wanted in zip((*of_nodes, attn, *of_edges), _wanted(args)) if wanted]
     return given if sink is None else [*given, grad_sink]
 
@@ -219,7 +220,7 @@ _edges.define_differentiable(
 )  # fmt: skip
 
 
-# ---- additive attention with its score terms ---------------------------------------------------------------
+# ---- additive attention whose operator also computes the score terms from the features --------------------
 
 
 def _gat_forward(*args) -> list[Tensor]:
@@ -235,7 +236,7 @@ def _gat_forward(*args) -> list[Tensor]:
 def _gat_forward_fake(*args) -> list[Tensor]:
     num_src, num_dst = args[2:4]
     feat, attn_src, train = args[_NUM_GRAPH], args[_NUM_GRAPH + 1], args[-1]
-    heads = attn_src.shape[-2]  # not its head size: heads of feat may be padded
+    heads = attn_src.shape[-2]  # the head size is that of feat, which may be padded
     size = _saved_bytes(num_dst, heads, feat.shape[1] // heads, feat.dtype, train, num_src)
     return [feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(size, dtype=torch.uint8)]
 
@@ -281,7 +282,7 @@ _edges.define_differentiable(
 )  # fmt: skip
 
 
-# ---- what the other modules call ------------------------------------------------------------------------
+# ---- the functions that other modules call, which call these operators ------------------------------------
 
 
 def attention(

@@ -35,7 +35,7 @@ def is_traced(edge_index: Any) -> bool:
     if not torch.compiler.is_compiling() and type(edge_index) is not internals.FakeTensor:
         return False
     is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
-    return is_dense and not hasattr(edge_index, "sparse_size")  # no EdgeIndex
+    return is_dense and not hasattr(edge_index, "sparse_size")  # which torch_geometric's EdgeIndex has
 
 
 class EdgeList:
@@ -46,16 +46,17 @@ class EdgeList:
     =============== ========= ===============================================================================
     edge_index      -1        the cached graph of this tensor
     None            n >= 0    the Graph of this number, which must live until backward
-    types [E]       n >= 0    that Graph with pairs of a type and a source as sources: see `of_types`
+    types [E]       n >= 0    the Graph n with pairs of a type and a source as sources: see `of_types`
     edge_index      -2        the graph from each edge to its destination (graph/derived.py)
-    None            -2 - n    the same of the Graph of number n
+    None            -2 - n    the same for the Graph of number n
     =============== ========= ===============================================================================
 
     num_src, num_dst: may be symbolic. self_loops: the loops among the given edges are removed, and one for
     each node in 0 .. min(num_src, num_dst) - 1 is appended. num_edges, device: None: those of ``given``.
     """
 
-    edge_mask = None  # a graph of fixed capacity has one; operators apply it when they run
+    # The mask of a graph of fixed capacity is not known while a compiler records: operators apply it.
+    edge_mask = None
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class EdgeList:
         return self._with_loops
 
 
-# This number and those below it stand for edges as sources.
+# Numbers of an `EdgeList` up to this one stand for graphs with edges as sources (see its table).
 _AS_SOURCES = -2
 
 
@@ -158,18 +159,18 @@ def for_compiler(graph: Any) -> Any:
 
 
 def smaller(a: int, b: int) -> int:
-    # To Dynamo sizes are ints, for which older versions of PyTorch cannot trace sym_min. Elsewhere a size may
-    # be a SymInt, of which min would add a guard.
+    # In functions that Dynamo traces sizes are ints, on which older versions of PyTorch cannot trace
+    # sym_min. Elsewhere a size may be a SymInt, whose comparison in min would add a guard.
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)
 
 
-# ---- operators -------------------------------------------------------------------------------------------
+# ---- how operators take a traced graph, and how they find the graph ---------------------------------------
 
 
 class Arguments(NamedTuple):
     """A traced graph in the arguments of operators. given and number are those of `EdgeList`, or a packed
-    structure (`recorded_graph`) and -1. num_edges: the capacity of a packed structure; 0 if the number is not
-    needed."""
+    structure (`recorded_graph`) and -1. num_edges: the capacity of a packed structure; 0 if no result
+    has a row per edge."""
 
     given: Tensor | None
     number: int
@@ -180,9 +181,9 @@ class Arguments(NamedTuple):
 
 
 ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-# The prefixes of the operators on an edge_index and on the number of a Graph, with their tags. Making the
-# graph of a new edge_index waits for the GPU, which a CUDA graph cannot contain. A Graph that was used before
-# needs no waiting, and torch records one CUDA graph for each value of `number`.
+# The prefixes of the names of operators ("edge": on an edge_index; "graph": on the number of a Graph) -> the
+# operators' tags. Making the graph of a new edge_index waits for the GPU, which a CUDA graph cannot contain.
+# A Graph that was used before needs no waiting, and torch records one CUDA graph for each value of `number`.
 _FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
 
 
@@ -256,7 +257,7 @@ _ops.without_autograd("edge_structure")
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
     """The arguments with a packed structure (`recorded_graph`) in place of the ``edge_index``, if Inductor
     will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if tensors
-    have a row per edge and loops are appended, because their number depends on values."""
+    have a row per edge and loops are replaced, because the number of edges then depends on values."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if given.dim() != 2 or counted or not recorded_graph.is_recorded(given):
         return None

@@ -22,7 +22,7 @@ from .autograd import Attention
 from .checks import DTYPES
 from .operators import EagerCall
 
-# The type of sums, which is also that of the score terms of additive attention.
+# dtype -> accumulation type, in which the kernels also take the score terms of additive attention.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
 _NO_EDGE_TENSORS = (None,) * 5
@@ -48,8 +48,8 @@ def attention(
         return None
     if paths.recorder is not None or not is_eager(value):
         return None
-    # The CPU's library and CUDA's number their graphs independently, so that the number of a graph on another
-    # device could be that of a wrong graph here.
+    # The library of the CPU and that of CUDA number their graphs independently. On tensors of another device,
+    # the graph's number could stand for another graph.
     if value.dim() != 3 or value.device != graph._device:
         return None
     dtype, (_, heads, dim) = value.dtype, value.shape
@@ -84,5 +84,5 @@ def attention(
         return Attention.at_once(call, None, *given)[0] if backward else call.run(given)[0]
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError:  # the operator refuses an argument, and the checks will say which
+    except RuntimeError:  # the operator refuses an argument; the caller's checks name it in their error
         return None

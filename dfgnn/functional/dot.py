@@ -265,7 +265,7 @@ def agnn_attention(
         raise check.error(
             ValueError, "beta", f"a shape that broadcasts against {list(wanted)}", list(beta.shape)
         )
-    # Under autocast on a GPU normalize returns float32.
+    # Cast back, because under autocast on a GPU `normalize` returns float32.
     key = torch.nn.functional.normalize(x_src, dim=-1).to(x_src.dtype)
     query = key if x_dst is None else torch.nn.functional.normalize(x_dst, dim=-1).to(x_src.dtype)
     query = (beta * query).to(x_src.dtype)
@@ -279,7 +279,7 @@ def agnn_attention(
 def _per_edge(x: Any, graph: Any) -> bool:
     """Whether x has a row per edge, and so none per source."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] == graph.num_src:
-        return False  # before num_edges is read, which a compiler may not know
+        return False  # return before reading num_edges, which a compiler may not know
     return x.shape[0] == graph.num_edges
 
 

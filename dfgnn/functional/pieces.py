@@ -51,7 +51,7 @@ def edge_softmax(
     flat = score.reshape(graph.num_edges, math.prod(score.shape[1:]))
     if flat.shape[1] == 0:
         return score.clone()
-    # The attention weights of additive attention whose scores are the edge bias alone.
+    # Computed as the weights of additive attention, whose nodes' terms are 0 and whose bias is the score.
     ends = flat.new_zeros(graph.num_src, flat.shape[1])
     _, attention = gat_attention(
         graph, ends.unsqueeze(2), ends, None, negative_slope=1.0, edge_bias=flat, return_attention=True,

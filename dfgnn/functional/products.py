@@ -135,6 +135,6 @@ def edge_product_attention(
     if return_edges is None:
         return found
     out, *attention = found if return_attention else (found,)
-    # A copy: the caller may modify it, and backward reads the scores.
+    # The scores are copied, because backward reads them and the caller may modify the returned tensor.
     edges = products if return_edges == "products" else _ops.as_type(raw, query.dtype).clone()
     return out, check.in_use(edges), *attention

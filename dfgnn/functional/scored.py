@@ -110,7 +110,7 @@ def score_attention(
         dropout_p=dropout_p, return_attention=return_attention, schedule=schedule, sink=sink, _seed=_seed,
         _caller=name,
     )  # fmt: skip
-    if at_edges:  # where edges are the sources, their scores are the sources' terms
+    if at_edges:  # the edges are the sources of the graph `edges`, and their scores the sources' terms
         edges = edges_as_sources(name, graph, "edges")
         return gat_attention(edges, value, _ops.as_type(check.in_use(score), check.acc), None, **options)
     return gat_attention(graph, value, None, None, edge_bias=score, **options)

@@ -39,7 +39,7 @@ __all__ += dgl.__all__
 
 
 def __getattr__(name: str):
-    if name == "pyg":  # only if it is asked for, because it imports torch_geometric
+    if name == "pyg":  # imported at its first use, because it imports torch_geometric
         return import_module(".pyg", __name__)
     if name not in dgl.__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -18,7 +18,7 @@ class DGLError(Exception):
     """Raised by :mod:`dfgnn.compat`, and by layers of DGL's names, where DGL raises its own DGLError."""
 
 
-# What an argument is called in DGL's layers and in torch_geometric's.
+# Names of arguments of torch_geometric's layers -> the names in DGL's layers; and the inverse.
 _DGL_NAMES = {
     "in_channels": "in_feats",
     "out_channels": "out_feats",

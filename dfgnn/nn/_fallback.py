@@ -18,7 +18,7 @@ from ..runtime import torch_internals as internals
 
 _warned: set[tuple[type, str]] = set()
 
-# Methods that do not change the results of an existing layer.
+# Methods that may be replaced, because they do not change the results of an existing layer.
 _NO_MATTER = ("__init__", "__repr__", "reset_parameters", "extra_repr")
 
 
@@ -80,7 +80,7 @@ class Called:
         ]
         called = {name for x in methods for name in x.__code__.co_names}
         names = sorted(name for name in called if isinstance(self._module.get(name), FunctionType))
-        self._of_module = itemgetter(*names, "__name__", "__name__")  # one name alone gives no tuple
+        self._of_module = itemgetter(*names, "__name__", "__name__")  # at least two names, to get a tuple
         self._names = "forward", *names, "__name__", "__name__", *self._in_torch
         self._known, self._fine = self.now(), ()
 
@@ -98,7 +98,7 @@ class Called:
             if _is_piece(x) or (_is_piece(known) and is_from(package, x)):
                 continue
             genuine = is_from(package, x) or is_from("torch", x)
-            # If `known` itself was another package's replacement, x may differ: it is the original again.
+            # If `known` was another package's replacement already, a genuine x is the original put back.
             if not genuine or (x is not known and (is_from(package, known) or is_from("torch", known))):
                 return name
         self._fine = now
@@ -119,7 +119,7 @@ def foreign_mode() -> str | None:
     return next(foreign, None)
 
 
-#: Types that need no check.
+#: Types of values that `foreign_tensor` accepts without looking further.
 PLAIN = frozenset((Tensor, nn.Parameter, type(None)))
 
 
@@ -154,7 +154,7 @@ def is_from(package: str, method: object) -> bool:
 
     Its globals tell: functools.wraps copies everything else.
     """
-    method = getattr(method, "__func__", method)  # of a staticmethod or classmethod
+    method = getattr(method, "__func__", method)  # the function inside a staticmethod or classmethod
     if not callable(method) or isinstance(method, type):
         return True
     if isinstance(method, BuiltinFunctionType):

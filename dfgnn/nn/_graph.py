@@ -26,13 +26,13 @@ class ZeroInDegreeError(DGLError, ValueError):
 
 def as_graph(graph: Any, layer: nn.Module | None = None) -> Graph:
     """``graph`` itself, if it is ours (or a part of one that processes share); or the Graph of a DGLGraph or
-    block, converted once and cached as long as DGL's object lives. layer: which errors name.
+    block, converted once and cached as long as DGL's object lives. layer: the layer that errors name.
 
     Raises TypeError for anything else, and ValueError for several edge types or malformed structure.
     """
     if isinstance(graph, (Graph, GraphPart)):
         return cast(Graph, graph)
-    ours = getattr(graph, "dfgnn_graph", None)  # of dfgnn.compat's DGLGraph
+    ours = getattr(graph, "dfgnn_graph", None)  # the Graph of a DGLGraph of dfgnn.compat
     if isinstance(ours, Graph):
         return ours
     if not is_dgl(graph):
@@ -56,9 +56,10 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
     """Raise DGLError for a DGL graph, ZeroInDegreeError for ours, when a destination has no in-edges; where:
     what the message begins with."""
     if not is_dgl(graph) and torch.compiler.is_dynamo_compiling() and not is_exporting():
-        _check_number(converted._number)  # runs whenever the compiled code runs
+        _check_number(converted._number)  # an operator, so that compiled code checks at every call
         return
-    # With fixed capacity, whose degrees change, it is not checked: that would wait for the GPU at every call.
+    # The in-degrees of a graph of fixed capacity are not checked: they may change, and checking them at every
+    # call would wait for the GPU.
     if converted.edge_mask is not None or not converted.has_zero_in_degree:
         return
     message = (
@@ -70,7 +71,7 @@ def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:
 
 def _check_in_degrees(number: int) -> None:
     graph = OF_NUMBER[number]()
-    assert graph is not None  # the entry of a graph that no longer exists is removed
+    assert graph is not None  # OF_NUMBER has weak references to living graphs only
     check_in_degrees(graph, graph)
 
 

@@ -31,12 +31,13 @@ class FusedLayer(nn.Module):
     DGL's layer, so that an instance of either class becomes one of the other by assigning ``__class__``.
     """
 
-    #: The function of `functional` that the layer calls, or that of `reference`.
+    #: The function of `functional` that the layer calls; a user may set the function of `reference` instead.
     attention: Callable[..., Any]
 
-    #: Sub-modules that the engine computes without calling them -> the classes that it knows.
+    #: Names of sub-modules that the engine computes without calling them -> the classes that it can compute.
     _in_engine: dict[str, tuple[type, ...]] = {}
-    #: Whether DGL's layer stores data of the sources and of the destinations in the graph under one name.
+    #: Whether DGL's layer stores data of the sources and of the destinations in the graph under one name, so
+    #: that one overwrites the other if these are the same nodes. Then DGL's own forward has to run.
     _one_name_for_ends = False
 
     def __init_subclass__(cls, **kwargs: Any):
@@ -85,7 +86,7 @@ class FusedLayer(nn.Module):
         modules and functions, that only it sees, or an argument that only it takes."""
         if self._in_engine and all_hooked():
             return "there are hooks on all modules"
-        if "parametrizations" in self._modules:  # they may draw numbers, or count, at each access
+        if "parametrizations" in self._modules:  # which may draw random numbers at each access
             return "its parameters have parametrizations"
         replaced = _called_by(theirs).replaced()
         if replaced is not None:
@@ -199,7 +200,7 @@ class AttentionLayer(GraphLayer):
                 graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
             )
 
-        # As in DGL's layer, the sources are projected first: a parametrization may draw random numbers.
+        # The sources are projected first, as in DGL's layer: parametrizations may draw random numbers.
         rows = {"value": project("value")} if spec.key is None else {}
         result = spelled(spec.score, lambda name: rows[name] if name in rows else project(name), attend)
         out, attention = self._unpack(result, prefix)

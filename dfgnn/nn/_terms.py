@@ -20,7 +20,7 @@ all_hooked = internals.has_any_global_hook
 LINEAR: list[type] = [nn.Linear]
 
 
-# Classes whose methods are as their library wrote them -> those methods.
+# Cache of `_is_as_written`: classes that were found so -> their methods at that time.
 _AS_WRITTEN: dict[type, tuple[Any, ...]] = {}
 
 
@@ -66,8 +66,8 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
         return None
     parameters = linear._parameters
     weight, bias = parameters.get("weight"), parameters.get("bias")
-    # A weight that is no Parameter may be a plain tensor in its place, or an exporter's FakeTensor. Any other
-    # class is refused.
+    # Instead of a Parameter the weight may be a plain tensor, or an exporter's FakeTensor. A weight of
+    # another class is refused, because its products may be computed in another way.
     if type(weight) is not nn.Parameter and type(weight := linear.weight) not in (
         Tensor,
         internals.FakeTensor,
@@ -84,7 +84,7 @@ def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the type in which autocast would multiply them; as they are where it is off."""
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        # Autocast does not cast float64.
+        # float64 stays as it is, because autocast does not cast it.
         x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
     return x, weight
 

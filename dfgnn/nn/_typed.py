@@ -20,7 +20,7 @@ from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
 from ._terms import under_autocast
 
-Rows = slice | Tensor  # indices of rows, each at most once
+Rows = slice | Tensor  # a set of rows: a range, or their indices without repetition
 
 
 class Group(NamedTuple):
@@ -34,9 +34,12 @@ class Group(NamedTuple):
 class Pairs(NamedTuple):
     """(node, type) pairs, in the order of types."""
 
-    groups: list[Group] | None  # per type: the nodes' rows to read, the pairs' rows to write. None: all pairs
+    #: For each type, the nodes' rows to read and the pairs' rows to write. None: all pairs (j, t) exist.
+    groups: list[Group] | None
     num_pairs: int
-    lift: Graph | None = None  # edges from nodes to pairs. If given, groups read rows that it has gathered
+    #: The graph with an edge from each pair's node to the pair, or None. If given, it gathers the nodes' rows
+    #: for all pairs at a time, and the groups read the gathered rows.
+    lift: Graph | None = None
 
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x[j] @ weight[t] of each pair (j, t). x: [N, H, D_in].  weight: [T, H, D_in, D_out].  Returns
@@ -145,7 +148,7 @@ def _same_first_types(types: Tensor, count: int) -> Tensor:
     types = transforms.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
-    # A copy, because a view in the cache would keep `types` alive.
+    # A copy, because the entry of the cache lives as long as `types`, which a view would keep alive for ever.
     return once((types,), ("first", count), lambda: types[:count].to(torch.int64, copy=True))
 
 
@@ -182,7 +185,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     x, weight = under_autocast(x, weight)
-    # A compiler traces backward in grad mode, which the rule would take for create_graph.
+    # While a compiler traces backward the grad mode is on, which the rule would take for create_graph.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)
@@ -193,7 +196,7 @@ def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int)
     parts = [torch.matmul(_take(x, g.read).transpose(0, 1), weight[g.type]).transpose(0, 1) for g in groups]
     if not parts:  # an empty product, so that the gradients are zero, not None
         return torch.matmul(x[:0].transpose(0, 1), weight[0]).transpose(0, 1)
-    if len(parts) == 1 and isinstance(groups[0].write, slice):  # all rows
+    if len(parts) == 1 and isinstance(groups[0].write, slice):  # the group's rows are all rows
         return parts[0]
     rows = torch.arange(num_rows, device=x.device)
     place = torch.empty_like(rows)
@@ -232,18 +235,18 @@ class _TypedMatmul(Rule):
                 of_types[t] = _outer_sum(_take(x, read), part)
             if grad_x is None:
                 continue
-            if isinstance(read, slice):  # no other group reads these rows
+            if isinstance(read, slice):  # no other group reads these rows, so that nothing is to be added
                 torch.bmm(part, weight[t].mT, out=grad_x[read].transpose(0, 1))
             else:
                 part = torch.bmm(part, weight[t].mT).transpose(0, 1)
-                grad_x.index_add_(0, read, part.contiguous())  # index_add_ reads a strided source slowly
+                grad_x.index_add_(0, read, part.contiguous())  # contiguous, because index_add_ is slow else
         if not need[1]:
             return grad_x, None
         none = torch.zeros_like(weight[0])
         return grad_x, torch.stack([of_types.get(t, none) for t in range(len(weight))])
 
 
-_RUN = 1024  # rows of one product in _outer_sum
+_RUN = 1024  # the number of rows of one product in `_outer_sum`
 
 
 def _outer_sum(x: Tensor, y: Tensor) -> Tensor:
@@ -267,8 +270,8 @@ def _take(x: Tensor, rows: Rows) -> Tensor:
     return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
 
 
-# ---- while torch.compile records -------------------------------------------------------------------------
-# Which rows are of which type is found out when the operators run, as in eager calls.
+# ---- the maps as operators, while torch.compile records ---------------------------------------------------
+# The types' values are not known then. The operators group the rows by type when they run, as eager calls do.
 
 
 def is_recorded() -> bool:

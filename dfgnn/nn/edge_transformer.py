@@ -98,7 +98,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        self.falls_back(graph)  # raises where attn_drop is more than a Dropout
+        self.falls_back(graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])
@@ -224,7 +224,7 @@ class EdgeGraphTransformerLayer(nn.Module):
         if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
             sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))
             raise ValueError(f"edge_attr: expected shape [{sizes}], got {list(edge_attr.shape)}")
-        # With nodes and edges first, the engine takes the elements of a batch as heads.
+        # The dimensions of nodes and edges come first, because the engine takes the batch as further heads.
         h, e = swapped(feat).contiguous(), swapped(edge_attr).contiguous()
         found: Any = self.conv(graph, h, e, get_attention)
         attended, *more = found if isinstance(found, tuple) else (found,)

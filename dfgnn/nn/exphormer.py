@@ -113,7 +113,7 @@ class ExphormerAttention(nn.Module):
                 if found[0] < 0 or found[1] >= size:
                     raise wrong_argument(f"{_WHERE}.typed_graph", name, f"values in [0, {size})", found)
         sizes = num_types * num_nodes, num_nodes
-        # edge_type may be uint8, in which the product would overflow.
+        # edge_type may be uint8, in which its product with num_nodes would overflow.
         edges = torch.stack([edge_type.long() * num_nodes + src, dst])
         if edge_mask is None:
             return Graph.from_edge_index(edges, num_src=sizes[0], num_dst=sizes[1], validate=validate)
@@ -124,7 +124,7 @@ class ExphormerAttention(nn.Module):
                 f"bool {shape[1:]}",
                 f"{edge_mask.dtype} {list(edge_mask.shape)}",
             )
-        # -1 is no node, so that the structure leaves these edges out.
+        # Edges outside the mask get the id -1, which is no node: the structure leaves them out.
         return Graph._of(FixedStructure(torch.where(edge_mask, edges, -1), None, *sizes))
 
     def forward(self, graph: Any, feat: Tensor, type_feat: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain, under_autocast
 from .whole.spec import LayerSpec
 
-#: What ``norm`` names.
+#: Values of the argument ``norm`` -> the modules that they stand for.
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}
 
 
@@ -124,7 +124,7 @@ class GraphTransformerConv(AttentionLayer):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        self.falls_back(graph)  # raises where attn_drop is more than a Dropout
+        self.falls_back(graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
@@ -301,8 +301,8 @@ class GraphTransformerLayer(TransformerBlock):
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
         check_sets(self, feat)
-        # With nodes first, the engine takes the elements of a batch as heads, and linear layers read one
-        # matrix.
+        # The dimension of nodes comes first, because the engine takes the batch as further heads; contiguous,
+        # so that linear layers read one matrix.
         h = swapped(feat).contiguous()
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
         x = normalized(self.norm1, h) if self.norm_first else h

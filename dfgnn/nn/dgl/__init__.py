@@ -48,7 +48,7 @@ def __getattr__(name: str) -> type:
     ours = getattr(importlib.import_module(f".{home}", __name__), name)
     with _lock:
         if name not in globals():
-            theirs = getattr(_dgl_layers(), name, None)  # an older DGL lacks some
+            theirs = getattr(_dgl_layers(), name, None)  # an older DGL may lack this layer
             bases = (ours,) if theirs is None else (ours, theirs)
             globals()[name] = type(name, bases, {"__module__": __name__, "__doc__": ours.__doc__})
     return globals()[name]
@@ -61,7 +61,7 @@ def __dir__() -> list[str]:
 @functools.cache
 def _dgl_layers() -> ModuleType | None:
     """``dgl.nn.pytorch``; None without DGL, and with a warning where it is there and cannot be imported."""
-    # Unless it is told its backend, DGL prints that it takes PyTorch and writes so to the home directory.
+    # Without this variable DGL prints which backend it chooses, and writes the choice to the home directory.
     untold = "DGLBACKEND" not in os.environ
     if untold:
         os.environ["DGLBACKEND"] = "pytorch"

@@ -1,5 +1,6 @@
-"""Sums that DGL's layers with edge features need: of edges' rows over nodes, weighted anew for each head, and
-of the rows of an edge's two nodes. Tensors with one row per edge are in the user's order.
+"""What DGL's layers with edge features need: sums of edges' rows over nodes, with other weights for each
+head, and the addition of the rows of an edge's two nodes to the edge's own row.
+Tensors with one row per edge are in the user's order.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ...graph import Graph
 from ...runtime import eager as _eager
 from ...runtime.compiling import is_exporting
 
-# Gathered elements of one step of add_ends. On the CPU a step fits into the cache, which is several times as
-# fast as one gather of all edges; a GPU needs enough elements to be busy.
+# Device type -> how many elements a step of `_AddEnds` gathers. On the CPU a step fits into the cache, and
+# all steps are several times as fast as one gather of all edges; a GPU needs enough elements to be busy.
 _STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
 
 

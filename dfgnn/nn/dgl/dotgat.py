@@ -39,7 +39,8 @@ class DotGatConv(AttentionLayer):
 
     attention: Any = staticmethod(functional.dot_attention)
 
-    # Only with two projections: for a pair of features and one projection, DGL's layer raises an error.
+    # True only with two projections: given a pair of features, DGL's layer with one projection raises an
+    # error.
     _one_name_for_ends = property(lambda self: "fc_src" in self._modules)  # type: ignore[assignment]
 
     FUSED_OPTIONS = "in_feats out_feats num_heads allow_zero_in_degree"

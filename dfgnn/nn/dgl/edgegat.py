@@ -109,10 +109,11 @@ class EdgeGATConv(AdditiveConv):
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])
         edge_feat = rows_in_use(fused, edge_feat)
-        # The order is that of DGL, because random numbers may be drawn here.
+        # Nodes are projected before edges as in DGL's layer, because parametrizations may draw random
+        # numbers.
         ends = self._project(h_src, h_dst, not isinstance(feat, tuple))
-        # Each head reads the edge features once. If these are wider than their projection, it is faster to
-        # project them first.
+        # Folded sums read the edge features [E, F_e] once per head. If F_e is larger than H * D, it is faster
+        # to project the features first.
         width = self.num_heads * self.out_feats
         if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
             (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)

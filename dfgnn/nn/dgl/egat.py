@@ -52,7 +52,8 @@ class EGATConv(GraphLayer):
 
     bias: Tensor | None
 
-    # An attribute of the class, because instances of DGL's layer have none: it always refuses such graphs.
+    # DGL's EGATConv always refuses graphs with in-degree 0, and so its instances lack this attribute. One
+    # that becomes this class by assignment of `__class__` finds it here.
     _allow_zero_in_degree = False
     num_heads = renamed("_num_heads")
     out_node_feats = renamed("_out_node_feats")
@@ -127,7 +128,7 @@ class EGATConv(GraphLayer):
         f = F.leaky_relu_(f).unflatten(1, (*prefix, self.num_heads, self.out_edge_feats))
         score = self._score(f).flatten(1)
         feat = self.fc_node_src(h_src).unflatten(-1, (self.num_heads, self.out_node_feats)).flatten(1, -2)
-        # The edges' term, which contains the terms of both nodes, is the whole score.
+        # The score, which contains the terms of both nodes, is the edge bias; the sources' own terms are 0.
         result = self.attention(
             fused,
             feat,
@@ -153,7 +154,8 @@ class EGATConv(GraphLayer):
 
     def _score(self, f: Tensor) -> Tensor:
         """<f, attn> per head, ``[E, *, H]``."""
-        if f.dtype != self.attn.dtype:  # under autocast the sum is taken in float32
+        if f.dtype != self.attn.dtype:  # under autocast, where this sum is taken in float32
             return (f * self.attn).sum(-1)
-        # One product with the block-diagonal matrix of all heads' vectors makes no E x H x D_e temporary.
+        # One product of [E, H D_e] with the block-diagonal matrix of all heads' vectors [H, H D_e]: unlike
+        # f * attn it makes no temporary of E x H x D_e.
         return F.linear(f.flatten(-2), torch.block_diag(*self.attn[0]))

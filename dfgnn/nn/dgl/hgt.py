@@ -94,7 +94,7 @@ class HGTConv(FusedLayer):
     def num_etypes(self) -> int:
         return len(self.relation_pri[0])
 
-    # The weights of these modules are read here, without calling the modules.
+    # The forward of this class reads the weights of these modules without calling the modules.
     _in_engine = dict.fromkeys(("relation_att", "relation_msg"), (nn.ModuleList,))
 
     @classmethod
@@ -151,7 +151,7 @@ class HGTConv(FusedLayer):
         check_types(ntype, "HGTConv: ntype", fused.num_src)
         if not is_recorded():
             groups_of(ntype, self.linear_k.num_types, "HGTConv: ntype")
-        # [T, H]: the priors and 1 / sqrt(D) scale the keys' maps.
+        # [num_etypes, H]. The priors mu and 1 / sqrt(D) are multiplied into the maps A of the keys.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
         of_keys, of_values = _stack(self.relation_att) * scale[:, :, None, None], _stack(self.relation_msg)
         prefix = x_src.shape[1:-1]  # batch dimensions, which the attention folds into heads

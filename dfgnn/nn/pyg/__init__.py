@@ -14,7 +14,7 @@ which share the tensor share the graph.
 import importlib
 import re
 
-#: The versions of torch_geometric that the layers are for: from the first up to below the second.
+#: The supported versions of torch_geometric: the first one, and the first one that is not supported any more.
 SUPPORTED = (2, 6), (3, 0)
 
 try:

@@ -62,9 +62,9 @@ class FusedConv:
     assigning ``__class__``.
     """
 
-    # The methods of the class when they were last checked to be the library's.
+    # What `_changed_since` compares: the methods when they were last found to be the library's.
     _methods_found: ClassVar[Any] = ()
-    # The dimension of nodes that torch_geometric's class gives its message passing.
+    # The value of `node_dim` (the dimension of nodes in message passing) that torch_geometric's class sets.
     _node_dim: ClassVar[int] = 0
 
     if TYPE_CHECKING:  # otherwise TorchScript would read these annotations, too
@@ -165,16 +165,16 @@ class FusedConv:
                 self.__class__ = cls
             return
         super()._set_jittable_templates(raise_on_error)  # type: ignore[misc]
-        # The original methods, which explanations call, must not be those that were compiled for a base
-        # class.
+        # Explanations call the class's original methods (`_orig_...`). If cls took its base's compiled method
+        # for the original one, it gets the base's original method instead.
         for base in cls.__mro__[1:]:
             if vars(base).get("_jinja_propagate", cls) is vars(cls).get("_orig_propagate"):
                 cls._orig_propagate = base._orig_propagate  # type: ignore[attr-defined]
 
     def __prepare_scriptable__(self):
-        # torch.jit.script cannot compile the fused forward. It calls this for a module to compile instead,
-        # and gets a copy with torch_geometric's class; not for a user's subclass, which may change the
-        # results.
+        # torch.jit.script calls this method for a module to compile in place of self. It cannot compile the
+        # fused forward, so that it gets a copy of torch_geometric's class. A user's subclass, which may
+        # change the results, is not replaced.
         if FusedConv not in type(self).__bases__:
             return self
         warn(type(self), LIBRARY, "TorchScript")
@@ -235,7 +235,7 @@ def fusable(module: MessagePassing, cls: Any = None, aggregation: Any = SumAggre
         return f"decomposed_layers={module.decomposed_layers}"
     if module.explain:
         return "an explanation is active"
-    if "parametrizations" in module._modules:  # they may draw numbers, or count, at each access
+    if "parametrizations" in module._modules:  # which may draw random numbers at each access
         return "its parameters have parametrizations"
     if module.node_dim != cls._node_dim:
         return f"node_dim={module.node_dim}"
@@ -285,9 +285,9 @@ def _changed_in_class(cls: Any) -> str | None:
     return None if replaced is None else f"{replaced} was replaced, in torch_geometric or in torch"
 
 
-# This is what torch.compiler.assume_constant_result does, which would import the compiler. The function runs
-# while a compiler records, and compiled code does not repeat it: at every call that would cost a small graph
-# too much time, for a change that is rare.
+# This mark is what torch.compiler.assume_constant_result sets, whose call would import the compiler. The
+# function runs once, while a compiler records. Compiled code does not repeat it, because at every call it
+# would cost a small graph too much time, for a change that is rare.
 _changed_in_class._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

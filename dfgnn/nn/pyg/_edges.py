@@ -74,7 +74,7 @@ def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -
         edge_attr = in_use(mask, edge_attr)
     if isinstance(fill_value, str):
         dst, num_dst = graph.edge_index[1, :num_kept], graph.num_dst
-        if mask is not None:  # unused edges are summed in one more row, which is dropped
+        if mask is not None:  # unused edges get one more destination, whose row is dropped
             dst, num_dst = torch.where(mask, dst, num_dst), num_dst + 1
         loops = scatter(edge_attr, dst, 0, num_dst, fill_value)[:num_loops]
     elif isinstance(fill_value, Tensor):
@@ -109,12 +109,13 @@ def given_attributes(
 def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: bool) -> Any:
     """What a layer returns beside its output: the edges with their attention, in the form of ``edge_index``.
 
-    ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold theirs by rows.
+    ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold their edges
+    sorted by row.
     """
     if isinstance(graph, EdgeList):
         return graph.edge_index, alpha
     if graph.edge_mask is not None or isinstance(edge_index, Graph):
-        return graph.edge_index.clone(), alpha  # a copy, because the graph keeps its own
+        return graph.edge_index.clone(), alpha  # a copy, as the caller may modify it
     if alpha.dim() == 3 and not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
         raise NotImplementedError("edge_index: expected a dense tensor for the attention of a batch")
     if isinstance(graph, GraphPart):

@@ -53,7 +53,7 @@ def declared_sizes(
     if isinstance(edge_index, (Graph, GraphPart)):
         return edge_index.num_src, edge_index.num_dst
     if isinstance(edge_index, Tensor) and edge_index.layout == torch.strided:
-        if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # EdgeIndex
+        if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # an EdgeIndex
             num_src, num_dst = edge_index.sparse_size()
             return num_src, num_dst
         return (None, None) if size is None else (size[0], size[1])

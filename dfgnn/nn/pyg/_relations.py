@@ -25,13 +25,14 @@ from .._typed import Pairs, pairs_of, sum_of_sources
 
 
 class Relations(NamedTuple):
-    """Edges from (source, relation) pairs."""
+    """A graph whose sources are the (source, relation) pairs of a graph with several relations."""
 
-    graph: Graph  # to destinations, or within relations to (destination, relation) pairs
-    src: Pairs
-    dst: Pairs
-    to_edges: Callable[[Tensor], Tensor] | None  # to each edge the row of its destination's pair
-    to_nodes: Callable[[Tensor], Tensor]  # rows of the destinations' pairs -> sums over relations
+    #: From the pairs ``src`` to the destinations, or, for a softmax within relations, to the pairs ``dst``.
+    graph: Graph
+    src: Pairs  # (source, relation)
+    dst: Pairs  # (destination, relation)
+    to_edges: Callable[[Tensor], Tensor] | None  # rows of the pairs ``dst`` -> each edge's row
+    to_nodes: Callable[[Tensor], Tensor]  # rows of the pairs ``dst`` -> sums over relations, a row per node
     in_degrees: Tensor  # int64 [num_dst], of all relations
 
 
@@ -115,7 +116,8 @@ def _all_relations(
     pair = relation * num_dst + dst
     ends, num_rows = (pair, num_relations * num_dst) if within else (dst, num_dst)
     graph = EdgeList(torch.stack([relation * num_src + src, ends]), num_relations * num_src, num_rows)
-    # The graph raises an error for a type that does not exist. What runs before must not read out of bounds.
+    # For a type that does not exist an error is raised when the graph is made. `to_edges` may run before
+    # that, and must not read out of bounds.
     index = pair.clamp(0, num_relations * num_dst - 1) if per_edge else pair
     return Relations(
         cast(Graph, graph),
@@ -151,9 +153,10 @@ EdgeTypes = dict[tuple[str, str, str], Any]
 class Joined(NamedTuple):
     """The edges of all relations in one graph."""
 
-    #: The sources are those of each relation, one relation after the other; the destinations are all nodes.
+    #: The sources are those of each relation, one relation after the other; the destinations are the nodes of
+    #: all destination types, one type after the other.
     graph: Graph
-    #: The nodes that are a relation's sources; None where these are all nodes of the type.
+    #: For each relation, the nodes of the source type that are its sources; None if it has all of them.
     rows: tuple[Tensor | None, ...]
 
 
@@ -172,7 +175,7 @@ def join(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst: dict[str,
     """
     if not all(map(is_traced, edge_index_dict.values())):
         return _join_occurring(edge_index_dict, num_src, num_dst)
-    starts, num_rows = {}, 0  # itertools.accumulate would make constants of symbolic sizes
+    starts, num_rows = {}, 0  # a loop, as itertools.accumulate would make constants of symbolic sizes
     for kind, count in num_dst.items():
         starts[kind], num_rows = num_rows, num_rows + count
     ends, total = [], 0
@@ -199,7 +202,7 @@ def _join_occurring(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst
             occurs = torch.zeros(num_nodes, dtype=torch.bool, device=src.device)
             occurs[src] = True
             found = occurs.nonzero().squeeze(1)
-            few = 2 * len(found) <= num_nodes  # else gathering their features would save little
+            few = 2 * len(found) <= num_nodes  # otherwise leaving out the others would save little
             if few:
                 src, num_nodes = (occurs.cumsum(0) - 1)[src], len(found)
             rows.append(found if few else None)

@@ -117,12 +117,13 @@ class FusedAggregation:
         graph = graph_of_groups(x, index, ptr, dim_size)
         values, score = self._terms(x, index, dim_size)
         heads, width = score.shape[1], values.shape[1]
-        values = values.view(len(x), heads, width // heads)  # -1 would be ambiguous where there are no rows
+        values = values.view(len(x), heads, width // heads)  # no -1, which is ambiguous without rows
         return self.attention(graph, values, score, None, negative_slope=1.0).flatten(1)
 
     def __prepare_scriptable__(self):
-        # torch.jit.script cannot compile the fused forward. It gets a copy with torch_geometric's class,
-        # which follows FusedAggregation in the MRO; not for a user's subclass, which may change the results.
+        # torch.jit.script calls this method for a module to compile in place of self. It gets a copy of
+        # torch_geometric's class, which follows FusedAggregation in the MRO. A user's subclass, which may
+        # change the results, is not replaced.
         if FusedAggregation not in type(self).__bases__:
             return self
         plain = copy.copy(self)

@@ -51,6 +51,6 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         """
         check_rows(self, "x", x)
         graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
-        with torch.autocast(x.device.type, enabled=False):  # which would compute norms in float32
+        with torch.autocast(x.device.type, enabled=False):  # it would compute norms in float32
             out = self.attention(graph, x.unsqueeze(-2), beta=self.beta).squeeze(-2)
-        return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # these may differ under autocast
+        return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # the dtypes may differ under autocast

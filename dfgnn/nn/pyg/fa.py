@@ -93,7 +93,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             out = out + self.eps * x_0
         if not isinstance(return_attention_weights, bool):
             return out
-        # A copy: the caller must not modify the cached edges.
+        # The edges of `_normalized` are cached, so that the caller, who may modify the result, gets a copy.
         return out, (edge_index.clone() if self.normalize else edge_index, alpha)
 
     def _is_sparse(self, edge_index: Any) -> bool:

@@ -74,7 +74,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """
         x_src, x_dst = ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
-        # Modules are called in torch_geometric's order: lazy ones draw their parameters at the first call.
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = self.res
         res = None if res is None or x_dst is None else projected(self, "x", res, x_dst)
         if self.lin_edge is not None:
@@ -90,7 +90,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
                 return out
         feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
         edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
-        dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # they differ under autocast
+        dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # the dtypes differ under autocast
         options = self._options(seed, negative_slope=self.negative_slope, edge_bias=edge_bias)
         if out is not None:  # one column suffices, because only the attention is needed
             values = feat[..., :1]

@@ -44,8 +44,8 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        # The weight of lin1 is read without calling lin1. lin2 is called with the rows of nodes; by
-        # torch_geometric's forward, with those of edges.
+        # The weight of lin1 is read without calling lin1. lin2 is called with the rows of nodes, where
+        # torch_geometric's forward calls it with those of edges. So hooks would not see what they expect.
         if not (is_plain(layer.lin1) and is_plain(layer.lin2)):
             return "lin1 or lin2 was replaced or has hooks"
         return super().why_not(layer)

@@ -72,7 +72,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
-        # Modules are called in torch_geometric's order: lazy ones draw their parameters at the first call.
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = self.res
         res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)
@@ -87,7 +87,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         if not self._shared(x):
             feat_dst = self._heads(projected(self, destination, self.lin_r, x_dst))
         edges = self._edges(edge_index, edge_attr, graph, edge_map)
-        dtype = torch.promote_types(feat.dtype, self.att.dtype)  # they differ under autocast
+        dtype = torch.promote_types(feat.dtype, self.att.dtype)  # the dtypes differ under autocast
         inputs = feat, feat_dst, self.att[0].to(feat.dtype)
         options = self._options(seed, negative_slope=self.negative_slope, **edges)
         if out is not None:

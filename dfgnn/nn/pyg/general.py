@@ -53,7 +53,8 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         lin = getattr(layer, "lin_edge", None)  # its weight is read without calling it
         if lin is not None and plain_linear(lin) is None:
             return "lin_edge was replaced or has hooks"
-        # These two are called with the rows of nodes; by torch_geometric's forward, with those of edges.
+        # lin_msg and lin_msg_i are called with the rows of nodes, where torch_geometric's forward calls them
+        # with those of edges. So hooks would not see what they expect.
         ends = (layer.lin_msg,) if layer.directed_msg else (layer.lin_msg, layer.lin_msg_i)
         if any(plain_linear(lin) is None for lin in ends):
             return "lin_msg or lin_msg_i was replaced or has hooks"
@@ -89,7 +90,8 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             raise wrong_argument(self, "edge_attr", "None in a layer without in_edge_channels", "a tensor")
         feat = self._heads(projected(self, "x", self.lin_msg, x_src))
         if self.attention_type != "additive":
-            # `scaler` is a tensor, whose value exporters cannot read: so it is no argument `scale`.
+            # The query is divided by `scaler`, a tensor: exporters cannot read its value for the argument
+            # `scale`.
             query = self._heads(self.lin_msg(x_dst)) / self.scaler
             out = functional.dot_attention(graph, query, feat, feat, scale=1.0, negative_slope=_SLOPE)
         else:
@@ -100,15 +102,15 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
     def _additive(self, graph: Any, feat: Tensor, x_dst: Tensor, attr: Tensor | None) -> Tensor:
         alpha_src = (feat * self.att_msg).sum(-1)
         alpha_dst = bias = None
-        # The part that all messages into a node have in common. Their weights add up to 1, so that the part
-        # is added to the result as it is, if the node has any edges.
+        # `constant` is the part that all messages into a node have in common. The weights of these messages
+        # add up to 1, so that `constant` is added to the result once, if the node has any edges.
         constant: Tensor | None = None
         if not self.directed_msg:
             constant = self._heads(self.lin_msg_i(x_dst))
             alpha_dst = (constant * self.att_msg).sum(-1)
         if attr is not None:
             check_fits(self, "edge_attr", self.lin_edge, attr)
-            weight, offset = self._heads(self.lin_edge.weight.t()), self.lin_edge.bias  # [d, H, C]
+            weight, offset = self._heads(self.lin_edge.weight.t()), self.lin_edge.bias  # weight: [d, H, C]
             bias = F.linear(attr, (weight * self.att_msg).sum(-1).t())
             if offset is not None:
                 offset = self._heads(offset)

@@ -22,7 +22,7 @@ from .._fallback import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
 
-# The functions that torch_geometric's own forward calls.
+# The functions that torch_geometric's own forward calls: if one was replaced, that forward has to run.
 _functions = attrgetter("multi_head_attention_forward", "scaled_dot_product_attention", "linear", "dropout")
 _FUNCTIONS = _functions(F)
 
@@ -66,7 +66,7 @@ class GPSConv(torch_geometric.nn.GPSConv):
             return f"attn is {type(attn).__name__}"
         if not (is_untouched(attn) and is_untouched(attn.out_proj)):
             return "attn has hooks or a forward of its own"
-        if "parametrizations" in attn.out_proj._modules:  # these may draw numbers at each access
+        if "parametrizations" in attn.out_proj._modules:  # which may draw random numbers
             return "attn.out_proj has parametrizations"
         if _functions(F) != _FUNCTIONS:
             return "a function of attention was replaced in torch.nn.functional"
@@ -95,7 +95,7 @@ class GPSConv(torch_geometric.nn.GPSConv):
         """
         if self._falls_back(x, batch) or batch is None or torch.compiler.is_compiling():
             return super().forward(x, edge_index, batch, **kwargs)
-        # The order is that of torch_geometric's forward, because random numbers are drawn.
+        # The order is that of torch_geometric's forward, so that dropout draws the same random numbers.
         local = None
         if self.conv is not None:
             local = self._with_residual(self.norm1, self.conv(x, edge_index, **kwargs), x, batch)
@@ -195,8 +195,8 @@ class Dense(NamedTuple):
 
     graphs: int
     size: int
-    slot: Tensor | None  # [N]: the place of each node; None: all graphs are of one size
-    mask: Tensor | None  # bool [graphs, 1, 1, size]: whether a place has a node
+    slot: Tensor | None  # [N]: each node's row in [graphs * size]; None: all graphs have one size
+    mask: Tensor | None  # bool [graphs, 1, 1, size]: which rows hold a node; None as for slot
 
     def attention(self, rows: Tensor, scale: float) -> Tensor:
         """``[N, H, D]``, of the queries, keys and values of all nodes, ``[N, 3, H, D]``."""

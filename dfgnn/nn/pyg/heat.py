@@ -94,8 +94,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         channels, kinds = self.out_channels, self.edge_type_emb
         sizes = [channels, channels, kinds.embedding_dim, attr.shape[1]]
         of_dst, of_src, of_type, of_attr = self.att.weight.split(sizes, dim=1)
-        # The embeddings are projected per type, not per edge; the lookup of the results has the same
-        # gradients.
+        # The embeddings are projected per type, not per edge, and each edge looks its type's result up. This
+        # gives the same gradients.
         types = F.linear(F.leaky_relu(kinds.weight, self.negative_slope), of_type)
         score = F.linear(attr, of_attr) + F.embedding(edge_type.long(), types)
         of_nodes, of_edges = self.lin.weight.split(sizes[1::2], dim=1)

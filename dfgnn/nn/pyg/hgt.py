@@ -134,7 +134,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
             key, _, value = kqv_dict[edge_type[0]]
             count = key.shape[0] if nodes is None else len(nodes)
             group = Group(0, slice(None) if nodes is None else nodes, slice(None))
-            # The prior is multiplied into the weight, which is smaller than the features.
+            # The prior p_r is multiplied into the weight rather than into the keys, which are larger.
             keys.append(typed_matmul(key, (prior * weights[0][:, number])[None], [group], count))
             values.append(typed_matmul(value, weights[1][:, number][None], [group], count))
         return torch.cat(keys), torch.cat(values)

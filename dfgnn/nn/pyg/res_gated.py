@@ -48,7 +48,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
-        if layer.edge_dim is not None:  # then parts of the weights are read without calling the modules
+        if layer.edge_dim is not None:  # then `_gated` reads the weights without calling the modules
             for name in ("lin_key", "lin_query", "lin_value"):
                 if plain_linear(getattr(layer, name)) is None:
                     return f"{name} was replaced or has hooks"

@@ -100,7 +100,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         asked = isinstance(return_attention_weights, bool)
         bias = self.bias
         fuse_bias = self.concat and not within and self.mod not in _MODS
-        if bias is not None and fuse_bias and bias.dtype == value.dtype:  # they differ under autocast
+        if bias is not None and fuse_bias and bias.dtype == value.dtype:  # the dtypes differ under autocast
             scores["out_bias"], bias = bias.view(value.shape[1:]), None
         out, alpha = self._aggregate(relations.graph, value, scores, asked)
         if within:
@@ -146,7 +146,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         else:
             weight = (self.att @ self.basis.flatten(1)).unflatten(1, self.basis.shape[1:])
         value = _of_pairs(relations.src, x_src, weight)
-        # Of W_r x_i only its product with q is needed, which is that of x_i with W_r q: W_r x_i is not made.
+        # W_r x_i is needed only for its product with q. That is the product of x_i with W_r q, for which
+        # W_r x_i need not be computed.
         blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
         query = _of_pairs(relations.dst, x_dst, (weight @ blocks).flatten(1, -2))
         scores = {"alpha_src": value @ self.k, "alpha_dst": None}
@@ -170,7 +171,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         if is_plain(self.lin_edge):
             return edge_attr @ (self.lin_edge.weight.t() @ self.e)
         rows = self.lin_edge(edge_attr)
-        if len(rows) != len(edge_attr) and edge_type is not None:  # a hook on it returned a row per type
+        if len(rows) != len(edge_attr) and edge_type is not None:  # a hook returned a row per type
             rows = rows.index_select(0, edge_type)
         return rows @ self.e
 

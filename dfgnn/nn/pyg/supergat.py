@@ -107,7 +107,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
             return left, right
         return (feat * self.att_l).sum(-1), (feat * self.att_r).sum(-1)
 
-    @torch.compiler.disable  # it draws samples in Python
+    @torch.compiler.disable  # negative_sampling draws samples in Python
     def _keep_logits(
         self,
         feat: Tensor,
@@ -125,7 +125,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         positives = self.positive_sampling(edge_index)
         if negatives is None:
             samples = self.negative_sampling(edge_index, num_nodes, batch)
-            samples = samples.to(torch.int64)  # if there are none, the tensor is of float32
+            samples = samples.to(torch.int64)  # float32 if the library found no samples
             negatives = _graph_of_samples("negative_sampling", samples, num_nodes)
         if positives is not edge_index:
             logits = self._logits(_graph_of_samples("positive_sampling", positives, num_nodes), feat)

@@ -78,7 +78,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if fused is not None and not want_attention:
             return fused
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
-        # Modules are called in torch_geometric's order: lazy ones draw their parameters at the first call.
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         query, key, value = (
             self._heads(projected(self, name, lin, end))
             for name, lin, end in (
@@ -90,7 +90,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         dtype = query.dtype
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
-            dtype = torch.promote_types(dtype, torch.float32)  # in which the library's layer sums over C
+            dtype = torch.promote_types(dtype, torch.float32)  # the library's layer sums scores in float32
         out = fused
         if out is None:
             out = self.attention(
@@ -100,7 +100,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
         if not want_attention:
             return out
-        # The attention comes from a second call, without dropout: asking for it does not change `out`.
+        # A second call computes the attention, without dropout: asking for it must not change `out`.
         in_key = {} if self.lin_edge is None else edges
         nothing = key.new_zeros(*key.shape[:-1], 1)
         attention = self.attention(
@@ -125,7 +125,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             return out + skip
         more = out - skip
         gate = self.lin_beta(torch.cat([out, skip, more], dim=-1)).sigmoid()
-        return out - gate * more  # gate skip + (1 - gate) out
+        return out - gate * more  # which is gate * skip + (1 - gate) * out
 
     def _whole(self, edge_index, graph: Graph, x_src: Tensor, x_dst: Tensor, edge_attr, wanted: bool):
         """The result and the seed of `fused_layer`."""
@@ -137,8 +137,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             edges = attr, self.lin_edge
         elif given_attributes(self, edge_index, edge_attr)[1] is not None:
             return None, None
-        wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # as in forward
-        # A skip connection without a gate, of all heads, is one of the projections.
+        wide = x_src.is_cuda and torch.is_autocast_enabled("cuda")  # see `dtype` in `forward`
+        # The fused layer also projects the skip connection and adds it, if it has H * C columns (heads are
+        # not averaged) and no gate (beta). Otherwise `_with_skip` adds it afterwards.
         joined = self.lin_beta is None and (self.concat or self.heads == 1)
         spec = LayerSpec(
             "dot", self.heads, self.lin_value, self.lin_key, self.lin_query,
@@ -169,7 +170,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             fewer = edge_attr.shape[1] < self.out_channels
             if is_plain(self.lin_edge) and (fewer or self._folds(edge_attr)):
                 proj = self.lin_edge.weight
-                if torch.is_autocast_enabled(edge_attr.device.type):  # which casts the inputs of lin_edge
+                if torch.is_autocast_enabled(edge_attr.device.type):  # cast as lin_edge would cast them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
                 return {"edge_attr": edge_attr, "edge_proj": proj}
             return {"edge_feat": self._heads(self.lin_edge(edge_attr))}

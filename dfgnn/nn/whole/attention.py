@@ -47,7 +47,7 @@ class _Attention(NamedTuple):
     heads: int
     numbers: Numbers
     projections: Projections
-    dtype: torch.dtype  # of the result
+    dtype: torch.dtype  # of the layer's result
     is_out: bool  # whether the operator's result is that of the layer, the bias included
     train: bool
 
@@ -122,7 +122,8 @@ class _Attention(NamedTuple):
         value, key, query, of_attn, *_, of_edges = operators.attend_rows_backward(
             self, grad, self.inputs(t, *ends[:3], attn, None, edges), out, saved, False, bits
         )
-        # Without a projection of its own the key or query was the value (`ends`), so that gradients add up.
+        # Where the layer has no projection for the key or the query, the value was taken instead (`ends`),
+        # whose gradient is then a sum.
         if t.key_weight is None and key is not None:
             value += key
         if t.query_weight is None:
@@ -134,7 +135,7 @@ class _Attention(NamedTuple):
             found[_ATTN] = of_attn.reshape(t.attn.shape)
         if need_edges:
             mask = self.graph.edge_mask
-            if mask is not None:  # fixed capacity: the operator wrote no rows of unused edges
+            if mask is not None:  # of a graph of fixed capacity: rows of unused edges were not written
                 of_edges = traced_graph.in_use(mask, of_edges)
             of_edges = of_edges.flatten(1)
         return {VALUE: value, KEY: key, QUERY: query, EDGE: of_edges if need_edges else None}
@@ -148,7 +149,7 @@ class _Attention(NamedTuple):
             weight, bias, x = getattr(t, name + "_weight"), getattr(t, name + "_bias"), features[name]
             if weight is None:
                 return None
-            if name == "edge" and self.score == "additive":  # the terms of the scores, [E, H]
+            if name == "edge" and self.score == "additive":  # project to the scores' terms, [E, H]
                 weight = (t.attn_edge.view(heads[0], 1, -1) @ weight.view(*heads, -1)).squeeze(1)
             return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -195,7 +196,8 @@ class _Additive(_Attention):
             out, saved = operators.gat(self, tensors, self.train)
             return out, (saved,)
         src, dst = operators.score_terms(value, t.attn, t.attn_dst, self.graph.num_dst)
-        # The term of an edge and head, attn . (weight attr), is (attn weight) . attr.
+        # The term of an edge and head, attn . (weight attr), is computed as (attn weight) . attr, so that
+        # there is no tensor of E x H x D.
         weight = t.edge_weight.view(self.heads, self.projections.size, -1)
         folded = torch.bmm(t.attn_edge.view(self.heads, 1, -1), weight).squeeze(1)
         scores = t.edge_attr.mm(folded.t())

@@ -30,7 +30,7 @@ from .traced import folds, traced_layer
 
 __all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
 
-# Reasons for not computing a layer as one, for :func:`dfgnn.explain`.
+# Reasons why a layer is not computed as one autograd function, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
 _PROJECTION = (
     "a projection is no plain linear module, but one with hooks, a parametrization or a forward of its own"
@@ -42,8 +42,8 @@ _EDGES = "the edges' attributes or their projection do not fit the fused layer"
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
 _NO_EDGES = None, None, None
-#: The functions that a layer calls if it is not fused. If one was replaced, the layer computes something
-#: else.
+#: Score -> the function that a layer calls if it is not fused. If the layer's attribute `attention` is
+#: another function, the fused layer would not compute the same.
 _FUNCTIONS = {
     "additive": functional.gat_attention,
     "additive_v2": functional.gatv2_attention,
@@ -227,11 +227,11 @@ def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torc
     return True
 
 
-# ---- autocast --------------------------------------------------------------------------------------------
+# ---- in which dtype a fused layer computes under autocast -------------------------------------------------
 
 # Under autocast a small layer of float32 features is computed in float32, because each cast is a launch,
-# whose time counts there. A layer is small up to these numbers of multiplications in a projection, and of
-# elements gathered along edges.
+# whose time counts there. A layer is small if a projection has at most the first number of multiplications,
+# and at most the second number of elements are gathered along edges.
 _MOST_PRODUCTS, _MOST_GATHERED = 2**30, 2**24
 
 
@@ -273,7 +273,7 @@ def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.
     plain, attn = plain_linear(linear), spec.vectors[2]
     if plain is None or plain[1] is not None or not is_eager(attr) or attr.dim() != 2:
         return None
-    if graph.edge_mask is not None:  # fixed capacity: the gradients of unused edges are not written
+    if graph.edge_mask is not None:  # fixed capacity, where gradients of unused edges are not written
         return None
     weight = plain[0]
     if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight,), dtypes):

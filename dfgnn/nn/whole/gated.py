@@ -44,10 +44,10 @@ class _GraphOfGates(NamedTuple):
     """What is derived from a graph, once per width and dtype."""
 
     inverse: Tensor  # [N, 1]: 1 over the number of edges into a node; 1 where there are none
-    src: Tensor  # int64 [E]
-    dst: Tensor  # int64 [E]
+    src: Tensor  # int64 [E]: the source of each edge
+    dst: Tensor  # int64 [E]: the destination of each edge
     into: tuple[Any, ...]  # the operators' arguments for sums over the edges into each node
-    out_of: tuple[Any, ...]  # the same for the edges out of each node
+    out_of: tuple[Any, ...]  # the operators' arguments for sums over the edges out of each node
 
 
 def _edges(graph: Graph, width: int, dtype: torch.dtype, by_heads: bool) -> _GraphOfGates:
@@ -75,7 +75,7 @@ def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tu
         eids = torch.arange(num_edges, dtype=torch.int32, device=graph.device)
     plan = graph.plan(1, width, dtype, reverse, layer=None)
     slots, packed, per_tile, num_rows, _, *more = plan.launch
-    launch = [slots, packed, per_tile, num_rows, num_edges, *more]  # as many sources as edges
+    launch = [slots, packed, per_tile, num_rows, num_edges, *more]  # the edges are the sources
     args = eids, plan.items, plan.splits, launch, num_rows
     if graph.device.type == "cuda":
         return args
@@ -131,8 +131,8 @@ class _Gated(NamedTuple):
             gate.add_(at_src[:, :width]).sigmoid_()
             out = _summed(gate * at_src[:, width:], edges.into)
         more = t.out_bias if t.skip_weight is None else skip
-        # `out` may be a view (one column of four), which autograd would not let the caller modify in place.
-        # So it is copied where nothing is added to it.
+        # `out` may be a view (one column of four). Autograd does not let a caller modify a view in place that
+        # an autograd function returns. So `out` is copied where nothing is added to it.
         if self.mean:
             out = out * edges.inverse if more is None else torch.addcmul(more, out, edges.inverse)
         else:
@@ -158,7 +158,8 @@ class _Gated(NamedTuple):
         return tuple(table.view(len(t.x), -1, _SLOTS) for table in tables)
 
     def sums_backward(self, t: LayerTensors, grad: Tensor, dst, src, gate) -> list[Tensor]:
-        """The gradients of queries, keys and values. ``before`` is that of the gates' sigmoids' arguments."""
+        """The gradients of queries, keys and values. ``before``: the gradient of the
+        arguments of the gates' sigmoid."""
         edges, n, width = self.edges(t), len(t.x), len(t.value_weight)
         scale = edges.inverse if self.mean else constant(1, grad.dtype, grad.device)
         if self.by_heads:

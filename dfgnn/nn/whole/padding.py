@@ -28,9 +28,10 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     found = _constants.get((value, dtype, device))
     if found is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # Within a CUDA graph the tensor has no value before the graph is replayed, so it is not cached.
+            # While a CUDA graph is captured the tensor is not cached: it has no value before the first
+            # replay.
             return torch.full((), value, dtype=dtype, device=device)
-        # Copied from the CPU, which waits for the device, because other streams may read it right away.
+        # Made on the CPU and copied: the copy waits until it is done, so that any stream may read the tensor.
         with torch.inference_mode(False):
             found = _constants[value, dtype, device] = torch.full((), value, dtype=dtype).to(device)
     return found
@@ -72,8 +73,8 @@ def cut_columns(
     return result
 
 
-# Tensors of a single head are padded without the views that several heads need, because on a small graph the
-# time of each view counts.
+# The next functions treat a single head apart, without the views that several heads need: on a small graph
+# the time of each view counts.
 
 
 def pad_columns(x: Tensor, heads: int, size: int, padding: int) -> Tensor:

@@ -22,15 +22,15 @@ __all__ = ["EDGE", "KEY", "QUERY", "SKIP", "VALUE", "Projections", "projections_
 
 _linear = internals.linear
 
-# Positions in LayerTensors: of weights, each followed by its bias, and of other tensors.
+# Positions in LayerTensors. VALUE to EDGE are those of weights, each of which is followed by its bias.
 VALUE, KEY, QUERY, SKIP, EDGE, _EDGE_ATTR, _OUT_BIAS = map(
     LayerTensors._fields.index,
     ("value_weight", "key_weight", "query_weight", "skip_weight", "edge_weight", "edge_attr", "out_bias"),
 )
 _WEIGHTS = VALUE, KEY, QUERY, SKIP, EDGE
 
-# The most elements of a projection's result with which projections are joined. For larger ones the product
-# takes longer than its call, and joining would copy the gradients.
+# Projections are joined if the result of each has at most this number of elements. For larger results the
+# product takes longer than its call, and joining would cost a copy of the gradients.
 _MOST_JOINED = 2**22
 
 
@@ -47,14 +47,14 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 class Projections(NamedTuple):
     heads: int
-    size: int  # of a head
-    padding: int
+    size: int  # columns of a head, without padding
+    padding: int  # zero columns that are added to a head
     #: Groups of projections that are joined (a group may be one projection): the position of their features
     #: in LayerTensors, and those of their weights.
     groups: tuple[tuple[int, tuple[int, ...]], ...]
-    any_joined: bool
-    #: Whether the skip connection's rows are part of a batched product. Then the attention's output is not
-    #: added to them in place: that result would keep the memory of the whole product alive.
+    any_joined: bool  # whether a group has several projections
+    #: Whether the skip connection's rows are a part of a batched product. Then the layer's result is a new
+    #: tensor: written in place of these rows, it would keep the memory of the whole product alive.
     skip_is_shared: bool
 
     def pad(self, x: Tensor) -> Tensor:
@@ -86,16 +86,17 @@ class Projections(NamedTuple):
         return pad_rows(x, self.size, self.padding) if self.padding else x
 
     def _joined_forward(self, t: LayerTensors, x: Tensor, places: tuple[int, ...], rows: dict[int, Tensor]):
-        # The results are padded, not the weights: that takes one launch, and gradients lose the padding where
-        # they are put side by side.
-        if len(places) == 2:  # joining two products would take longer
+        # The results are padded, not the weights: padding the results takes one launch, and backward, which
+        # puts the gradients side by side anyway, leaves the padding out there.
+        if len(places) == 2:  # two single products take less time than a joined one
             for at in places:
                 weight, bias = _joined(t, x, (at,)), _joined(t, x, (at + 1,))
                 rows[at] = self.pad(_linear(x, weight, bias))
             return None
         weight = _joined(t, x, places)
         bias = _joined(t, x, [at + 1 for at in places])
-        # A batched product, because kernels take contiguous rows; those of one wide product would have gaps.
+        # A batched product gives contiguous rows for each projection, as kernels need them. In the result of
+        # one wide product there would be gaps between the rows of a projection.
         by_place = weight.view(len(places), -1, x.shape[1]).transpose(1, 2)
         same = x.expand(len(places), *x.shape)
         if bias is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["LayerSpec", "LayerTensors", "spelled"]
 
 
-OptionalTensor = Any  # which of them a layer has depends on the layer
+OptionalTensor = Any  # a tensor, or None in layers that have no such tensor
 
 
 class LayerSpec(NamedTuple):
@@ -26,24 +26,25 @@ class LayerSpec(NamedTuple):
     heads: int
     #: Linear modules, each with H * D columns. ``value`` and ``key`` project the sources, ``query`` and
     #: ``skip`` the destinations. Without key or query, the projection by ``value`` is used. ``skip`` is added
-    #: to the result.
+    #: to the attention's result.
     value: Any
     key: Any = None
     query: Any = None
     skip: Any = None
-    #: Attributes of the edges and the linear module that projects them. Additive scores get a term from the
-    #: projections; in layers of dot products these are added to keys and values.
+    #: Attributes of the edges and the linear module that projects them. In additive layers the product of the
+    #: projection and the edges' vector is a term of the score; in layers of dot products the projection is
+    #: added to keys and values.
     edges: tuple[Tensor, Any] | None = None
     #: Attention vectors ``[.., H, D]``: those of sources, destinations and edges (additive), or one
     #: (additive_v2).
     vectors: tuple[Tensor, ...] = ()
-    bias: Tensor | None = None  # [H * D], of the result
+    bias: Tensor | None = None  # [H * D], added to the result
     negative_slope: float = 1.0
     scale: float = 1.0
     dropout_p: float = 0.0
     #: A tensor or a dtype. The result's dtype is the one to which torch promotes this and the features'.
     wide: Any = None
-    mean: bool = False  # gate: the mean over the edges, not the sum
+    mean: bool = False  # in a layer with gates: whether edges are averaged rather than summed
 
 
 class LayerTensors(NamedTuple):
@@ -63,14 +64,15 @@ class LayerTensors(NamedTuple):
     edge_attr: OptionalTensor = None  # [E, F_e]
     edge_weight: OptionalTensor = None
     edge_bias: OptionalTensor = None
-    attn: OptionalTensor = None  # additive: of the sources
+    attn: OptionalTensor = None  # the attention vector; in an additive layer that of the sources
     attn_dst: OptionalTensor = None
     attn_edge: OptionalTensor = None
     out_bias: OptionalTensor = None
     seed: OptionalTensor = None  # of dropout
 
 
-# In the order in which torch_geometric calls them, because lazy modules draw their first values then.
+# Score -> the projections in the order in which torch_geometric calls them. The order matters because a lazy
+# module draws its parameters at its first call.
 _PROJECTIONS = {
     "additive": ("value",),
     "additive_v2": ("value", "query"),

@@ -25,8 +25,9 @@ from .spec import LayerSpec, spelled
 
 __all__ = ["MOST_UNFOLDED", "folds", "traced_layer"]
 
-#: The most elements of projected edge attributes that are computed although the projection could be folded
-#: into the attention (`engine.edge_projection`). Folding takes more launches and less memory.
+#: Device type -> the largest number of elements of projected edge attributes with which they are computed,
+#: although the projection could be folded into the attention (see `engine.edge_projection`): folding takes
+#: less memory, but more launches.
 MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
 
 
@@ -128,7 +129,7 @@ def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -
     }
 
     def project(name: str) -> Tensor | None:
-        if name == "skip":  # it is added to rows without padding
+        if name == "skip":  # without padding, because the result to which it is added has none
             return None if spec.skip is None else spec.skip(end)
         linear, features = projections[name]
         return None if linear is None else rows.project(linear, features)
@@ -152,7 +153,8 @@ def _needs_backward(*tensors: Tensor | None) -> bool:
 
 
 def _finished(spec: LayerSpec, rows: _Rows, out: Tensor, train: bool, bias: Tensor | None) -> Tensor:
-    # The result is a copy: the caller may modify it, and backward reads the operator's result.
+    # In training the result is a copy, because the caller may modify it and backward reads the operator's
+    # own.
     out = rows.cut(out.clone() if train else out)
     if spec.wide is not None:
         wide = spec.wide.dtype if isinstance(spec.wide, Tensor) else spec.wide

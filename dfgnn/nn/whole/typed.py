@@ -36,9 +36,9 @@ class TypedSpec(NamedTuple):
 class _GraphOfTypes(NamedTuple):
     """What is derived from a graph, once per shape and dtype."""
 
-    forward: tuple[Any, ...]  # the arguments of sddmm and spmm
-    reverse: tuple[Any, ...]  # those of spmm over the edges out of each source
-    ends: Tensor  # 0 [T N, H]: nothing is added to the scores, which enter as a bias
+    forward: tuple[Any, ...]  # the graph arguments of sddmm, and of spmm over the edges into each node
+    reverse: tuple[Any, ...]  # the graph arguments of spmm over the edges out of each source
+    ends: Tensor  # zeros [T N, H] as the sources' score terms: the whole score is the edge bias
 
 
 def _edges(graph: Graph, keys: Tensor) -> _GraphOfTypes:
@@ -59,9 +59,10 @@ class _Typed(NamedTuple):
     spec: TypedSpec
     handle: Any  # a GraphHandle
     heads: int
-    size: int  # of a head
+    size: int  # columns of a head, without padding
     padding: int
-    # What else `operators.attend_rows` reads, the same for all calls: scores are the edge bias alone.
+    # The other attributes that `operators.attend_rows` reads are the same for all calls: additive scores that
+    # consist of the edge bias alone, without LeakyReLU and dropout.
     score: str = "additive"
     numbers: Numbers = Numbers(1.0, 1.0, 0.0, 0)
 
