@@ -29,7 +29,7 @@ struct EdgeProductParams {
   void* score;              // [E, H] acc
   void* edge_out;           // t or the gradient of f, [E, H, D] T, or null
   void* out;                // backward: [rows, H, D] T
-  void* partial_out;        // backward: [num_slots, H, D] acc
+  void* partial_out;        // backward: [csr.num_slots, H, D] acc, scratch: partial results of split rows
 };
 
 }  // namespace dfgnn

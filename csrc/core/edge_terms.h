@@ -25,17 +25,17 @@ struct EdgeTermParams {
   int64_t row_stride, head_stride;
   void* edge_out;     // edge_dot: [E, H] acc; edge_outer: [E, d] T
   void* out;          // edge_sum: [N, H, width] T
-  void* partial_out;  // edge_sum: [num_slots, H, width] acc
+  void* partial_out;  // edge_sum: [csr.num_slots, H, width] acc, scratch: partial results of split rows
 };
 
 // The gradient of a projection W [H, D, width] that was moved to the nodes (EdgeAttr in params.h) is a sum
-// over the nodes i, with rows x_k [N, H, D] and sums of features y_k [N, H, width]: x_0 is the query and y_0
-// b of EdgeAttr, x_1 is grad_out and y_1 a.
+// over the nodes i. Each node has two feature rows x_k [N, H, D] and two sums of edge features y_k [N, H,
+// width]: x_0 is the query, y_0 the sum b of EdgeAttr, x_1 is grad_out, and y_1 the sum a.
 //   grad_proj[h] = sum_i scale x_0[i, h] y_0[i, h]^T + x_1[i, h] y_1[i, h]^T
 struct ProjectionGradParams {
   DType dtype;  // not f64
   int64_t num_rows;
-  int32_t heads, dim, width;  // rows of dim and of width elements are multiples of 16 bytes
+  int32_t heads, dim, width;  // dim elements, and width elements, take a multiple of 16 bytes
   double scale;
   const void *rows[2], *sums[2];  // x_k, y_k: T
   void* partial;                  // [parts, H, D, width] acc: partial sums, added in a fixed order

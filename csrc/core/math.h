@@ -13,7 +13,7 @@
 
 namespace dfgnn {
 
-// LeakyReLU, which turns z of the additive score into the score, and its derivative with respect to z.
+// LeakyReLU(z), and its derivative with respect to z. slope: the factor of negative z.
 template <typename A>
 DFGNN_HD A leaky_relu(A z, A slope) {
   return z > A(0) ? z : slope * z;
@@ -23,7 +23,7 @@ DFGNN_HD A leaky_relu_grad(A z, A slope) {
   return z > A(0) ? A(1) : slope;
 }
 
-// Four words of 32 random bits.
+// Four words of 32 random bits each.
 struct Random4 {
   uint32_t x[4];
 };
@@ -46,8 +46,8 @@ DFGNN_HD Random4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uin
 }
 
 // The 32 random bits of edge `eid` (position in the user's order) and head `head`. They do not depend on
-// schedule, backend or direction, so that backward can draw the mask of forward again. One call of philox has
-// the words of four heads.
+// schedule, backend or direction, so that backward can compute the mask of forward again. One call of philox
+// returns the words of four heads.
 DFGNN_HD uint32_t dropout_bits(uint64_t seed, uint32_t eid, uint32_t head) {
   const Random4 r = philox(seed, eid, 0, head >> 2, 0);
   const uint32_t lane = head & 3;

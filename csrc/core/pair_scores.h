@@ -1,17 +1,17 @@
-// Scores of GATv2 whose edges have attributes x_e, projected by W (pair_scores), and the sums over edges
-// (pair_sums) of which, together with pair_scores, derivatives of any order consist
+// Two operators for GATv2 whose edges have attributes x_e, projected by W: pair_scores computes the scores,
+// pair_sums the sums over edges that their derivatives contain. Derivatives of any order consist of these two
 // (docs/internals/second_derivatives.md). row(e) and col(e) are the destination and the source of edge e: v
-// [rows, H, D] belongs to the destinations, u [cols, H, D] to the sources. E, H and D: params.h.
-// All arrays but `positive` have one type, float or double.
+// [rows, H, D] belongs to the destinations, u [cols, H, D] to the sources. E, H and D are defined in
+// params.h. All arrays but `positive` have one type, float or double.
 //   m[e, h, d] = u[col(e), h, d] + v[row(e), h, d] + (W x_e)[h, d],     positive[e, h, d] = m[e, h, d] > 0
 //   pair_scores:  score[e, h] = sum_d attn[h, d] sigma[e, h, d] m[e, h, d],
 //                 sigma = 1 where positive, else slope
 //   pair_sums:    with s[e, h, d] = weight[e, h] sigma[e, h, d],
 //                 out[i, h, d] = sum over the row's edges of s,  of_attr[e] = W^T s[e],
 //                 of_proj = sum_e s[e] x_e^T
-// A caller may pass `positive` to pair_scores. Both operators are then linear in every other argument, and
-// pair_sums is the transpose of pair_scores without attn. Only `positive`, of one byte per element, has E x H
-// x D elements.
+// Where attn is 1 and weight is the gradient of score, out, of_attr and of_proj are the gradients of v, of
+// the attributes x and of the projection W. A caller may pass `positive` to pair_scores. Both operators are
+// then linear in every other argument. Only `positive`, of one byte per element, has E x H x D elements.
 #pragma once
 
 #include "params.h"
@@ -25,7 +25,7 @@ inline constexpr int kPairColumns = 4;
 struct PairScoreParams {
   DType dtype;
   int64_t num_rows, num_cols, num_edges;
-  int32_t heads, dim, attrs;
+  int32_t heads, dim, attrs;  // attrs: attributes of an edge
   Csr csr;
   double slope;
   const void* cols;         // u [cols, H, D], or null: 0
@@ -34,14 +34,14 @@ struct PairScoreParams {
   const void* attr;         // x [E, attrs], edges in the user's order, or null
   const void* proj;         // W [H D, attrs], or null
   const uint8_t* positive;  // [E, H, D]; if null, it is computed from m and written to new_positive
-  uint8_t* new_positive;
-  void* score;         // [E, H]
-  const void* weight;  // pair_sums: [E, H]
-  void* out;           // pair_sums: [rows, H, D]
-  void* partial_out;   // pair_sums: [num_slots, H, D]
-  void* of_attr;       // pair_sums: [E, attrs], or null
-  void* of_proj;       // pair_sums: [parts, H D, attrs], partial sums in a fixed order, or null
-  int64_t parts;       // pair_sums: what pair_parts of the backend returns
+  uint8_t* new_positive;    // [E, H, D]
+  void* score;              // [E, H]
+  const void* weight;       // pair_sums: [E, H]
+  void* out;                // pair_sums: [rows, H, D]
+  void* partial_out;        // pair_sums: [csr.num_slots, H, D], scratch: partial results of split rows
+  void* of_attr;            // pair_sums: [E, attrs], or null
+  void* of_proj;            // pair_sums: [parts, H D, attrs], partial sums, which the caller adds up; or null
+  int64_t parts;            // pair_sums: what pair_parts of the backend returns
 };
 
 }  // namespace dfgnn

@@ -1,11 +1,11 @@
 // The structs that are passed to kernels, with the formulas of forward and backward. They are plain data,
 // without types of torch or CUDA.
 //
-// A destination (dst) is a node that aggregates; it has a row and a query. A source (src) is its neighbour;
-// it has a key and a value. N_dst and N_src are the numbers of nodes, E of edges, H of heads; D is the size
-// of a head of queries and keys, Dv that of values. T is the feature type; acc is the accumulation type,
-// which is double for double and else float. Every array is contiguous. "or null" marks an optional array,
-// and "or null: x" one whose elements are x if it is missing.
+// A destination (dst) is a node that aggregates; it has a row of the CSR and a query. A source (src) is its
+// neighbour; it has a key and a value. N_dst and N_src are the numbers of nodes, E of edges, H of heads; D is
+// the size of a head of queries and keys, Dv that of values. T is the feature type; acc is the accumulation
+// type, which is double for double and else float. Every array is contiguous. "or null" marks an optional
+// array, and "or null: x" one whose elements are x if it is missing.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,14 @@ namespace dfgnn {
 enum class Score : int { additive, dot, additive_v2 };
 enum class DType : int { f32, f64, f16, bf16 };
 
-// A work item is a row or a chunk of a row: the edges [begin, end) of the CSR. With slot = kWhole it writes
-// the row, to which work items with kJoins may add later. With slot >= 0 the row is split, and the work item
-// writes its partial result to that slot.
+// A work item is a row or a row chunk (a part of a long row): the edges [begin, end) of the CSR. With slot =
+// kWhole it writes the row's result, to which work items with kJoins may add later. With slot >= 0 the row is
+// split, and the work item writes its partial result to that slot.
 struct Item {
   int32_t row, begin, end, slot;
 };
-// With slot = kJoins a work item adds its result to what one of an earlier source partition wrote to the row.
+// With slot = kJoins a work item adds its result to the one that a work item of an earlier source partition
+// (Csr::num_parts) wrote to the row.
 inline constexpr int32_t kWhole = -1, kJoins = -2;
 inline constexpr int kMostParts = 16;  // the most source partitions (Csr::num_parts)
 // The most bytes of a head that a warp's registers hold. Wider heads are computed in chunks of columns, by
@@ -29,8 +30,8 @@ inline constexpr int kMostParts = 16;  // the most source partitions (Csr::num_p
 inline constexpr int kWideBytes = 2048;
 
 // A split row and the slots of its partial results: slot_begin, slot_begin + stride, ... below slot_end. The
-// results are merged in this order. stride is 1, but kTileRows with tiles, whose work items have kTileRows
-// rows.
+// results are merged in this order. stride is 1; with tiles it is kTileRows, because a work item there has
+// that number of rows, and a slot for each.
 struct Split {
   int32_t row, slot_begin, slot_end, stride;
 };
@@ -41,8 +42,8 @@ struct Split {
 inline constexpr int kTileRows = 64, kTileCols = 32, kTileInts = kTileCols + kTileRows;
 
 // One direction of the graph with its plan. Forward: rows are destinations, indices are sources.
-// Reverse: rows are sources, indices are destinations. Every row occurs in exactly one work item with
-// slot = kWhole, or in one Split; a row without edges has a work item with begin == end.
+// Reverse: rows are sources, indices are destinations. Every row either has exactly one work item with slot =
+// kWhole, and perhaps others with kJoins, or one Split. A row without edges has an item with begin == end.
 struct Csr {
   const int32_t* indices;  // [E]
   const int32_t* eids;   // [E] position of each edge in the user's order, or null if the orders are the same
@@ -53,18 +54,21 @@ struct Csr {
                          // slot is the first row's slot
   int64_t num_items;
   int64_t num_splits;
-  int64_t num_slots;
+  int64_t num_slots;  // partial-result slots of all split rows
   int64_t num_rows;
   int32_t packed;  // CUDA: each sub-warp (lanes.cuh) takes a row of its own, instead of a warp per row
   int32_t heads_per_tile;  // CUDA: the most heads that a warp computes at a time; 0: as many as fit its lanes
-  // CUDA: if there are work items with kJoins, the number of source partitions, which are launched one after
-  // the other, and how many work items each has; 0 means one launch. A row that is not split has at most one
-  // work item in a partition, so that no two work items add to it at the same time.
+  // Source partitions are ranges of sources whose features fit the cache; rows are cut where their neighbours
+  // pass from one to the next. num_parts (CUDA): if there are work items with kJoins, the number of
+  // partitions, which are launched one after the other; 0 means one launch. part_items: how many work items
+  // each partition has. A row that is not split has at most one of them, so that no two work items add to it
+  // at the same time.
   int32_t num_parts;
   int32_t part_items[kMostParts];
 };
 
-// Rounds of dropout's random number generator (math.h): the fewest that pass all tests of BigCrush.
+// Rounds of dropout's random number generator (math.h): the fewest with which it passes all statistical tests
+// of the suite BigCrush.
 inline constexpr int kPhiloxRounds = 7;
 
 // Options on edges, all in the user's edge order. They turn the raw score (see ForwardParams) into s:
@@ -87,34 +91,36 @@ struct EdgeOptions {
 };
 
 // Edge features x_ij whose projection e_ij = W x_ij is not computed per edge, but moved to the nodes (dot
-// attention on CUDA in 16 bits). The other symbols are those of ForwardParams and BackwardParams.
+// attention on CUDA in 16 bits). The other symbols are those of ForwardParams and BackwardParams below.
 //   raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i      out_i += W a_i, a_i = sum_j w m alpha x_ij
 // Backward, with s_i = W^T g_i:
 //   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
 struct EdgeAttr {
   const void* x;       // [E, dim] T, user's edge order; or null
   int32_t dim, width;  // width: dim, rounded up to a multiple of 8
-  // W [H, cols, feats] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
-  // features, and permuted to the order in which tensor cores hold it in registers
-  // (dfgnn/engine/edge_projection.py): `onto` for W^T q and W^T g, `back` for W a and W b. A column and a
-  // feature are written below as digits, the fastest last, each with its number of values:
+  // W [H, columns, features] T, padded with zeros to the columns of a head's lanes and to a multiple of 16
+  // features, and permuted to the order in which tensor cores hold it in registers (_factors in
+  // dfgnn/engine/edge_projection.py): `onto` for W^T q and W^T g, `back` for W a and W b. The indices of a
+  // column and of a feature are split into digits; "t 4" is a digit t with 4 values, and the last digit
+  // counts ones. The lists in brackets are the dimensions of the permuted array:
   const void* onto;    // column = (block, t 4, s 2, j 2, e 2), feature = (step, i 2, g 8):
                        //   [H, step, block, s, g, t, j, i, e]
   const void* back;    // column = (group, g 8, word, i 2), feature = (step, t 4, j 2, e 2):
                        //   [H, group, step, word, g, t, j, i, e]
   void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 beyond dim; or null
-  void* partial;       // [csr.num_slots, H, width] acc
-  int32_t keep_edges;  // whether the pass over sources replaces what it reads in BackwardParams::handed by f
-                       // alpha and draw
+  void* partial;       // [csr.num_slots, H, width] acc, scratch: the same sums over row chunks
+  int32_t keep_edges;  // whether the pass over sources replaces alpha and ds of each edge, which it reads in
+                       // BackwardParams::handed, by f alpha and draw
 };
 
 struct Shape {
   int64_t num_dst, num_src, num_edges;
   int32_t heads;      // H
-  int32_t dim;        // D (additive, and on CUDA always: equal to value_dim)
+  int32_t dim;        // D; equal to value_dim, except for dot on CPUs
   int32_t value_dim;  // Dv
 };
 
+// With the query q_i of destination i, and the key k_j and the value v_j of source j:
 // out_i = sum_j w_ij m_ij alpha_ij (v_j + e_ij), alpha_ij = exp((s_ij - max_i) - log_sum_i),
 // max_i = max_j s_ij, log_sum_i = log sum_j exp(s_ij - max_i)
 //
@@ -151,9 +157,9 @@ struct ForwardParams {
   void* attention;      // [E, H] acc, w m alpha in the user's edge order; or null
 
   // Scratch for split rows.
-  void* partial_out;       // [num_slots, H, Dv] acc
-  void* partial_positive;  // [num_slots, H, Dv] acc, or null like positive
-  void* partial_stats;     // [num_slots, H, 3] acc: max, sum, positive mass
+  void* partial_out;       // [csr.num_slots, H, Dv] acc
+  void* partial_positive;  // [csr.num_slots, H, Dv] acc, or null like positive
+  void* partial_stats;     // [csr.num_slots, H, 3] acc: max, sum of exp(s - max), its part with z > 0
 
   EdgeAttr attr;
 };
@@ -164,7 +170,8 @@ inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 // With g = grad_out, gamma = grad_attention, f_ij = w_ij m_ij, L' the derivative of LeakyReLU:
 //   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
 //   dalpha_ij = f_ij (g_i . (v_j + e_ij) + gamma_ij)
-//   ds_ij = alpha_ij (dalpha_ij - delta_i)      dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij
+//   ds_ij = alpha_ij (dalpha_ij - delta_i), or exactly 0 if the edge has all of its row's weight
+//   dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij, the gradient of raw_ij ("d raw", not a random draw)
 //   grad_value[j] = sum_i f alpha g_i
 //   additive:
 //     grad_alpha_src[j] = sum_i draw_ij
@@ -198,8 +205,11 @@ struct BackwardParams {
   const void* out;       // [N_dst, H, Dv] T
   const void* out_bias;  // [H, Dv] T, which was added to out; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
-  int32_t part_of_rows;  // whether csr has only some of the edges from which out and stats were computed
-  // additive: as in ForwardParams, if grad_alpha_dst is wanted without grad_attention and gate; or null
+  // Whether a launch sees only a part of the softmax of which out and stats were computed: csr lacks some of
+  // the edges, or a sink (docs/internals/glossary.md), or (CUDA) there are source partitions.
+  int32_t part_of_rows;
+  // additive: positive and positive_mass as in ForwardParams, if grad_alpha_dst is wanted without
+  // grad_attention and gate; or null
   const void* positive;
   const void* positive_mass;
   const void* attention;       // [E, H] acc, or null; only with grad_attention
@@ -219,8 +229,9 @@ struct BackwardParams {
   void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
   void* grad_feat;       // [E, H, D] T, user's edge order; or null
-  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, if grad_alpha_dst must be
-                         // computed as its sum over each row, as with grad_attention or a gate; or null
+  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, if grad_alpha_dst is
+                         // computed as the sum of draw_ij over each row, which grad_attention and a gate
+                         // require; or null
 
   // Scratch.
   void* node_stats;  // [N_dst, H, 4] acc: alpha_dst or slope attn . x_dst (dot: unused), max, log_sum, delta;
@@ -230,7 +241,7 @@ struct BackwardParams {
   void* partial_value;  // [reverse.num_slots, H, Dv] acc
   void* partial_alpha;  // additive: [reverse.num_slots, H] acc
   void* row_sums;       // [N_dst, H] acc, with attention: sum_j attention_ij gamma_ij
-  void* partial_sums;   // [csr.num_slots, H] acc, with attention or grad_raw
+  void* partial_sums;   // [csr.num_slots, H] acc: partial results of row_sums, and of the sums of grad_raw
   // dot on CUDA: [E, H, 2] acc, user's edge order: alpha and ds of each edge, which the pass over
   // destinations saves for the one over sources; or null.
   void* handed;
@@ -249,23 +260,25 @@ struct ProductParams {
   const void* weight;    // spmm: [E, H] T, user's edge order
   void* edge_out;        // sddmm: [E, H] T, user's edge order
   void* out;             // spmm: [N_dst, H, D] T
-  void* partial_out;     // spmm: [num_slots, H, D] acc
+  void* partial_out;     // spmm: [csr.num_slots, H, D] acc, scratch: partial results of split rows
 };
 
-// Arguments of the kernels that make a plan's work items and splits on the device. In row order, the chunks
-// of split rows come first, except each row's first chunk, and then all rows. Otherwise source partitions
-// follow one another, and with by_length longer work items come first in each. The same rows always give the
-// same order. Unless `exact`, the arrays are as large as can be necessary: unused work items have row < 0 and
-// lie at the beginning in row order, else at the end; unused splits have no slots.
+// Arguments of the kernels that make a plan's work items and splits on the device. Without by_length and with
+// one source partition, work items are in row order: first all row chunks of split rows but the first chunk
+// of each, then one work item per row. Otherwise source partitions follow one another, and with by_length
+// longer work items come first in each. The same rows always give the same order. Unless `exact`, the arrays
+// are as large as can be necessary: unused work items have row < 0 and lie at the beginning in row order,
+// else at the end; unused splits have no slots.
 struct PlanParams {
   const int64_t* indptr;  // [num_rows + 1]
   int64_t num_rows;
-  int32_t max_edges;
+  int32_t max_edges;  // the maximum edges per work item
   int32_t by_length;
   int32_t parts;           // source partitions
   const int32_t* indices;  // [E], read if parts > 1: columns below num_cols, ascending in every row
   int64_t num_cols;
-  // 1; for tiles kTileRows, where each row of indptr is a window of kTileRows rows, and its edges are chunks.
+  // How many rows an entry of indptr has: 1, or for tiles kTileRows. With tiles an entry is a window, what
+  // indptr counts are chunks of tiles instead of edges, and so is max_edges.
   int32_t stride;
   int64_t last_row;  // number of rows of the graph, whose last window may be incomplete
   int32_t exact;     // whether num_items and num_splits are what the plan needs, not upper bounds
@@ -274,7 +287,8 @@ struct PlanParams {
   int64_t front;  // an upper bound of the work items beyond one per row
   Split* splits;  // [num_splits]
   int64_t num_splits;
-  int32_t* counts;  // [plan_counts]: work items beyond one per row, slots, splits, in strides; then scratch
+  int32_t* counts;  // [plan_counts]: three results, which are the work items beyond one per entry of indptr,
+                    // and the slots and the splits, both divided by `stride`; then scratch
 };
 // by_length sorts work items into this number of buckets by their length (cuda/plan/items.cu).
 inline constexpr int kPlanBuckets = 128;

@@ -5,9 +5,10 @@
 
 namespace dfgnn {
 
-// The inputs are those of BackwardParams (params.h). Each of its results has a cotangent here: of_x is that
-// of grad_x, where src and dst are alpha_src and alpha_dst (additive), key and query (dot), or for dst x_dst
-// (additive_v2). A cotangent that is null is 0. The results here are the gradients of the inputs.
+// The inputs are those of BackwardParams (params.h) and a cotangent for each of its results: of_x is the
+// cotangent of grad_x. `src` stands for alpha_src (additive) or key (dot), `dst` for alpha_dst (additive),
+// query (dot) or x_dst (additive_v2). A cotangent that is null is 0. The results grad_x are the gradients of
+// the inputs x.
 struct SecondParams {
   Score score;
   DType dtype;
@@ -33,19 +34,19 @@ struct SecondParams {
   const void* of_src;    // additive: [N_src, H] acc; dot: [N_src, H, D] T
   const void* of_dst;    // additive: [N_dst, H] acc; else [N_dst, H, D] T
   const void* of_attn;   // additive_v2: [H, D] acc
-  const void* of_bias;   // [E, H] acc, and so are the following, except of_feat
+  const void* of_bias;   // [E, H] acc, as of_gate and of_weight
   const void* of_gate;
   const void* of_weight;
   const void* of_feat;  // [E, H, D] T
 
   void* grad_grad_out;        // [N_dst, H, Dv] T
-  void* grad_grad_attention;  // [E, H] acc; gradients of edge tensors may be null
+  void* grad_grad_attention;  // [E, H] acc. It and the gradients of edge tensors are null if not needed
   void* grad_value;           // [N_src, H, Dv] T
   void* grad_src;             // additive: [N_src, H] acc; dot: [N_src, H, D] T
   void* grad_dst;             // additive: [N_dst, H] acc, or null without alpha_dst; else [N_dst, H, D] T
   void* grad_attn;            // additive_v2: [attn_parts, H, D] acc: partial sums, in a fixed order
-  int64_t attn_parts;
-  void* grad_bias;  // [E, H] acc
+  int64_t attn_parts;         // what second_parts of the backend returns
+  void* grad_bias;            // [E, H] acc, as grad_gate and grad_weight
   void* grad_gate;
   void* grad_weight;
   void* grad_feat;  // [E, H, D] T

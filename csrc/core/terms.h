@@ -13,24 +13,24 @@ struct TermsParams {
   int64_t num_rows[2];  // num_rows[1] <= num_rows[0]
   int32_t heads;
   int32_t dim;              // elements of a head of feat in memory, padding included
-  int32_t vector_dim;       // elements of a head of the vectors, <= dim; the rest of feat's is padding
-  int32_t vectors_are_acc;  // the vectors' type: acc, else T
+  int32_t vector_dim;       // elements of a head of the vectors, <= dim; further elements of feat are padding
+  int32_t vectors_are_acc;  // whether the vectors have the type acc; else they have T
   const void* feat;         // [num_rows[0], H, dim] T
   const void* vectors[2];   // [H, vector_dim] T or acc
   void* terms[2];           // [num_rows[k], H] acc
 };
 
-// The sums that TermsBackwardParams has, and the most partial sums of each.
+// How many sums TermsBackwardParams::sums has, and how many partial sums of each there are at most.
 inline constexpr int kTermsSums = 3, kMostTermsParts = 512;
 
 // grad_feat[n, h, d] += sum_k grad_terms[k][n, h] vectors[k][h, d]
 // sums[k][h, d] = sum_n grad_terms[k][n, h] feat[n, h, d], k < 2;  sums[2][h, d] = sum_n grad_out[n, h, d]
 struct TermsBackwardParams {
-  TermsParams of;             // the forward pass; its terms are not read
+  TermsParams of;             // the arguments of the forward pass; backward does not read of.terms
   const void* grad_terms[2];  // [num_rows[k], H] acc
   const void* grad_out;       // [num_rows[1], H, dim] T, or null
   void* grad_feat;            // [num_rows[0], H, dim] T
-  void* sums[kTermsSums];  // [H, vector_dim] in the type of the vectors; the last in T, null without grad_out
+  void* sums[kTermsSums];  // [H, vector_dim], the type of the vectors. sums[2]: T, or null without grad_out
   void* partial;           // [parts, kTermsSums, H, dim] acc: partial sums, added in a fixed order
   int64_t parts;           // what terms_parts of the backend returns
 };

@@ -8,8 +8,8 @@
 
 namespace dfgnn::cuda {
 
-// Barriers over all blocks of a kernel: of one that is launched as one cluster, whose barriers are the
-// fastest, and of one that is launched as a cooperative grid.
+// sync() waits for all blocks of the kernel. OfCluster is for a kernel that is launched as one thread block
+// cluster, whose barriers are the fastest, OfGrid for one that is launched as a cooperative grid.
 struct OfCluster {
   __device__ __forceinline__ void sync() const {
 #if __CUDA_ARCH__ >= 900
@@ -23,8 +23,9 @@ struct OfGrid {
 inline constexpr unsigned kMostOfCluster = 8;  // blocks of a cluster: the portable limit
 
 // Launches by_cluster as one cluster if its blocks fit into one, else by_grid as a cooperative grid: the same
-// kernel, compiled for OfCluster and for OfGrid. There may be at most one block per multiprocessor, and in a
-// cluster their number must be a power of two. Devices that have `follows` are those that have clusters.
+// kernel, compiled for OfCluster and for OfGrid. There must be at most one block per multiprocessor, because
+// all must be resident, and in a cluster their number must be a power of two. Device::follows also says
+// whether a device has clusters: both came with compute capability 9.
 template <class P>
 void launch_together(cudaStream_t stream, dim3 blocks, void (*by_cluster)(P), void (*by_grid)(P),
                      const P& params) {
@@ -48,18 +49,20 @@ static_assert(kDigits <= kPlanThreads && kPlanThreads % kDigits == 0);
 // The most keys that a thread holds in registers, and therefore the most keys per block.
 inline constexpr int kHeld = 8, kMostKeys = kHeld * kPlanThreads;
 
-// Sorts keys[0], and places[0] with them, by the lowest `bits` bits of the keys, stably, and returns the
-// index (0 or 1) of the arrays with the result. keys[1] and places[1] are arrays of the same size. There may
-// be at most kMostKeys per block. counts is scratch, [blocks, kDigits]. A pass sorts by one digit of
-// kDigitBits bits: it counts the keys of each digit, finds where those of each warp go, and moves them. Each
-// block has consecutive keys, and each of its warps consecutive ones of these; keys with the same digit keep
-// the order of the blocks, of the warps, and within a warp of the lanes.
+// Sorts keys[0], and the integers places[0] with them, by the lowest `bits` bits of the keys, stably. The
+// passes of the sort go back and forth between keys[0] and keys[1], places[0] and places[1], which have the
+// same size; it returns the index (0 or 1) of the arrays with the result. There must be at most kMostKeys
+// keys per block. counts is scratch, [blocks, kDigits]. A pass sorts by one digit of kDigitBits bits: it
+// counts the keys of each digit, finds where those of each warp go, and moves them. Each block has
+// consecutive keys, and each of its warps consecutive ones of these; keys with the same digit keep the order
+// of the blocks, of the warps, and within a warp of the lanes.
 template <class Blocks>
 __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t* const* keys,
                                              int32_t* const* places, int num_keys, int bits, int* counts) {
   constexpr int kWarps = kPlanThreads / 32, kShares = kPlanThreads / kDigits;
-  // begins: of each warp's keys with a digit, first the number, then those of earlier warps, and at last the
-  // index where the next one goes. A digit is summed up over blocks by kShares threads.
+  // begins[w][d]: how many keys with digit d warp w has; then how many the block's earlier warps have; at
+  // last the index at which the next key with digit d of warp w goes. shares: kShares threads share the sums
+  // over blocks of a digit's counts.
   __shared__ int begins[kWarps][kDigits], shares[2][kShares][kDigits];
   const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, blocks = gridDim.x;
   const int digit = threadIdx.x % kDigits, share = threadIdx.x / kDigits;
@@ -92,8 +95,8 @@ __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t*
     }
     all_blocks.sync();
 
-    // Keys with this digit, in earlier blocks and in all blocks; then `before` also has those with a lower
-    // digit.
+    // before, all: how many keys have this digit in earlier blocks, and in all blocks. Below, `before` also
+    // counts the keys with a lower digit.
     int before = 0, all = 0;
 #pragma unroll 16
     for (int b = share; b < blocks; b += kShares) {
@@ -115,7 +118,7 @@ __device__ __forceinline__ int sort_together(const Blocks& all_blocks, uint64_t*
       if (first + 32 * i >= last) break;
       const bool ok = first + 32 * i + lane < last;
       const int own = ok ? digit_of(held[i]) : kDigits;
-      // Lanes whose keys have the same digit take places one after the other.
+      // Keys of the warp with the same digit go to adjacent indices, in the order of their lanes (rank).
       const unsigned alike = __match_any_sync(kAll, own);
       const int rank = __popc(alike & ((1u << lane) - 1));
       const int at = ok ? begins[warp][own] + rank : 0;

@@ -28,7 +28,7 @@ Device ask(int ordinal) {
 
 const Device& device() {
   static std::mutex mutex;
-  static std::unordered_map<int, Device> known;  // references to its elements stay valid
+  static std::unordered_map<int, Device> known;  // adding elements keeps references valid
   int ordinal = 0;
   cudaGetDevice(&ordinal);
   const std::lock_guard<std::mutex> lock(mutex);

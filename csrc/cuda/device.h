@@ -11,7 +11,8 @@ struct Device {
   int shared_bytes;      // shared memory of a multiprocessor
   int shared_per_block;  // most shared memory of a block
   int64_t l2_bytes;
-  bool follows;  // programmatic dependent launch: blocks may start while those of the kernel before still run
+  // Whether it has programmatic dependent launch: a kernel may start while the one before it still runs.
+  bool follows;
 };
 
 // The current device. Where the query fails, the launch that follows returns the error.

@@ -1,4 +1,4 @@
-// The launchers of attention choose the kernels for a score and dtype.
+// The launchers of attention, which choose the kernels for a score and a dtype.
 #include "launch.cuh"
 
 namespace dfgnn::cuda {

@@ -13,10 +13,12 @@ bool projects(DType dtype, const Shape& shape, int64_t features);
 // The number of partial sums of grad_attn: one per block (grid.x) of the two passes.
 int64_t attention_parts(const BackwardParams& params);
 
+// ProductParams in params.h has the formulas of sddmm and spmm.
 const char* sddmm(const ProductParams& params, void* stream);
-// Without a weight it is the plain sum of neighbours' rows, the baseline that attention is compared with.
+// Without a weight spmm is the plain sum of neighbours' rows, the baseline that attention is compared with.
 const char* spmm(const ProductParams& params, void* stream);
 
+// Makes the work items and splits of a plan.
 const char* plan_rows(const PlanParams& params, void* stream);
 // How many elements PlanParams::counts has.
 int64_t plan_counts(const PlanParams& params);

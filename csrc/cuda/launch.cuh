@@ -14,8 +14,8 @@
 namespace dfgnn::cuda {
 
 // Launches a kernel that begins with `follow`: its blocks may start while those of the kernel before it end
-// (programmatic dependent launch). carveout: percent of a multiprocessor's memory that is shared memory while
-// the kernel runs; the rest is L1 cache. -1: CUDA chooses.
+// (programmatic dependent launch). carveout: the percentage of a multiprocessor's L1 memory that is shared
+// memory while the kernel runs; the rest is cache. -1: CUDA chooses.
 template <class... P, class... X>
 void launch_carved(int carveout, cudaStream_t stream, dim3 grid, dim3 threads, int shared,
                    void (*kernel)(P...), X... args) {
@@ -40,11 +40,12 @@ void launch(cudaStream_t stream, dim3 grid, dim3 threads, int shared, void (*ker
   launch_carved(-1, stream, grid, threads, shared, kernel, args...);
 }
 // The carve-out, in percent, of kernels with little shared memory, for which CUDA would take more from L1
-// than their blocks need. A kernel that starts while another ends inherits the other's carve-out, and kernels
-// that gather rows need L1.
+// than their blocks need. The next kernel, which may start while such a kernel ends, inherits its carve-out,
+// and kernels that gather rows need L1.
 inline constexpr int kLittleShared = 14;
 
-// Calls f(part) for the source partitions of the work items, in their order.
+// Calls f(part) for each source partition, in their order; `part` is csr with the work items of this
+// partition alone. Without partitions it calls f(csr).
 template <class F>
 void for_each_part(Csr csr, F f) {
   if (csr.num_parts == 0) return f(csr);
@@ -55,7 +56,8 @@ void for_each_part(Csr csr, F f) {
   }
 }
 
-// Instantiated in attention/instances/.
+// Launchers for one type and score, which are instantiated in attention/instances/. pair_... are those of dot
+// and additive_v2.
 template <typename T>
 const char* additive_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T>
@@ -65,13 +67,14 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T, Score SCORE>
 const char* pair_backward(const BackwardParams& p, cudaStream_t stream);
 
+// Launch the kernels for block-sparse tiles (params.h): forward, and the two passes of backward.
 template <typename T, Score SCORE>
 void tile_forward(const ForwardParams& p, cudaStream_t stream);
 template <typename T>
 void tile_destinations(const BackwardParams& p, cudaStream_t stream);  // dot only
 template <typename T, Score SCORE>
 void tile_sources(const BackwardParams& p, cudaStream_t stream);
-// Whether there are kernels for tiles (params.h).
+// Whether there are kernels for tiles.
 template <typename T, Score SCORE>
 inline constexpr bool kHasTiles = sizeof(T) == 2 && SCORE != Score::additive_v2;
 
@@ -90,8 +93,8 @@ auto with_type(DType dtype, F f) {
   }
 }
 
-// The edge options (edge_options.cuh) for which a call's kernel must be compiled. also: whether something
-// else needs edge ids, as returned attention does.
+// The edge options for which a call's kernel must be compiled (Edges in edge_options.cuh). also: whether the
+// kernel needs edge ids for something else, such as returned attention, as it does for scalars per edge.
 inline Edges edges_of(const EdgeOptions& e, bool also) {
   const bool scalars = e.scalars() || also;
   if (e.feat) return scalars ? Edges::features_scalars : Edges::features;
@@ -103,12 +106,13 @@ inline const char* last_error() {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// A grid of as many blocks as `work` items take, per_block of them each.
+// A grid of blocks for `work` items, of which each block takes per_block.
 inline dim3 blocks_of(int64_t work, int64_t per_block) {
   return dim3(unsigned((work + per_block - 1) / per_block));
 }
 
-// Calls f(Config) with the smallest lane layout for one of `heads` heads of `dim` elements.
+// Calls f(Config) with the smallest lane layout that covers a head of `dim` elements, or the largest if none
+// does. heads: how many heads a row has.
 template <typename T, class F>
 void with_config(int heads, int dim, F f) {
   const int lanes = lanes_per_head(heads, dim, sizeof(T)), loads = (dim + kVec<T> - 1) / kVec<T>;
@@ -130,12 +134,12 @@ void with_config(int heads, int dim, F f) {
 // The most work items of a warp:
 //   kItems           in general
 //   kItemsProjected  with projected features (EdgeAttr), because tensor cores take eight rows at a time
-//   kItemsPacked     of each sub-warp, if packed: few, because its items wait for the longest of the warp's
-//   kItemsV2         in backward of additive_v2, because a block has one partial sum of grad_attn
-// kWarpEdges: about the most edges of a warp.
-// A window (Tiling in lanes.cuh; not one of tiles) is a stretch of the grid of about as many blocks as are
-// resident at a time, kWindowBlocks per multiprocessor; the work items of a warp are one window apart. A warp
-// takes several work items only if about kLeastWindows windows are left, so that the work is balanced.
+//   kItemsPacked     of each sub-warp, if packed: few, because sub-warps wait for the longest row in the warp
+//   kItemsV2         in backward of additive_v2: many, because each block writes a partial sum of grad_attn
+// kWarpEdges: about the most edges of a warp, if it takes several work items.
+// A window (Tiling in lanes.cuh; not one of tiles) is a range of about as many blocks as are resident at a
+// time, kWindowBlocks per multiprocessor; the work items of a warp are one window apart. A warp takes several
+// work items only if about kLeastWindows windows are left, so that the work is balanced.
 inline constexpr int kItems = 4, kItemsProjected = 8, kItemsPacked = 2, kItemsV2 = 8, kWarpEdges = 256,
                      kWindowBlocks = 8;
 inline constexpr unsigned kLeastWindows = 4;

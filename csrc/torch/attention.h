@@ -1,15 +1,15 @@
 // Attention's operators (schemas.h), as a template over backends: they check, allocate, fill the parameter
 // struct and launch. attention_forward and attention_backward take the tensors of the graph; attend and
 // attend_backward are those of eager calls, which name a graph by its number (graphs.h). In this folder n is
-// num_src, m num_dst, h heads, d the size of a head of queries and keys, dv that of values.
+// num_src, m num_dst, h the number of heads, d the size of a head of queries and keys, dv that of values.
 //
 // A Backend offers, beside what graphs.h needs:
 //   Scope(tensor)                  a guard that makes the tensor's device the current one
-//   check(checker, shape, dtype)   rejects features that it does not take
+//   check(checker, shape, dtype)   raises an error for features that it does not support
 //   has_tiles(score, dtype, shape) whether it has kernels for tiles
-//   forward(params, tensor), backward(params, tensor)  launch; the tensor has the device
+//   forward(params, tensor), backward(params, tensor)  launch, on the device of the tensor
 //   attention_parts(params)        how many partial sums of grad_attn its backward writes
-//   kSumsAttention                 whether its backward adds these up, in attn_total
+//   kSumsAttention                 whether its backward adds up these partial sums, in attn_total
 //   hands_over(params)             whether its backward uses BackwardParams::handed
 #pragma once
 
@@ -29,9 +29,10 @@ struct Attention : Graphs<Backend> {
 
   // ---- arguments -------------------------------------------------------------------------------
 
-  // Bits of `flags` and `need` in the schemas. kBiasAfter, kFeatInKey and kFeatInValue are those of
-  // EdgeOptions, kPartOfRows is that of BackwardParams. kIdsElsewhere: edge ids are not positions in edge
-  // tensors; a call with it must not have edge tensors. kNeed...: the gradient is asked for.
+  // Bits of `flags` and `need` in the schemas. kBiasAfter, kFeatInKey and kFeatInValue are bias_after,
+  // feat_in_key and feat_in_value of EdgeOptions, kPartOfRows is part_of_rows of BackwardParams.
+  // kIdsElsewhere: edge ids are not positions in edge tensors, so that a call with it must not have edge
+  // tensors; ids then only identify edges for dropout. kNeed...: the caller needs this gradient.
   enum Flag : int64_t {
     kBiasAfter = 1,
     kFeatInKey = 2,
@@ -59,7 +60,8 @@ struct Attention : Graphs<Backend> {
   };
 
   // Checks the inputs, makes them dense, and fills the members that the parameter structs have in common.
-  // edges: their number. own_terms: the caller computes the additive score's src and dst, which `in` lacks.
+  // edges: the number of edges. own_terms: the caller computes the additive score's src and dst itself, so
+  // that `in` may lack them.
   template <class Params>
   static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool own_terms = false) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -148,8 +150,8 @@ struct Attention : Graphs<Backend> {
   // ---- what forward saves for backward beside `out` ---------------------------------------------
 
   // Calls f(pointer in p, name, whether the array exists, sizes, dtype) for every array that forward saves.
-  // save_positive: whether `positive` and positive_mass (params.h) are among these. place() makes the
-  // pointers of ForwardParams and BackwardParams alike.
+  // save_positive: whether `positive` and positive_mass (params.h) are among these. place() casts away the
+  // const of these pointers in BackwardParams, so that f is the same for it and ForwardParams.
   template <class Params, class F>
   static void for_saved(const Checker& check, Params& p, const Inputs& in, bool save_positive, F f) {
     check.require(!save_positive || p.score == Score::additive, "save_positive: additive only");
@@ -161,8 +163,9 @@ struct Attention : Graphs<Backend> {
   static void*& place(void*& where) { return where; }
   static void*& place(const void*& where) { return const_cast<void*&>(where); }
 
-  // Eager calls save all arrays in one tensor of bytes, which the schemas call `kept`. kept() lays them out,
-  // and read() makes the pointers of backward point to them in `memory`, the tensor that forward returned.
+  // Eager calls save all arrays in one tensor of bytes, which the schemas call `kept`. kept() returns the
+  // layout of the arrays in it, for forward to allocate. read() makes the pointers of backward point to the
+  // arrays in `memory`, the tensor that forward returned.
   template <class Params>
   static Workspace kept(const Checker& check, Params& p, const Inputs& in, bool save_positive) {
     Workspace all;
@@ -179,7 +182,7 @@ struct Attention : Graphs<Backend> {
   }
 
   // attention_forward returns a tensor for each array: stats, positive_mass, positive. A missing one is
-  // empty.
+  // empty. make_saved() allocates them; read_saved() checks them in backward, and makes p point to them.
   using Saved = std::array<OptTensor, 3>;
   static Saved make_saved(const Checker& check, ForwardParams& p, const Inputs& in, bool save_positive) {
     Saved made;
@@ -246,17 +249,18 @@ struct Attention : Graphs<Backend> {
 
   // ---- backward --------------------------------------------------------------------------------
 
-  // The gradients that exist and were asked for.
+  // The results of backward: the gradients that exist for this call and were asked for.
   struct Gradients {
     Tensor value;
     OptTensor src, dst, attn, bias, gate, weight, feat;
   };
-  // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: as the sum
-  // of draw over the edges of each row, or from the sums over edges with z > 0 that forward saved (params.h).
+  // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: sum_rows:
+  // as the sum of draw, the gradient of the raw score, over the edges of each row; from_positive: from the
+  // sums over edges with z > 0 that forward saved (params.h).
   struct DstGradient {
     bool need, sum_rows, from_positive;
   };
-  // bits: `need` of the schemas.
+  // grad_attention: whether there is one. bits: `need` of the schemas.
   static DstGradient dst_gradient(const Inputs& in, bool grad_attention, int64_t bits) {
     const bool additive = Score(in.score) == Score::additive;
     const bool need = !additive || (in.dst && (bits & kNeedDst));
@@ -264,7 +268,7 @@ struct Attention : Graphs<Backend> {
     return {need, sum_rows, additive && need && !sum_rows};
   }
 
-  // Checks the arguments that only backward has, makes them dense, and fills them in.
+  // Checks the arguments that only backward has, makes them dense, and fills them into p.
   static void fill_backward(const Checker& check, const Inputs& in, BackwardParams& p, Tensor& grad_out,
                             Tensor& out, OptTensor& grad_attention, OptTensor& attention) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -303,6 +307,7 @@ struct Attention : Graphs<Backend> {
     const ScalarType ends = additive ? acc : type;
     g.src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size, ends);
     g.dst = optional(additive ? p.grad_alpha_dst : p.grad_query, of_dst.need, value, dst_size, ends);
+    // fold: the backend adds up the partial sums of grad_attn, which are scratch then; else the caller does.
     const bool v2 = p.score == Score::additive_v2, fold = Backend::kSumsAttention && p.attn_parts;
     g.attn = optional(fold ? p.attn_total : p.grad_attn, v2, value, {fold ? 1 : p.attn_parts, h, dv}, acc);
     g.bias = optional(p.grad_bias, in.bias && (need & kNeedBias), value, {edges, h}, acc);
@@ -358,7 +363,7 @@ struct Attention : Graphs<Backend> {
 
   // ---- operators that take the graph's tensors ---------------------------------------------------
 
-  // Unnamed parameters are the reverse CSR and its plan, which forward does not need.
+  // The unnamed parameters are the reverse CSR and its plan, which forward does not need.
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
       int64_t score, Tensor value, OptTensor src, OptTensor dst, OptTensor attn, OptTensor edge_bias,
       OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight, OptTensor edge_feat, OptTensor seed,
@@ -426,7 +431,7 @@ struct Attention : Graphs<Backend> {
   // ---- operators of eager calls ------------------------------------------------------------------
 
   // `split` turns a layer's feature rows [n, heads * size] into [n, heads, size], `joined` turns them back.
-  // heads = 0: rows are [n, heads, size], and stay so.
+  // heads = 0 says that the caller's rows are [n, heads, size] already: both leave them as they are.
   static void split(const Checker& check, OptTensor& t, int64_t heads) {
     if (!heads || !t) return;
     check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,

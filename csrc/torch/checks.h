@@ -46,12 +46,12 @@ inline Sizes sizes_of(const Tensor& t) {
   return sizes;
 }
 
-// The checks of one call of operator `op`. All tensors must be on the device of `reference`.
+// The checks in a call of the operator `op`. All tensors must be on the device of `reference`.
 class Checker {
  public:
   Checker(const char* op, const Tensor& reference) : op_(op), device_(reference.device()) {}
 
-  // Checks that t has this shape, of which -1 matches any size, and one of the dtypes, and is on the device.
+  // Checks that t has this shape (-1 matches any size), one of the dtypes, and the device of the reference.
   void tensor(const char* name, const Tensor& t, std::initializer_list<int64_t> shape,
               std::initializer_list<ScalarType> dtypes) const {
     bool same = t.dim() == int64_t(shape.size());
@@ -76,7 +76,7 @@ class Checker {
   void require(bool ok, const Words&... words) const {
     STD_TORCH_CHECK(ok, op_, ": ", words...);
   }
-  // Kernels use 32-bit integers for counts.
+  // Checks that a count is not negative and fits the 32-bit integers that kernels use for counts.
   void count(const char* name, int64_t value) const {
     require(value >= 0 && value < kMostIds, name, ": expected a number in [0, 2**31), got ", value);
   }
@@ -88,7 +88,7 @@ class Checker {
   torch::stable::Device device_;
 };
 
-// The dtype of t, for an operator's features.
+// Returns the dtype of features t, or raises an error if kernels do not support it.
 inline DType dtype_of(const char* op, const Tensor& t) {
   switch (t.scalar_type()) {
     case ScalarType::Float:
@@ -125,7 +125,7 @@ inline int64_t bytes_of(ScalarType t) {
 }
 
 // Returns make(), which allocates a tensor of this device, shape and dtype, and reports a failure as lack of
-// memory. The stable ABI does not say why it failed, but sizes are checked before. On CUDA,
+// memory: the stable ABI does not say why an allocation failed, but sizes were checked before. On CUDA,
 // dfgnn/runtime/ops.py turns the error into OutOfMemoryError.
 template <class Make>
 Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
@@ -153,8 +153,8 @@ inline OptTensor dense(const OptTensor& t) { return t ? OptTensor(dense(*t)) : t
 inline const void* data(const Tensor& t) { return t.const_data_ptr(); }
 inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : nullptr; }
 
-// Returns an uninitialised tensor on the device of `like`. It calls the ABI's C function rather than the
-// dispatcher, which takes half the time of new_empty.
+// Returns an uninitialised tensor on the device of `like`. It calls the ABI's C function, which takes half
+// the time of new_empty, because it goes around the dispatcher.
 inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   return allocate(like, sizes, dtype, [&] {
     int64_t strides[kMostDims], step = 1;
@@ -173,14 +173,14 @@ inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
 inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
   int64_t strides[kMostDims], step = 1;
   for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
-  AtenTensorHandle made = nullptr;  // the function below adds its offset, 0, to that of t
+  AtenTensorHandle made = nullptr;  // the function below adds its argument 0 to the storage offset of t
   STABLE_TORCH_ERROR_CODE_CHECK(
       aoti_torch__reinterpret_tensor(t.get(), int64_t(sizes.size()), sizes.data(), strides, 0, &made));
   return Tensor(made);
 }
 
-// Returns an array that not every call needs: if `wanted`, it is allocated, and `where` is set to its memory,
-// else to null.
+// For arrays that not every call needs: if `wanted`, allocates and returns a tensor and sets `where` to its
+// memory; else returns none and sets `where` to null.
 inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const Sizes& sizes,
                           ScalarType dtype) {
   where = nullptr;
@@ -189,7 +189,7 @@ inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const S
   where = t.mutable_data_ptr();
   return t;
 }
-// t, or an empty tensor if there is none: the schemas of the dispatcher's operators return tensors.
+// Returns t, or an empty tensor if there is none, for operators whose schemas do not return optional tensors.
 inline Tensor or_empty(const OptTensor& t, const Tensor& like, ScalarType dtype) {
   return t ? *t : make(like, {0}, dtype);
 }
@@ -200,8 +200,8 @@ class Workspace {
  public:
   static constexpr int64_t kAlign = 256;
 
-  // Adds an array, if `wanted`, to whose memory `where` will be set by make() or place(), which need `where`
-  // to exist still; if not, it is null.
+  // Sets `where` to null and, if `wanted`, adds an array. make() or place() then set `where` to the array's
+  // memory: this pointer must still exist when they are called.
   void add(void*& where, bool wanted, std::initializer_list<int64_t> sizes, ScalarType dtype) {
     where = nullptr;
     if (!wanted) return;
@@ -211,7 +211,7 @@ class Workspace {
     bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
   }
   int64_t bytes() const { return bytes_; }
-  // Returns a new tensor of bytes that holds all arrays; none if there are no arrays.
+  // Returns a new tensor of bytes that holds all arrays, or none if there are no arrays.
   OptTensor make(const Tensor& like) const {
     if (!count_) return std::nullopt;
     Tensor t = dfgnn::make(like, {bytes_}, ScalarType::Byte);
@@ -227,7 +227,7 @@ class Workspace {
     void** where;
     int64_t offset;
   };
-  std::array<Array, 9> arrays_;
+  std::array<Array, 9> arrays_;  // no caller adds more than 9
   int count_ = 0;
   int64_t bytes_ = 0;
 };

@@ -176,9 +176,9 @@ extern "C" __attribute__((visibility("default"))) void dfgnn_drop_graph_cpu(int6
   dfgnn::Graphs<dfgnn::CpuBackend>::drop_graph(number);
 }
 
-// A checksum of `bytes` bytes, never 0, by which Python notices that a tensor's contents have changed; 0 if
-// no memory was left to compute it. It is a plain C function, whose calls cost less than those of operators,
-// because every call of a layer calls it. It must not throw.
+// Returns a checksum of `bytes` bytes, never 0, by which Python notices that a tensor's contents have
+// changed; or 0 if no memory was left to compute it. It is a plain C function, whose calls cost less than
+// those of operators, because every call of a layer calls it. It must not throw: its caller is not C++.
 extern "C" __attribute__((visibility("default"))) uint64_t dfgnn_checksum_cpu(const void* data,
                                                                               int64_t bytes) {
   try {

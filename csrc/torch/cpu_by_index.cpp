@@ -6,14 +6,14 @@
 namespace dfgnn {
 namespace {
 
-// The arguments of one call, checked, and the tensors that own their memory.
+// The arguments of a call of an operator, checked, and the tensors that own their memory.
 struct Call {
   Tensor rows, index;
   OptTensor from;
   cpu::ByIndexParams params{};
 
-  // given: the rows; groups: the group of each. source: which rows are summed, and then `groups` are those of
-  // source's entries; without it all rows, in their order.
+  // given: the rows. source (index_sum): which row each summand is, if not simply the next one. groups: the
+  // group of each summand or, without `source`, of each row.
   Call(const Checker& check, const Tensor& given, const Tensor& groups, int64_t num_groups,
        const OptTensor& source = {})
       : rows(dense(given)), index(without_gaps(groups)) {
@@ -45,7 +45,7 @@ struct Call {
  private:
   static Tensor without_gaps(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
-  // Checks that the values are in [0, end), and returns whether they rise.
+  // Checks that the values are in [0, end), and returns whether none is less than the one before.
   bool check_range(const Checker& check, const char* name, const Tensor& values, int64_t end) const {
     const cpu::IndexRange range = cpu::index_range(data(values), params.index_is_long, values.size(0));
     check.require(range.low >= 0 && range.high < end, name, ": expected numbers in [0, ", end, "), got ",

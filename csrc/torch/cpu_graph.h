@@ -10,9 +10,9 @@ struct CpuGraph {
   int64_t num_src, num_edges;
   Csr csr, reverse;
   bool has_reverse;
-  std::vector<Tensor> held;  // the tensors that own the pointers' memory
+  std::vector<Tensor> held;  // the tensors that own the memory to which csr and reverse point
 };
-// Returns the graph's number.
+// Stores the graph, and returns its number.
 int64_t keep_on_cpu(const CpuGraph&);
 
 }  // namespace dfgnn

@@ -18,7 +18,7 @@ int64_t* longs(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); 
 
 cpu::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
-// Checks indptr and returns its data.
+// Checks that indptr is contiguous int64 with one entry or more, and returns its data.
 const int64_t* offsets(const Checker& check, const Tensor& indptr) {
   check.tensor("indptr", indptr, {-1}, {ScalarType::Long});
   check.require(indptr.size(0) > 0 && indptr.is_contiguous(), "indptr: expected a contiguous one, not empty");
@@ -42,19 +42,20 @@ constexpr int64_t kPlannedAtOnce = int64_t(1) << 16;
 struct Place {
   int64_t begin = 0, length = -1;
 };
-// Where the arrays of one direction lie, and how many slots its plan has.
+// Where the arrays of one direction lie, and how many partial-result slots its plan has.
 struct Places {
   Place indptr, indices, eids, items, splits;
   int64_t num_slots = 0;
 };
-// The beginning of that tensor, which Python reads in dfgnn/sparse/packed.py: the least and the largest
-// source and destination; whether the rows of the sorted CSR are sources; and where the arrays lie.
+// The beginning of the tensor that coo_to_csr returns, which Python reads in dfgnn/sparse/packed.py: the
+// least and the largest source and destination; whether the rows of the sorted CSR are sources; and where the
+// arrays lie.
 struct Header {
   int64_t src_low, src_high, dst_low, dst_high, by_src;
   Places sides[2];  // [0]: rows are destinations; [1]: rows are sources
 };
 
-// Lays out arrays behind the header, one after the other, 16-byte aligned.
+// Finds places for arrays behind the header, one after the other, 16-byte aligned.
 class Layout {
  public:
   Place add(int64_t length) {
@@ -83,9 +84,9 @@ std::pair<cpu::Ids, cpu::Ids> ends_of(const Checker& check, const Tensor& src, c
   return {{first, src.stride(1), is_int64}, {second, src.stride(1), is_int64}};
 }
 
-// The tensor that coo_to_csr returns, while its arrays are made. side: the direction, 0 if rows are
-// destinations and 1 if they are sources. First the arrays are laid out, then `base` is set to the tensor's
-// memory.
+// The tensor that coo_to_csr returns, while its arrays are made. First lay_out() and lay_out_plan() give the
+// arrays their places, then the caller sets `base` to the tensor's memory, and at() returns their addresses.
+// side: the direction, 0 if rows are destinations and 1 if they are sources.
 struct Packed {
   int32_t* at(const Place& place) const { return place.length < 0 ? nullptr : base + place.begin; }
   int64_t* indptr(int side) const { return reinterpret_cast<int64_t*>(at(header.sides[side].indptr)); }
@@ -96,11 +97,11 @@ struct Packed {
     if (with_indices) to.indices = layout.add(num_edges);
     if (with_eids) to.eids = layout.add(num_edges);
   }
-  void lay_out_plan(Layout& layout, int side, int64_t max_edges) {  // allocates the most that can be needed
+  void lay_out_plan(Layout& layout, int side, int64_t max_edges) {  // room for the most that a plan can need
     header.sides[side].items = layout.add(4 * (rows[side] + num_edges / max_edges));
     header.sides[side].splits = layout.add(4 * (num_edges / max_edges));
   }
-  // Makes the work items and splits of a direction, when its CSR is made.
+  // Makes the work items and splits of a direction, whose CSR must have been made.
   void plan(int side, int64_t max_edges) {
     Places& of = header.sides[side];
     const cpu::RowPlan plan = cpu::count_items(indptr(side), rows[side], num_edges, max_edges);
@@ -128,18 +129,18 @@ struct Packed {
 };
 
 // Makes the CSR of edges src -> dst, whose ids are int32 or int64. With max_edges > 0 it also makes, for a
-// graph of few edges, the other direction and the plans, as plan_graph does. The CSR's rows are destinations,
-// or sources if the given sources are sorted and the destinations are not. dst is missing if src is an
-// edge_index. A negative num_src or num_dst stands for the largest id + 1; if both are negative, for the
-// larger of the two. with_loops: edges from a node to itself are dropped, and i -> i for all i < min(num_src,
-// num_dst) is appended.
+// graph of few edges, what plan_graph makes: the plan, and for `backward` the other direction and its plan.
+// The CSR's rows are destinations, or sources if the given sources are sorted and the destinations are not.
+// dst is missing if src is an edge_index. A negative num_src or num_dst stands for the largest id + 1; if
+// both are negative, for the larger of the two. with_loops: edges from a node to itself are dropped, and i ->
+// i for all i < min(num_src, num_dst) is appended.
 //
 // Returns the number under which the library stores the planned graph, or 0; the number of edges, or -1 if a
 // node id is out of range, for which the caller raises the error; and one tensor with the Header and the
-// arrays of a planned graph, of which indptr is int64. Then come edge_map, int64 and only with_loops, the
-// position that each edge had, -1 for appended ones; and indptr, indices and eids of a graph that is not
-// planned. Missing are the eids of rows that were sorted already, indices that are the given int32 ids, and
-// what was not made.
+// arrays of a planned graph, of which indptr is int64. Then come edge_map (int64, only with_loops), which is
+// the position in src and dst of each edge, or -1 for an appended one; and indptr, indices and eids of a
+// graph that is not planned. Missing are the eids of rows that were sorted already, indices that are the
+// given int32 ids, and what was not made.
 std::tuple<int64_t, int64_t, Tensor, OptTensor, OptTensor, OptTensor, OptTensor> coo_to_csr(
     Tensor src, OptTensor dst, int64_t num_src, int64_t num_dst, bool with_loops, int64_t max_edges,
     bool backward) {
@@ -173,6 +174,7 @@ std::tuple<int64_t, int64_t, Tensor, OptTensor, OptTensor, OptTensor, OptTensor>
 
   const int first = by_src, other = 1 - first;
   const Tensor& cols = by_src && dst ? *dst : src;
+  // shared: the given ids serve as the CSR's indices.
   const bool shared =
       dst && sorted && !with_loops && cols.scalar_type() == ScalarType::Int && cols.is_contiguous();
   const bool planned = max_edges > 0 && std::max({num_edges, num_src, num_dst}) <= kPlannedAtOnce;
@@ -227,8 +229,8 @@ struct Direction {
   int64_t num_slots = 0;
 };
 
-// Returns the other direction of a CSR, whose rows are the num_cols columns of this one, with edge ids if
-// need_eids (else these are empty).
+// Returns the other direction of a CSR: its rows are the num_cols columns of `of`. Its edge ids are empty
+// unless need_eids.
 Direction transposed(const Checker& check, const Direction& of, int64_t num_cols, bool need_eids) {
   cpu::Transposition p{};
   p.indptr = offsets(check, *of.indptr), p.indices = columns(check, *of.indices);
@@ -255,8 +257,8 @@ std::tuple<Tensor, Tensor, Tensor> transpose_csr(Tensor indptr, Tensor indices, 
   return {*made.indptr, *made.indices, *made.eids};
 }
 
-// Makes work items and splits of a direction, in row order and without unused ones, and returns their
-// numbers.
+// Makes work items and splits of a direction, in row order and without unused ones, and returns how many
+// there are.
 cpu::RowPlan plan(const Checker& check, Direction& of, int64_t max_edges) {
   const Tensor& indptr = *of.indptr;
   const int64_t* begin = offsets(check, indptr);
@@ -288,7 +290,7 @@ std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int6
   return {*of.items, *of.splits, counts};
 }
 
-// A planned direction as kernels get it.
+// Returns a planned direction as kernels get it.
 Csr csr_of(const Direction& of) {
   Csr c{};
   c.indices = static_cast<const int32_t*>(data(*of.indices));
@@ -300,12 +302,12 @@ Csr csr_of(const Direction& of) {
   return c;
 }
 
-// Makes what graph_handle needs in one call: the missing direction with its edge ids, and both plans. If edge
-// ids of a given direction are missing, its edges are in the user's order.
+// Does in one call what transpose_csr, plan_rows and graph_handle (graphs.h) would do: makes the direction
+// that is not given with its edge ids, makes the plans, and stores the graph. If a given direction has no
+// edge ids, its edges are in the user's order. Without `backward`, nothing is made for the reverse direction.
 //
 // Returns the number under which the library stores the graph, the numbers of slots of both directions, the
-// direction that was made (indptr, indices, eids), and work items and splits of both; those of the reverse
-// direction only for backward.
+// direction that was made (indptr, indices, eids), and work items and splits of both directions.
 std::tuple<int64_t, int64_t, int64_t, OptTensor, OptTensor, OptTensor, Tensor, Tensor, OptTensor, OptTensor>
 plan_graph(OptTensor indptr, OptTensor indices, OptTensor eids, OptTensor rev_indptr, OptTensor rev_indices,
            OptTensor rev_eids, int64_t num_dst, int64_t num_src, int64_t max_edges, bool backward) {

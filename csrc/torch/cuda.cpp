@@ -41,13 +41,14 @@ struct CudaBackend {
   }
   // Whether backward of dot attention saves per-edge alpha and ds (BackwardParams::handed). With features of
   // the edges it always does. Else it does not with source partitions, which are separate launches, nor with
-  // tiles; and these scalars and the partial results of split rows together may take kMostScratch times the
-  // memory of one feature array, whose rows are counted as the mean of destinations and sources.
+  // tiles, nor if these scalars and the partial results of split rows together would take more than
+  // kMostScratch times the memory of one feature array, whose number of rows is taken as the mean of the
+  // numbers of destinations and sources.
   static constexpr int64_t kMostScratch = 3;
   static bool hands_over(const BackwardParams& p) {
     const Shape& s = p.shape;
     if (p.score != Score::dot || p.edge.feat) return p.score == Score::dot;
-    if (!p.csr.eids && !p.reverse.eids) return false;  // the planner has not passed edge ids
+    if (!p.csr.eids && !p.reverse.eids) return false;  // `handed` is by edge id
     for (const Csr* csr : {&p.csr, &p.reverse})
       if (csr->tiles || csr->num_parts) return false;
     const int64_t bytes = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
@@ -90,8 +91,9 @@ struct CudaBackend {
     launched(cuda::second_order(p, stream_of(t)));
   }
 
-  // Calls cut_rows for one direction or, if the reverse CSR is given, for both, and then graph_handle. how,
-  // rev_how: the last four arguments of cut_rows, then Csr::packed; without the reverse CSR, rev_how is
+  // The operator cut_graph: calls cut_rows for one direction or, if the reverse CSR is given, for both, and
+  // then graph_handle, which stores the graph. how, rev_how: the last four arguments of the operator cut_rows
+  // (max_edges, by_length, more, num_splits), then Csr::packed; without the reverse CSR, rev_how is
   // [num_src].
   static std::tuple<int64_t, Tensor, Tensor, OptTensor, OptTensor> cut_graph(
       Tensor indptr, Tensor indices, OptTensor eids, Sizes how, OptTensor rev_indptr, OptTensor rev_indices,
@@ -155,7 +157,7 @@ struct CudaBackend {
     return out;
   }
 
-  // Sums neighbours' rows without weights: the baseline that benchmarks compare attention with.
+  // Returns sums of neighbours' rows without weights: the baseline that benchmarks compare attention with.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
                            int64_t num_dst) {
     const Scope scope(feat);

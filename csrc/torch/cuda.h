@@ -12,8 +12,8 @@
 namespace dfgnn {
 
 // A CSR that is to be cut into work items (PlanParams in core/params.h) without waiting for the device to
-// count them: `degrees` has counted the work items beyond one per row (more) and the split rows (num_splits)
-// before.
+// count them. The operator `degrees` has counted before, for this max_edges, the work items beyond one per
+// row (more) and the split rows (num_splits).
 struct Cuttable {
   Tensor indptr, indices;
   int64_t max_edges;
@@ -23,10 +23,11 @@ struct Cuttable {
 struct Cut {
   Tensor items, splits;
 };
-// Cuts one or two directions of a graph on the current device (cuda_planning.cpp).
+// Cuts one or two directions of a graph on the current device, and returns the work items and splits of each.
+// It is defined in cuda_planning.cpp.
 std::vector<Cut> cut_rows(const Checker& check, const std::vector<Cuttable>& directions);
 
-// Makes the device of t the current one, as long as it exists.
+// Makes the device of t the current one, as long as this object exists.
 struct CudaScope {
   explicit CudaScope(const Tensor& t) : guard(t.get_device_index()) {}
   torch::stable::accelerator::DeviceGuard guard;

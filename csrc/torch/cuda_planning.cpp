@@ -35,10 +35,10 @@ int64_t* numbers(Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr())
 cuda::Ids ids(const Tensor& t) { return {data(t), t.stride(0), t.scalar_type() == ScalarType::Long}; }
 
 // Makes both CSRs of edges src -> dst: (indptr, indices, eids, edge_map, rev_indptr, rev_indices, rev_eids).
-// The numbers that `structure` finds (cuda/graph/structure.h) are written to found [kStructureNumbers]. Edges
-// with a node out of range are left out: the caller sees from the ranges of ids whether there are any. With
-// loops, indices, eids and edge_map are as long as if no edge was dropped; `found` says how many edges were
-// kept. done: as in StructureParams.
+// found [kStructureNumbers] is set to what cuda/graph/structure.h describes as StructureParams::numbers, and
+// done is StructureParams::done. Edges with a node out of range are left out: the caller sees from the ranges
+// of ids in `found` whether there are any. With loops, indices, eids and edge_map are as long as if no edge
+// was dropped; `found` says how many edges were kept.
 using Sorted = std::tuple<Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor>;
 Sorted sort_edges(const Checker& check, const Tensor& src, const Tensor& dst, int64_t num_src,
                   int64_t num_dst, bool with_loops, int64_t* found, int64_t* done) {
@@ -93,7 +93,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> st
                         sort_edges(check, src, dst, num_src, num_dst, with_loops, numbers(found), nullptr));
 }
 
-// `structure`, but it waits for the device and returns the numbers it found as a list on the host.
+// Does what `structure` does, but waits for the device, and returns the numbers as a list on the host.
 std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> structure_read(
     Tensor src, Tensor dst, int64_t num_src, int64_t num_dst, bool with_loops) {
   const CudaScope scope(src);
@@ -105,8 +105,8 @@ std::tuple<Sizes, Tensor, Tensor, Tensor, OptTensor, Tensor, Tensor, Tensor> str
   return std::tuple_cat(std::tuple(Sizes(found.numbers(), found.done())), std::move(made));
 }
 
-// Allocates work items and splits, and sets the members of `p` that follow from their numbers. more: the most
-// work items beyond one per row.
+// Allocates work items and splits, and sets the members of `p` that have to do with their sizes. more: how
+// many work items there are at most, beyond one per entry of indptr (a row, or a window of tiles).
 Cut room_for(const Checker& check, const Tensor& indptr, PlanParams& p, int64_t max_edges, int64_t more,
              int64_t num_splits) {
   check.require(max_edges > 0 && max_edges < kMostIds, "items: expected a bound in [1, 2**31), got ",
@@ -120,8 +120,9 @@ Cut room_for(const Checker& check, const Tensor& indptr, PlanParams& p, int64_t 
   return made;
 }
 
-// Makes a plan without waiting for counts: its arrays have room for the most work items and splits.
-// Returns work items, splits and PlanParams::counts. p: the other parameters.
+// Makes a plan without waiting for counts: its arrays have room for the most work items (more) and splits
+// (num_splits) that can be necessary. Returns work items, splits and PlanParams::counts. p: the parameters
+// that room_for() does not set.
 std::tuple<Tensor, Tensor, Tensor> plan(const Checker& check, const Tensor& indptr, PlanParams p,
                                         int64_t max_edges, int64_t more, int64_t num_splits) {
   const Cut made = room_for(check, indptr, p, max_edges, more, num_splits);
@@ -143,8 +144,8 @@ std::tuple<Tensor, Tensor, Tensor> plan_rows(Tensor indptr, Tensor indices, int6
   p.indptr = offsets(check, "indptr", indptr), p.indices = columns(check, indices, indptr);
   p.num_cols = num_cols, p.parts = int32_t(parts), p.by_length = by_length;
   p.stride = 1, p.last_row = indptr.size(0) - 1;
-  // Every work item beyond a row's first one has an edge, so that cuts between partitions add at most as many
-  // work items as there are edges.
+  // cuts: the most work items that cuts between partitions add, up to parts - 1 per row. As each of these
+  // work items has an edge, they are no more than the edges.
   const int64_t edges = indices.size(0), more = edges / max_edges;
   const int64_t cuts = std::min((parts - 1) * p.last_row, edges);
   return plan(check, indptr, p, max_edges, more + cuts, parts > 1 ? std::min(p.last_row, edges) : more);

@@ -1,6 +1,6 @@
 // The operators edge_dot, edge_sum and edge_outer (core/edge_terms.h), as a template over backends. A Backend
-// is that of attention.h, with `edge_dot(params, tensor)` and so on, which launch, and `kRowBytes`: the bytes
-// of a row of `rows` must be a multiple of this.
+// is that of attention.h, with edge_dot, edge_sum and edge_outer (params, tensor), which launch, and
+// `kRowBytes`: the bytes of a head's row of `rows` must be a multiple of this.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace dfgnn {
 
 template <class Backend>
 struct EdgeTerms {
-  // Checks the arguments that the three operators share, and fills them in. dim: features of an edge; width:
+  // Checks the arguments that the three operators share, and returns them. dim: features of an edge; width:
   // the last size of `rows`.
   static EdgeTermParams fill(const Checker& check, ScalarType type, DType dtype, int64_t num_rows,
                              int64_t heads, int64_t dim, int64_t width, const Tensor& indices,
@@ -31,8 +31,8 @@ struct EdgeTerms {
     p.dtype = dtype;
     p.num_rows = num_rows, p.num_edges = indices.size(0);
     p.heads = int32_t(heads), p.dim = int32_t(dim), p.width = int32_t(width), p.scale = 1;
-    // These operators do not use the edges' columns, so that there is no other number of columns to compare
-    // the plan's with.
+    // These operators read no rows of the neighbours, so that there is no number of neighbours with which the
+    // plan's could be compared.
     const PlanArgs args = Graphs<Backend>::plan_args(check, plan);
     p.csr = Graphs<Backend>::csr(check, "indices", indices, eids, items, splits, plan, {}, num_rows,
                                  args.num_cols);

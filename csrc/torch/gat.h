@@ -18,8 +18,8 @@ struct GatAttention {
 
   // ---- score terms -----------------------------------------------------------------------------
 
-  // Returns feat as [rows, heads, size], dense. It may be a layer's [rows, heads * size]; the number of heads
-  // is that of attn [.., heads, vector size].
+  // Returns feat as [rows, heads, size], dense. The argument may also be a layer's [rows, heads * size]; the
+  // number of heads is that of attn [.., heads, vector size].
   static Tensor by_heads(const Checker& check, const char* name, const Tensor& feat, const Tensor& attn) {
     check.require(attn.dim() >= 2 && (feat.dim() == 2 || feat.dim() == 3), name,
                   ": expected two dimensions or three, and two or more of attn_src");
@@ -31,8 +31,8 @@ struct GatAttention {
     return reshaped(solid, {feat.size(0), heads, feat.size(1) / heads});
   }
 
-  // Checks the arguments of score_terms and returns them. feat: as by_heads returns it. num_dst: this number
-  // of feat's rows, the first ones, are the destinations.
+  // Checks the arguments of score_terms and returns them. feat: as by_heads returns it; its first num_dst
+  // rows are the destinations.
   static TermsParams terms_params(const Checker& check, const Tensor& feat, const Tensor& attn_src,
                                   const Tensor& attn_dst, int64_t num_dst) {
     const ScalarType type = feat.scalar_type(), acc = acc_type(type), vectors = attn_src.scalar_type();
@@ -76,8 +76,8 @@ struct GatAttention {
     Tensor src, dst;
     OptTensor bias;
   };
-  // Launches the backward of score_terms: adds to q.grad_feat, and returns the gradients of the vectors.
-  // bias: the layer's bias, or none; its gradient is the sum of q.grad_out over the nodes.
+  // Launches the backward of score_terms: adds the gradient of feat to q.grad_feat, and returns the gradients
+  // of the vectors. bias: the layer's bias, or none; its gradient is the sum of q.grad_out over the nodes.
   static VectorGradients run_terms_backward(const Tensor& feat, const Tensor& attn_src,
                                             const Tensor& attn_dst, TermsBackwardParams& q,
                                             const OptTensor& bias) {
@@ -128,8 +128,7 @@ struct GatAttention {
     return all;
   }
 
-  // Checks the arguments of gat but for the vectors, fills them and the graph into `p`, and returns the
-  // inputs.
+  // Checks gat's arguments except the vectors, fills them and the forward CSR into `p`, and returns them.
   template <class Params>
   static Inputs gat_inputs(const Checker& check, Params& p, const typename Base::Graph& graph,
                            const Tensor& feat, const OptTensor& seed, const OptTensor& out_bias,
@@ -181,6 +180,7 @@ struct GatAttention {
     Base::fill_backward(check, in, p, grad_out, out, none, none);
     Base::read(check, gat_kept(check, p, in, true), memory);
     p.reverse = graph->reverse;
+    // {need, sum_rows, from_positive}: gat has neither a gate nor grad_attention, which would need sum_rows.
     const DstGradient of_dst{true, false, true};
     const Gradients g = Base::run_backward(check, in, p, of_dst, Base::kNeedDst);
     TermsBackwardParams q{};

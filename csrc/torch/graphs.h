@@ -1,6 +1,6 @@
 // Graphs as operators get them: as tensors, or, in eager calls, as the number under which the library stores
-// a graph whose tensors were checked once (graph_handle). A Backend offers `check(checker, csr, num_edges)`,
-// which checks the values in work items and splits if it can read them without waiting.
+// a graph whose tensors were checked once (graph_handle). A Backend (CPU or CUDA) offers `check(checker, csr,
+// num_edges)`, which checks the values in work items and splits if it can read them without waiting.
 #pragma once
 
 #include <memory>
@@ -35,7 +35,7 @@ struct Graphs {
 
   // Returns one direction of a graph, which has num_rows rows, and neighbours below num_cols. It checks what
   // can be seen without reading the tensors, and on the CPU also the work items and splits. schemas.h says
-  // what is not checked. name: what errors call the indices.
+  // what is not checked. name: how error messages name the indices.
   static Csr csr(const Checker& check, const char* name, const Tensor& indices, const OptTensor& eids,
                  const Tensor& items, const Tensor& splits, const Sizes& plan, const OptTensor& tiles,
                  int64_t num_rows, int64_t num_cols) {
@@ -119,7 +119,8 @@ struct Graphs {
     std::vector<Tensor> held;
   };
 
-  // Never destroyed: tensors must not be freed after torch's own statics.
+  // The stored graphs. The registry is never destroyed, because at exit its tensors could be freed after
+  // torch's own static objects.
   struct Registry {
     std::mutex mutex;
     std::unordered_map<int64_t, std::shared_ptr<const Graph>> all;
@@ -130,7 +131,7 @@ struct Graphs {
     }
   };
 
-  // Stores a graph and returns its number.
+  // The operator graph_handle: checks a graph, stores it, and returns its number.
   static int64_t graph_handle(Tensor indices, OptTensor eids, Tensor items, Tensor splits, Sizes plan,
                               OptTensor rev_indices, OptTensor rev_eids, OptTensor rev_items,
                               OptTensor rev_splits, Sizes rev_plan, OptTensor tiles, OptTensor rev_tiles) {
@@ -156,6 +157,7 @@ struct Graphs {
     return keep(std::move(graph));
   }
 
+  // Stores a graph under a new number, which it returns.
   static int64_t keep(std::shared_ptr<const Graph> graph) {
     Registry& graphs = Registry::get();
     const std::lock_guard<std::mutex> lock(graphs.mutex);
@@ -163,8 +165,8 @@ struct Graphs {
     return graphs.last;
   }
 
-  // Finalizers of any thread call this. It is not an operator, because garbage may be collected under any
-  // dispatch mode.
+  // Removes a graph. Python's finalizers call this, in any thread. It is not an operator, because garbage may
+  // be collected under any dispatch mode.
   static void drop_graph(int64_t number) {
     std::shared_ptr<const Graph> dropped;  // its tensors are freed after the lock is released
     Registry& graphs = Registry::get();

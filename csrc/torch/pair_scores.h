@@ -9,7 +9,8 @@ namespace dfgnn {
 
 template <class Backend>
 struct PairScores {
-  // Checks the graph and the arguments that both operators share, and returns them. like: any of the tensors.
+  // Checks the graph and the arguments that both operators share, and returns them. like: a tensor of the
+  // type that all but `positive` have.
   static PairScoreParams fill(const Checker& check, const Tensor& like, int64_t heads, int64_t dim,
                               const Tensor& indices, const OptTensor& eids, const Tensor& items,
                               const Tensor& splits, const Sizes& plan, int64_t num_rows, int64_t num_cols,
@@ -32,7 +33,7 @@ struct PairScores {
     return p;
   }
 
-  // Checks the attributes [E, attrs], the projection [H D, attrs] or both, and fills them in.
+  // Checks the attributes [E, attrs], the projection [H D, attrs] or both, and fills them into p.
   static void set_edges(const Checker& check, const Tensor& like, PairScoreParams& p, OptTensor& attr,
                         OptTensor& proj) {
     if (!attr && !proj) return;

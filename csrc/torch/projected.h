@@ -1,6 +1,6 @@
 // The operators of dot attention with features of the edges that are projected at the nodes (EdgeAttr in
 // core/params.h). A Backend is that of attention.h, with `projects(dtype, shape, features)`, which says
-// whether it takes such features.
+// whether its kernels support this number of features.
 #pragma once
 
 #include "../core/layout.h"
@@ -44,7 +44,7 @@ struct ProjectedAttention {
                   "attr: expected features that a head's lanes can share, got ", dim,
                   " features and heads of ", in.dim());
     const int lanes = lanes_per_head(int(in.heads()), int(in.dim()), 2);
-    const int64_t columns = lanes * (kLoadBytes / 2), steps = (dim + 15) / 16;
+    const int64_t columns = lanes * (kLoadBytes / 2), steps = (dim + 15) / 16;  // a step is 16 features
     for (const Tensor* factor : {&onto, &back})
       check.tensor(factor == &onto ? "onto" : "back", *factor, {in.heads(), steps, columns * 16}, {type});
     check.require(onto.is_contiguous() && back.is_contiguous(), "onto, back: expected contiguous tensors");

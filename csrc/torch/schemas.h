@@ -3,9 +3,9 @@
 // GRAPH is the forward CSR and its plan. REVERSE is the CSR by source and its plan; only backward needs it,
 // and forward takes it for autograd. TILES are the tiles of either direction, if its plan has them. plan =
 // [num_slots, packed, heads_per_tile, num_rows, num_cols, num_edges], which Csr in params.h explains: the
-// last three are the graph's sizes, with which all other sizes are compared. The numbers of work items of the
-// source partitions follow, if some work items add to rows (kJoins in params.h). ENDS are the inputs of a
-// score at source and destination (`Inputs` in attention.h):
+// last three are the graph's sizes, with which all other sizes are compared. If some work items add to what
+// earlier ones wrote to a row (kJoins in params.h), the number of work items of each source partition
+// follows. ENDS are the inputs of a score at source and destination (`Inputs` in attention.h):
 //   score 0 (additive): src, dst = alpha_src, alpha_dst;  1 (dot): key, query;  2 (additive_v2): none, x_dst
 // flags and need are bits of the enums Flag and Need in attention.h.
 //
@@ -49,9 +49,9 @@ inline constexpr const char* kBackward =
 // beside out. score_terms are the sums over the last dimension of feat [N, H, D] times attn [.., H, D]; gat
 // is additive attention with these terms, where the destinations are the first rows of feat. attend_projected
 // is dot attention with EdgeAttr (params.h): onto and back are [H, steps, elements of a step]; the result
-// `edges` [E, H, 2] is f alpha and draw if keep_edges, and else scratch. score_terms and gat also take feat,
-// grad_out, out and out_bias with heads and columns in one dimension, and so does attend with all features if
-// heads is not 0.
+// `edges` [E, H, 2] is f alpha and draw of params.h if keep_edges, and else scratch. score_terms and gat also
+// take feat, grad_out, out and out_bias with heads and columns in one dimension, and so does attend with all
+// features if heads is not 0.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
     "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
@@ -80,7 +80,7 @@ inline constexpr const char* kPlanned[] = {
 };
 
 // The operator of second_order.h. of_x is the cotangent of attention_backward's result grad_x; of_attn is [H,
-// D], grad_attn are partial sums [parts, H, D]. need: bits of the edge tensors whose gradients are needed.
+// D], grad_attn are partial sums [parts, H, D]. need: a bit for each edge tensor whose gradient is needed.
 inline constexpr const char* kSecondOrder =
     "attend_second_order(int graph, Tensor grad_out, Tensor? grad_attention, " DFGNN_ENDS ", " DFGNN_EDGE
     ", Tensor stats, Tensor? of_value, Tensor? of_src, Tensor? of_dst, Tensor? of_attn, Tensor? of_bias, "
@@ -130,7 +130,7 @@ inline constexpr const char* kGatherSum =
 inline constexpr const char* kConstants = "constants() -> str";
 // CPU only (cpu_by_index.cpp): softmax and sums over groups of rows. index, int32 or int64 [E], is the group
 // of each row, below num_groups. source, of the same type and size, says which row of `rows` the k-th summand
-// is; without it, it is the k-th row.
+// is; without `source` the k-th summand is the k-th row.
 inline constexpr const char* kByIndex[] = {
     "index_softmax(Tensor score, Tensor index, int num_groups, bool masked) -> Tensor",
     "index_softmax_backward(Tensor result, Tensor grad, Tensor index, int num_groups) -> Tensor",
@@ -154,7 +154,7 @@ inline constexpr const char* kStructure =
     "structure(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
     " -> (Tensor numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "
     "Tensor rev_indptr, Tensor rev_indices, Tensor rev_eids)";
-// The same as `structure`, but it waits for the device and returns the numbers as a list on the host.
+// CUDA only: as `structure`, but it waits for the device and returns the numbers as a list on the host.
 inline constexpr const char* kStructureRead =
     "structure_read(Tensor src, Tensor dst, int num_src, int num_dst, bool with_loops)"
     " -> (int[] numbers, Tensor indptr, Tensor indices, Tensor eids, Tensor? edge_map, "

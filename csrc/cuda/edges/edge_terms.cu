@@ -9,11 +9,11 @@
 namespace dfgnn::cuda {
 namespace {
 
-// The place of a thread: its work item, and its index among the lanes that share this item.
+// What a thread takes: a work item, and its index among the lanes that share this item.
 struct Lane {
   Item item;
   int index, lanes;
-  bool ok;  // whether there is such an item
+  bool ok;  // whether the item exists: an unused one has row < 0
   __device__ __forceinline__ Lane(const Csr& csr, int lanes_log2) : lanes(1 << lanes_log2) {
     const int64_t thread = int64_t(blockIdx.x) * kThreads + threadIdx.x;
     index = int(thread & (lanes - 1));
@@ -25,8 +25,8 @@ struct Lane {
   }
 };
 
-// Iterates over a lane's pairs (edge `at` of the work item, k < n) without a division per pair: pair number
-// at * n + k goes to the lanes in turn.
+// Iterates over the pairs of an edge `at` of the work item and a k < n that a lane takes, without a division
+// per pair. Pairs are numbered at * n + k, and the lanes take them in turn.
 struct Pairs {
   int at, k, step_at, step, n;
   __device__ __forceinline__ Pairs(const Lane& me, int n_)
@@ -132,7 +132,7 @@ const char* edge_dot(const EdgeTermParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   return with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    // A lane takes at least four pairs, so that what they share is read once.
+    // On average a lane takes two to four pairs of an edge and a head, or more if all 32 lanes are in use.
     return launch(p, edges_per_item(p) * p.heads / 4,
                   [&](dim3 grid, int lanes) { edge_dot_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes); });
   });
@@ -142,7 +142,7 @@ const char* edge_outer(const EdgeTermParams& p, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   return with_type(p.dtype, [&](auto type) {
     using T = decltype(type);
-    // A lane takes at least two pairs.
+    // On average a lane takes one or two pairs of an edge and a column, or more if all 32 lanes are in use.
     return launch(p, edges_per_item(p) * p.dim / 2,
                   [&](dim3 grid, int lanes) { edge_outer_kernel<T><<<grid, kThreads, 0, s>>>(p, lanes); });
   });

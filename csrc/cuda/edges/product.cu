@@ -7,7 +7,8 @@
 namespace dfgnn::cuda {
 namespace {
 
-// WEIGHTED: without weights, the rows are added up as they are. B: rows in flight.
+// out = sum of weight times the neighbours' rows, or of the rows as they are if not WEIGHTED. B: rows in
+// flight. CHUNK: edges per iteration, one or more for each of a head's lanes.
 template <class C, bool WEIGHTED, int B>
 __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, const Tiling t) {
   using T = typename C::T;
@@ -46,6 +47,8 @@ __global__ void __launch_bounds__(kThreads) spmm_kernel(const ProductParams p, c
       me, p.csr, t.items, index, load_item, load_edges, begin, [] {}, iterate, finish);
 }
 
+// edge_out = row_feat . feat for each edge and head. Each of the blocks that share a wide head computes the
+// whole product, and the first of them writes it.
 template <class C, int B>
 __global__ void __launch_bounds__(kThreads) sddmm_kernel(const ProductParams p, const Tiling t) {
   using T = typename C::T;
@@ -120,6 +123,7 @@ const char* sddmm(const ProductParams& p, void* stream) {
     using T = decltype(type);
     with_config<T>(p.shape.heads, p.shape.value_dim, [&](auto config) {
       using C = decltype(config);
+      // One launch for all source partitions: each edge has a result of its own, to which no other adds.
       const Launch<C> way(p.shape, p.shape.value_dim, p.csr);
       launch(static_cast<cudaStream_t>(stream), way.grid, kThreads, way.shared, sddmm_kernel<C, C::B>, p,
              way.tiling);

@@ -1,10 +1,9 @@
 // The gradient of a projection of edge features that was moved to the nodes (core/edge_terms.h): for each
 // head, grad_proj [D, width] = sum over nodes of scale x_0 y_0^T + x_1 y_1^T, with feature rows x_k [D] and
-// sums of edge features y_k [width] of the node. A block computes 64 columns (of D) and 16 features (of
-// width) of a head; its warps take nodes in turn, first for x_0 and y_0, then for x_1 and y_1. The warps'
+// sums of edge features y_k [width] of the node. A block computes kColumns columns (of D) and kFeats features
+// (of width) of a head; its warps take nodes in turn, first for x_0 and y_0, then for x_1 and y_1. The warps'
 // sums are added up in shared memory, the blocks' by a second kernel, in a fixed order. Each array is read
-// once, except that blocks of other columns read the features again, and blocks of other features the
-// columns.
+// once, except that blocks of other columns read y_k again, and blocks of other features x_k.
 #include "../launch.cuh"
 #include "../mma.cuh"
 #include "edge_terms.h"
@@ -12,21 +11,22 @@
 namespace dfgnn::cuda {
 namespace {
 
+// kMostSums: the most partial sums (ProjectionGradParams::parts).
 constexpr int kColumns = 64, kFeats = 16, kMostSums = 128;
 
-// Two 16-bit numbers: the low, or the high, ones of a and b.
+// Return a word of two 16-bit numbers: the low halves of a and b, or their high halves.
 __device__ __forceinline__ uint32_t low_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x5410); }
 __device__ __forceinline__ uint32_t high_halves(uint32_t a, uint32_t b) { return __byte_perm(a, b, 0x7632); }
 
-// Products are a warp's sums of products x y^T. add() adds the next ROWS rows: x and y point to the block's
-// first column and feature in the first of them, x_stride and y_stride lead to the next row; rows, columns
-// and feats are how many exist from there on. each(f) calls f(column, feature, sum) for the sums of this
-// lane.
+// A warp's sums of x y^T, kColumns x kFeats numbers in the registers of its lanes. add() adds the next ROWS
+// rows: x and y point to the block's first column and feature in the first of these rows, x_stride and
+// y_stride lead to the next row; rows, columns and feats are how many exist from there on. each(f) calls
+// f(column, feature, sum) for the sums that this lane holds.
 //
-// In 16 bits on tensor cores, with 16 rows at a time as the summed index of m16n8k16, in 4 x 2 tiles. The
-// number of a lane is 4 g + t; it loads 16 bytes of 4 rows. The product's indices are assigned to rows,
-// columns and features such that a lane needs only what it loaded: rows 4 t + ..., columns 8 g + ...,
-// features 2 g + ....
+// In 16 bits tensor cores compute them: the instruction m16n8k16 (`multiply` in mma.cuh) sums over 16 rows,
+// and 4 x 2 such products cover the block. Lane 4 g + t loads 8 columns and 2 features of each of 4 rows. The
+// instruction's indices are assigned to rows, columns and features such that a lane needs only what it
+// loaded: rows 4 t + ..., columns 8 g + ..., features 2 g + ....
 template <typename T>
 struct Products {
   static constexpr int ROWS = 16;
@@ -89,8 +89,8 @@ struct Products<float> {
   }
 };
 
-// Writes a partial sum per blockIdx.x. grid: (parts, heads, groups of columns x groups of features); groups:
-// of columns.
+// Writes a partial sum per blockIdx.x. The grid is (parts, heads, groups of kColumns columns x groups of
+// kFeats features). groups: how many groups of columns there are.
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 4)
     products_kernel(const ProjectionGradParams p, const int groups) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-// Adds up the blocks' partial sums.
+// Adds up the partial sums `parts` [num_parts, size].
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     join_kernel(const float* parts, int num_parts, int64_t size, T* sums) {
@@ -143,7 +143,7 @@ int groups_of(const ProjectionGradParams& p) { return (p.dim + kColumns - 1) / k
 
 }  // namespace
 
-// About four blocks per multiprocessor, but at least 16 rows for each warp.
+// This gives each multiprocessor about four blocks, but each warp at least 16 rows.
 int64_t projection_parts(const ProjectionGradParams& p) {
   const int64_t wanted = int64_t(4) * device().multiprocessors / (int64_t(p.heads) * groups_of(p));
   return std::clamp<int64_t>(std::min(wanted, p.num_rows / (16 * kWarps)), 1, kMostSums);

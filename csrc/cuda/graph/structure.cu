@@ -13,7 +13,7 @@
 namespace dfgnn::cuda {
 namespace {
 
-// The entries of the numbers of a set of edges (kEdgeNumbers).
+// Indices of the numbers that describe a set of edges (kEdgeNumbers in structure.h, in the same order).
 enum { kSrcLow, kSrcHigh, kDstLow, kDstHigh, kKept, kSrcFalls, kDstFalls };
 static_assert(kDstFalls + 1 == kEdgeNumbers);
 
@@ -27,8 +27,8 @@ __device__ __forceinline__ bool is_kept(const StructureParams& p, int64_t src, i
   return inside && !(p.with_loops && src == dst);
 }
 
-// Returns one of the numbers, `which`, of the union of two sets of edges, from that of each. of_no_edges:
-// that of no edges.
+// `joined` returns a number that describes the union of two sets of edges, from its values a and b for each
+// set; of_no_edges returns its value for an empty set. which: the number's index, such as kSrcLow.
 __device__ __forceinline__ int64_t joined(int which, int64_t a, int64_t b) {
   if (which == kSrcLow || which == kDstLow) return min(a, b);
   if (which == kSrcHigh || which == kDstHigh) return max(a, b);
@@ -40,7 +40,8 @@ __device__ __forceinline__ int64_t of_no_edges(int which) {
   return 0;
 }
 
-// Replaces the numbers of each thread's edges by those of all edges of the block; in thread 0 only.
+// `own` describes the edges of each thread. In thread 0 it is replaced by the numbers that describe all edges
+// of the block; in other threads it is undefined afterwards.
 __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
   constexpr int kWarps = kPlanThreads / 32;
   __shared__ int64_t warps[kEdgeNumbers][kWarps];
@@ -61,7 +62,7 @@ __device__ __forceinline__ void join_block(int64_t (&own)[kEdgeNumbers]) {
   join_warp(kWarps);
 }
 
-// The given edges begin ... end - 1, which this block takes.
+// This block takes the given edges begin ... end - 1.
 struct Run {
   int64_t begin, end;
   __device__ __forceinline__ Run(const StructureParams& p) {
@@ -70,7 +71,7 @@ struct Run {
   }
 };
 
-// Writes the numbers of this block's edges to p.parts.
+// Writes the extremes and counts (kEdgeNumbers) of this block's edges to p.parts.
 __device__ __forceinline__ void read(const StructureParams& p) {
   int64_t own[kEdgeNumbers];
   for (int k = 0; k < kEdgeNumbers; ++k) own[k] = of_no_edges(k);
@@ -115,8 +116,8 @@ __device__ __forceinline__ void put(const StructureParams& p, bool as_given, int
 }
 
 // Gives the kept edges their ids, and writes the keys of all edges. Dropped edges have ids, too, the last
-// ones, and keys that are sorted behind all rows. counts: the degrees of destinations and those of sources,
-// which are incremented; or null.
+// ones, and keys that are sorted behind all rows. counts: arrays of the degrees of destinations and of
+// sources, which this function increments; or two nulls.
 __device__ __forceinline__ void number(const StructureParams& p, int32_t* const (&counts)[2]) {
   const auto* parts = static_cast<const int64_t*>(p.parts);
   int64_t mine = 0, kept = 0;
@@ -145,7 +146,7 @@ __device__ __forceinline__ void number(const StructureParams& p, int32_t* const 
       if (counts[0]) atomicAdd(counts[0] + dst, 1), atomicAdd(counts[1] + src, 1);
       if (p.edge_map) p.edge_map[id] = e;
     } else if (e < run.end) {
-      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // e - id edges were dropped before it
+      put(p, as_given, p.room - 1 - (e - id), p.num_src, p.num_dst);  // e - id: edges dropped before edge e
     }
     before += total;
   }
@@ -229,11 +230,12 @@ int bits_of(const StructureParams& p) {
 
 // ---- in one kernel ------------------------------------------------------------------------------------
 
-// About how many edges (loops included), or rows if these are more, a block takes in a cluster (each edge has
-// two keys) and in a grid; and up to how many of them one kernel is faster than several.
+// The size of a graph is here its number of edges, loops included, or of rows if these are more. A block of a
+// cluster takes up to kEachOfCluster of them, because each edge has two keys, a block of a grid about
+// kEachOfGrid. Up to the size kMostTogether one kernel is faster than several.
 constexpr int64_t kEachOfCluster = kMostKeys / 2, kEachOfGrid = 1024, kMostTogether = int64_t(1) << 18;
 
-// Number of blocks, half of them for each direction; 0 if there are too many edges or rows for one kernel.
+// How many blocks the one kernel has, half of them for each direction; 0 if the graph is too large for it.
 unsigned blocks_together(const StructureParams& p) {
   const int64_t work = std::max({p.room, p.num_src, p.num_dst});
   for (unsigned blocks = 2; blocks <= kMostOfCluster; blocks *= 2)
@@ -249,8 +251,8 @@ struct Together {
   int bits;  // of a key
 };
 
-// Blocks: OfCluster or OfGrid (cooperative.cuh). p.sorting holds the degrees by destination, those by source,
-// and the scratch of sort_together.
+// Blocks: OfCluster or OfGrid (cooperative.cuh). p.sorting holds the degrees of the destinations, those of
+// the sources, and the scratch of sort_together.
 template <class Blocks>
 __global__ void __launch_bounds__(kPlanThreads) together_kernel(const Together of) {
   const StructureParams& p = of.params;
@@ -281,13 +283,13 @@ __global__ void __launch_bounds__(kPlanThreads) read_kernel(const StructureParam
 __global__ void __launch_bounds__(kPlanThreads) number_kernel(const StructureParams p) {
   number(p, {nullptr, nullptr});
 }
-// blockIdx.y: the direction.
+// blockIdx.y: the direction. `sort` leaves the sorted keys in keys[1].
 __global__ void __launch_bounds__(kPlanThreads) rows_kernel(const StructureParams p) {
   write_rows(p, blockIdx.y, 1, blockIdx.x, gridDim.x);
 }
 
-// Sorts keys[0] and places[0] into keys[1] and places[1]. With memory = null it only sets `bytes`, the
-// scratch that it needs.
+// Sorts keys[0] and places[0] into keys[1] and places[1], with `bytes` bytes of scratch at `memory`. With
+// memory = null it only sets `bytes` to what it needs.
 cudaError_t sort(const StructureParams& p, void* memory, size_t& bytes, cudaStream_t stream) {
   return cub::DeviceRadixSort::SortPairs(
       memory, bytes, static_cast<const uint64_t*>(p.keys[0]), static_cast<uint64_t*>(p.keys[1]),

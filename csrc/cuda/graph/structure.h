@@ -18,11 +18,12 @@ struct Ids {
 // Work items are counted for kCutBounds different maxima of edges per work item, from which the planner
 // chooses: kLeastCut, 2 kLeastCut, 4 kLeastCut, ....
 inline constexpr int kCutBounds = 6, kLeastCut = 32;
-// The numbers that Degrees::found has for a direction: the smallest degree that half of the rows do not
-// exceed, and the one that 99 % do not exceed, or kDegreeBins if it is not below that; how many rows are
-// empty; the largest degree; the sum of the degrees' squares; then for each maximum of edges per work item
-// the work items beyond one per row, and the split rows.
+// How many numbers Degrees::found has for a direction: the smallest degree that half of the rows do not
+// exceed, and the one that 99 % do not exceed (each is kDegreeBins if it is not below that); how many rows
+// are empty; the largest degree; the sum of the degrees' squares; then for each maximum of edges per work
+// item the work items beyond one per row, and the split rows.
 inline constexpr int kDegreeNumbers = 5 + 2 * kCutBounds;
+// The size of Degrees::scratch, whose contents plan/degrees.cuh explains.
 inline constexpr int kDegreeScratch = kDegreeBins + 4 + 2 * kCutBounds;
 
 // Arguments of `degrees` for one direction of a graph.
@@ -37,12 +38,13 @@ struct Degrees {
 // Counts the degrees of `count` directions, one or two. zeroed: whether their scratch is 0 already.
 const char* degrees(const Degrees* directions, int count, bool zeroed, void* stream);
 
-// The numbers that StructureParams::numbers has. Of the edges: least and largest source, least and largest
-// destination (0 and -1 without edges), how many given edges are kept, how often a source is smaller than the
-// one before, how often a destination is; then Degrees::found by destination and by source.
+// How many numbers StructureParams::numbers has. First come kEdgeNumbers that describe the edges: least and
+// largest source, least and largest destination (0 and -1 without edges), how many given edges are kept, how
+// often a source is smaller than the one before, how often a destination is. Then comes Degrees::found for
+// the CSR by destination, and for the CSR by source.
 inline constexpr int kEdgeNumbers = 7, kStructureNumbers = kEdgeNumbers + 2 * kDegreeNumbers;
-// These numbers become complete in three parts: those of the edges, and those of the degrees of each
-// direction.
+// StructureParams::numbers becomes complete in three parts: the numbers of the edges, and those of the
+// degrees of each direction.
 inline constexpr int kStructureParts = 3;
 inline constexpr int kMostEdgeBlocks = 1024;  // the most blocks that read the edges
 

@@ -7,14 +7,16 @@
 
 namespace dfgnn::cuda {
 
-// Degrees::scratch holds, over all blocks: the number of rows of each degree below kDegreeBins, and those of
-// all other degrees; the largest degree, the sum of squares, the number of finished blocks; and for each
-// maximum of edges per work item the work items beyond one per row and the split rows.
+// Degrees::scratch holds, over all blocks: how many rows have each degree below kDegreeBins, and how many
+// have a larger one; the largest degree (at kLargest), the sum of the degrees' squares (kSquares), the number
+// of finished blocks (kDone); and from kCuts on, for each maximum of edges per work item, the work items
+// beyond one per row and the split rows.
 inline constexpr int kLargest = kDegreeBins + 1, kSquares = kDegreeBins + 2, kDone = kDegreeBins + 3;
 inline constexpr int kCuts = kDone + 1;
 static_assert(kDegreeScratch == kCuts + 2 * kCutBounds);
 
-// To be called by `blocks` blocks of kPlanThreads threads; this is number `block`. Scratch must be 0 before.
+// `blocks` blocks of kPlanThreads threads must call this function, of which this is number `block`. p.scratch
+// must be 0 before.
 __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, unsigned blocks) {
   auto* scratch = reinterpret_cast<unsigned long long*>(p.scratch);
   __shared__ int bins[kDegreeBins + 1];
@@ -44,7 +46,8 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   if (first) atomicMax(&scratch[kLargest], largest), atomicAdd(&scratch[kSquares], squares);
 #pragma unroll
   for (int k = 0; k < kCutBounds; ++k) {
-    if (!__any_sync(kAll, more[k] > 0)) break;  // then no row is longer than the larger maxima, either
+    // If no row of this warp exceeds a maximum, none exceeds the larger maxima.
+    if (!__any_sync(kAll, more[k] > 0)) break;
     const unsigned long long items = sum(more[k]), rows = sum(splits[k]);
     if (first) atomicAdd(&scratch[kCuts + 2 * k], items), atomicAdd(&scratch[kCuts + 2 * k + 1], rows);
   }
@@ -57,7 +60,7 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   if (threadIdx.x == 0) last = atomicAdd(&scratch[kDone], 1ull) == blocks - 1;
   __syncthreads();
   if (!last) return;
-  // The last block: `below` rows have smaller degrees than this thread's kEach bins.
+  // Only the last block goes on. `below`: how many rows have smaller degrees than this thread's kEach bins.
   __threadfence();
   constexpr int kEach = kDegreeBins / kPlanThreads;
   static_assert(kEach * kPlanThreads == kDegreeBins);
@@ -67,7 +70,8 @@ __device__ __forceinline__ void count_degrees(const Degrees& p, unsigned block, 
   const unsigned long long half = (p.num_rows + 1) / 2, most = (p.num_rows * 99 + 99) / 100;
   int64_t* found = p.found;
   if (threadIdx.x == 0) {
-    // `total` rows have degrees below kDegreeBins; a quantile beyond these is not found below.
+    // `total` rows have degrees below kDegreeBins. A quantile among the other rows is kDegreeBins; one among
+    // these `total` is written below.
     found[0] = half > total ? kDegreeBins : 0;
     found[1] = most > total ? kDegreeBins : 0;
     found[2] = int64_t(count[0]);

@@ -1,8 +1,9 @@
 // Makes the work items and splits of a plan (PlanParams in params.h) on the device, as dfgnn/plan does with
-// tensors elsewhere. In `count` every block counts those of its rows, in add_up prefix sums over blocks give
-// their positions, and in put_all every block writes its own: the order does not depend on which block runs
-// first. If the blocks of both directions fit on the device together, this is one cooperative launch, because
-// launches dominate on small graphs. A row's chunks are called pieces in names.
+// tensors elsewhere. In `count` every block counts the work items and splits of its rows, in add_up prefix
+// sums over blocks give their positions, and in put_all every block writes its own: the order does not depend
+// on which block runs first. If the blocks of both directions fit on the device together, this is one
+// cooperative launch, because launches dominate on small graphs. Row chunks are called pieces in names. For a
+// plan of tiles, a row of p.indptr is a window of rows, and its edges are chunks of tiles.
 #include "../cooperative.cuh"
 #include "../graph/structure.h"
 
@@ -19,19 +20,19 @@ __device__ __forceinline__ int bucket_of(int length) {
   return 4 * log2 + quarter;
 }
 
-// The chunks of a row's edges [begin, end), all of about the same length.
+// The row chunks of a row's edges [begin, end), all of about the same length.
 struct Pieces {
   int64_t begin = 0, end = 0;
   int count = 0, length = 0;
   Pieces() = default;
-  // always: whether there is one chunk even if there are no edges
+  // always: whether there is one row chunk even if there are no edges
   __device__ __forceinline__ Pieces(int64_t begin, int64_t end, int max_edges, bool always)
       : begin(begin), end(end) {
     const int edges = int(end - begin);
     count = edges ? (edges - 1) / max_edges + 1 : always;
     length = count ? (edges - 1) / count + 1 : 0;
   }
-  // The work item of chunk k.
+  // The work item of row chunk k.
   __device__ __forceinline__ Item item(int row, int k, int slot) const {
     const int64_t from = min(begin + int64_t(k) * length, end);
     return {row, int(from), int(min(from + length, end)), slot};
@@ -39,7 +40,7 @@ struct Pieces {
 };
 
 // Iterates over the source partitions of a row, whose neighbours must be in rising order: next() returns the
-// chunks of the row's edges in the partition `part`, for which it searches the partition's end.
+// row chunks in the partition `part`. It finds the partition's last edge by binary search.
 struct Cursor {
   int64_t begin, end;  // the edges that are left
   bool empty;          // whether the row has no edges
@@ -68,9 +69,10 @@ __device__ __host__ __forceinline__ bool in_row_order(const PlanParams& p) {
   return !p.by_length && p.parts == 1;
 }
 
-// What is counted: slots, split rows and, unless work items are in row order, work items per partition and
-// bucket. PlanParams::counts begins with three results. Then come the totals of all counts, and then for each
-// count one number per block, that of the block's rows, which add_up replaces by the sum over earlier blocks.
+// There are num_counted(p) counts: of slots, of split rows and, unless work items are in row order, of the
+// work items in each partition and bucket. PlanParams::counts begins with three results. Then come the totals
+// of all counts, and then for each count a number per block (of_blocks): first that of the block's own rows,
+// which add_up replaces by the sum over earlier blocks.
 enum { kSlots, kSplits, kFirstBucket };
 __device__ __host__ __forceinline__ int64_t num_counted(const PlanParams& p) {
   return kFirstBucket + (in_row_order(p) ? 0 : int64_t(p.parts) * kBuckets);
@@ -86,12 +88,12 @@ __device__ __host__ __forceinline__ int64_t num_blocks(const PlanParams& p) {
 __device__ __host__ __forceinline__ bool is_uncut(const PlanParams& p) {
   return p.exact && p.num_splits == 0 && in_row_order(p);
 }
-// Which count is that of the work items of a partition and bucket.
+// The index, among the counts, of the count of work items in a partition and bucket.
 __device__ __forceinline__ int64_t bucket_number(int part, int bucket) {
   return kFirstBucket + int64_t(part) * kBuckets + bucket;
 }
 
-// Counts for the rows of this block, one per thread.
+// Writes the counts of this block's rows, of which each thread takes one.
 __device__ __forceinline__ void count(const PlanParams& p) {
   if (is_uncut(p) || blockIdx.x >= num_blocks(p)) return;
   __shared__ int buckets[kBuckets];
@@ -119,7 +121,7 @@ __device__ __forceinline__ void count(const PlanParams& p) {
   }
 }
 
-// Replaces each number of a block by the sum of that count over the blocks before, and writes the totals.
+// Replaces each block's number of a count by the sum over the blocks before, and writes the totals.
 __device__ __forceinline__ void add_up(const PlanParams& p) {
   if (is_uncut(p)) return;
   const int64_t blocks = num_blocks(p);
@@ -152,9 +154,9 @@ __device__ __forceinline__ void add_up(const PlanParams& p) {
   }
 }
 
-// The positions of a row's first slot and of its split, if it has more than one chunk. The constructor, which
-// all threads of a block must call, also writes the split and, once, the results in PlanParams::counts.
-// pieces: how many chunks the row has; 0 for a thread without a row.
+// The positions of a row's first slot and of its split, if it has more than one row chunk. The constructor,
+// which all threads of a block must call, also writes the split and, once, the results in PlanParams::counts.
+// pieces: how many row chunks the row has; 0 for a thread without a row.
 struct Cut {
   int slot, split;
   __device__ __forceinline__ Cut(const PlanParams& p, int64_t row, int pieces) {
@@ -173,8 +175,8 @@ struct Cut {
   }
 };
 
-// Writes chunk k of a row as work item number `at`, if that is within the array; its size is the caller's.
-// slot: the chunk's slot, or -1 if the row is not split; row and slot are counted in strides.
+// Writes row chunk k of a row as work item number `at`, if p.items has room for it: its size is the caller's.
+// slot: the chunk's slot, or -1 if the row is not split. row and slot are counted in units of p.stride.
 __device__ __forceinline__ void put(const PlanParams& p, int64_t at, const Pieces& pieces, int64_t row, int k,
                                     int slot) {
   if (at >= 0 && at < p.num_items)
@@ -206,7 +208,7 @@ __device__ __forceinline__ void put_in_row_order(const PlanParams& p) {
     if (!ok) return;
     const bool split = pieces.count > 1;
     put(p, p.front + place, pieces, row, 0, split ? cut.slot : -1);
-    // Before the rows lie the chunks of split rows except the first of each: they end where the rows begin.
+    // All row chunks but the first of each row lie just before p.front, where the first chunks begin.
     const int64_t begin = p.front - (totals(p)[kSlots] - totals(p)[kSplits]) + cut.slot - cut.split;
     for (int k = 1; k < pieces.count; ++k) put(p, begin + k - 1, pieces, row, k, cut.slot + k);
   } else {
@@ -272,7 +274,7 @@ __device__ __forceinline__ void put_all(const PlanParams& p) {
     put_in_order(p);
 }
 
-// Arguments of the kernels: one or two directions of a graph, of which blockIdx.y is the direction.
+// Arguments of the kernels: one or two directions of a graph. blockIdx.y says which one a block takes.
 struct Plans {
   PlanParams of[2];
 };
@@ -313,7 +315,7 @@ const char* plan_directions(const PlanParams* directions, int count, void* strea
   bool uncut = true;
   for (int k = 0; k < count; ++k) {
     const PlanParams& p = plans.of[k] = directions[k];
-    if (!p.exact) {
+    if (!p.exact) {  // unused work items get row -1, unused splits no slots
       cudaMemsetAsync(p.items, 0xff, p.num_items * sizeof(Item), s);
       cudaMemsetAsync(p.splits, 0, p.num_splits * sizeof(Split), s);
       if (p.num_rows == 0) cudaMemsetAsync(p.counts, 0, 3 * sizeof(int32_t), s);
@@ -326,7 +328,7 @@ const char* plan_directions(const PlanParams* directions, int count, void* strea
   if (uncut) {
     uncut_kernel<<<grid, kPlanThreads, 0, s>>>(plans);
   } else if (blocks * count <= device().multiprocessors) {
-    dim3 together = grid;
+    dim3 together = grid;  // a cluster needs a power of two of blocks; further blocks only wait at barriers
     unsigned x = 1;
     while (x < grid.x) x *= 2;
     if (x * together.y <= kMostOfCluster) together.x = x;

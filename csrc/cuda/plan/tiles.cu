@@ -1,5 +1,5 @@
-// Builds block-sparse tiles (params.h) on the device, as dfgnn/plan/tiles.py does with tensors elsewhere. A
-// block takes a window of kTileRows rows.
+// Builds block-sparse tiles (params.h, which defines windows and chunks) on the device, as
+// dfgnn/plan/tiles.py does with tensors elsewhere. A block takes a window of kTileRows rows.
 #include <climits>
 
 #include "../scan.cuh"
@@ -8,16 +8,18 @@ namespace dfgnn::cuda {
 namespace {
 
 // The columns of a window are marked in a bitmap of kSpan bits, which covers kSpan consecutive columns at a
-// time: first those from the window's least column on, then those from the least column that is left on.
+// time: first those from the window's least column on, then those from the least column beyond these on, and
+// so on. The bitmap has kWords words, kWordsEach per thread.
 constexpr int kWords = 4096, kSpan = 32 * kWords, kWordsEach = kWords / kPlanThreads;
 
 // A window's edges and the bitmap, in shared memory. Its functions are called by all threads of the block.
 struct Columns {
-  int begin[kTileRows], cut[kTileRows + 1];  // each row's first edge in the CSR; the edges of earlier rows
-  int next;                                  // the least column beyond the bitmap
+  // begin: position in the CSR of each row's first edge. cut: how many edges the window has in earlier rows.
+  int begin[kTileRows], cut[kTileRows + 1];
+  int next;  // the least column beyond the bitmap
   unsigned bits[kWords];
 
-  // Reads where the edges of a window's rows are, of each row at most the first `most` ones.
+  // Sets begin and cut for a window. Of each row at most the first `most` edges count.
   __device__ __forceinline__ void read(const int64_t* indptr, int64_t num_rows, int64_t window, int most) {
     const int64_t row = window * kTileRows + threadIdx.x;
     int length = 0, total;
@@ -86,8 +88,8 @@ struct Columns {
   __device__ __forceinline__ int first(const int32_t* indices) { return mark(indices, -kSpan); }
 };
 
-// For every step-th window: adds the numbers of its edges and of its distinct columns to `sums`, or, if that
-// is null, writes its number of chunks. most: as in Columns::read.
+// For every step-th window: adds the numbers of its edges and of its distinct columns to `sums`, or, if
+// `sums` is null, writes how many chunks the window has. most: as in Columns::read.
 __global__ void __launch_bounds__(kPlanThreads)
     columns_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                    unsigned long long* sums, int64_t* chunks) {

@@ -4,10 +4,14 @@
 //   weigh_row     (edges.cuh) replaces these scalars by factors: A, R, M and f alpha
 //   add_up_row    adds up the feature rows of the edges' other ends, weighted by the factors: the gradients
 //                 of the destination's tensors. It also writes the gradients of the edges' features.
-// The letters are those of docs/internals/second_derivatives.md: forward computes raw and p, g is grad_out,
-// and q, k, v, e, x and a are query, key, value, feat and GATv2's query and attn. of_x is the cotangent of
-// the gradient of x. `argument` is that of GATv2's LeakyReLU, h = v + x + e, and its cotangent is V + X + F.
-// T is the type of features, WARPS the number of warps of a team.
+// The letters are those of docs/internals/second_derivatives.md: g is grad_out, and q, k, v, e, x and a are
+// query, key, value, feat and GATv2's query and attn.
+// On that page capital letters are cotangents of gradients: V, K, Q, B, C, W, F of those of value, key,
+// query, bias, gate, weight and feat, for GATv2 X and N of those of its query and attn. In code they are
+// of_value, ..., and of_x is the cotangent of the gradient of x. The capitals A (in code a type), R and M are
+// factors of an edge instead: the derivatives by p, raw and t_raw of the sum S that the page differentiates.
+// `argument` is that of GATv2's LeakyReLU, h = v + x + e, and of_argument is V + X + F. T is the type of
+// features, WARPS the number of warps of a team.
 //
 // Names from other files:
 // edges.cuh:
@@ -25,7 +29,7 @@
 //   me.writes       whether this lane stores the team's results; me.sync: waits for the team
 //   me.add_up_columns  adds up arrays over the lanes of the team that have the same columns of other edges
 //   me.for_rows     calls a function for the rows (RowEdges: row, begin, end) that the team takes
-//   Sums<A, N>      N sums x[0], ..., which begin as 0
+//   Sums<A, N>      N sums x[0], ..., which start at 0
 //   load_columns    (array, index, x): kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
 //                   stores them, load_acc_columns loads from an array of Acc<T>
 // attention/lanes.cuh: repeat, copy, kVec, kAll and follow. attention/edge_options.cuh: edge_id
@@ -59,8 +63,8 @@ struct EdgeColumns {
   }
 };
 
-// The columns of a destination that a lane loads: g, and query and its cotangent (not for GAT). For GATv2
-// also attn and its cotangent.
+// The columns of a destination that a lane loads: g; except for GAT also query and of_query; for GATv2 also
+// attn and of_attn.
 template <typename T, Score SCORE>
 struct RowColumns {
   using A = Acc<T>;
@@ -112,7 +116,7 @@ __device__ __forceinline__ void multiply_row(const SecondParams& p, const Team<T
       repeat<4>([&](int k) { products.x[k] += __shfl_xor_sync(kAll, products.x[k], o); });
     if (me.column || !by_columns.ok || base + by_columns.slot >= row.end) continue;
     if constexpr (SCORE == Score::additive) {
-      // A node's term of the score, or the term's cotangent.
+      // A node's entry of alpha_src or alpha_dst, or of of_src or of_dst; 0 if there is no such array.
       const auto term = [&](const void* table, int node) {
         return table ? static_cast<const A*>(table)[int64_t(node) * me.heads + by_columns.head] : A(0);
       };
@@ -124,9 +128,8 @@ __device__ __forceinline__ void multiply_row(const SecondParams& p, const Team<T
   }
 }
 
-// A row's sums: a lane's columns of the gradients of grad_out, of query (not for GAT) and of GATv2's attn;
-// and for GAT the sum of R, which is the gradient of alpha_dst and of which each of a head's lanes has a
-// copy.
+// A row's sums. grad, query and attn: a lane's columns of the gradients of grad_out, of query (not for GAT)
+// and of GATv2's attn. raw: for GAT the sum of R, the gradient of alpha_dst, in all lanes of a head.
 template <typename T, Score SCORE>
 struct RowSums {
   using A = Acc<T>;
@@ -140,7 +143,7 @@ struct RowSums {
     if constexpr (SCORE != Score::additive) query += other.query;
     if constexpr (SCORE == Score::additive_v2) attn += other.attn;
   }
-  // Adds an edge with its factors. feat is set to this lane's columns of the gradient of the edge's features.
+  // Adds an edge, weighted by its factors. Sets feat to this lane's columns of the edge features' gradient.
   __device__ __forceinline__ void add(const SecondParams& p, const RowColumns<T, SCORE>& own,
                                       const EdgeColumns<T, SCORE>& edge, const A (&factors)[4],
                                       A (&feat)[V]) {
@@ -208,8 +211,9 @@ __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, 
   }
 }
 
-// first_part: where in grad_attn [attn_parts, H, D], which GATv2 alone has, the partial sum of the first team
-// lies: 0 for teams that are warps, and behind theirs for teams that are blocks. Each team sets its own to 0.
+// first_part: the index in grad_attn [attn_parts, H, D], which GATv2 alone has, of the first team's partial
+// sum: 0 for teams that are warps; the partial sums of teams that are blocks follow those. Each team sets its
+// own to 0 first.
 template <typename T, Score SCORE, int WARPS>
 __global__ void __launch_bounds__(32 * block_warps(WARPS))
     second_destinations_kernel(const SecondParams p, const HeadTile tile, const int64_t first_part) {

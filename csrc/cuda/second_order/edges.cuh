@@ -1,9 +1,13 @@
 // The scalars of an edge and head in the backward of attention's backward: weigh_row computes them from four
-// products of feature rows. Formulas and letters are those of docs/internals/second_derivatives.md. of_x is
-// the cotangent of the gradient of x, and by_x the derivative by x of the sum S that the page differentiates.
+// products of feature rows. Formulas and letters are those of docs/internals/second_derivatives.md.
+// On that page capital letters are cotangents of gradients: V, K, Q, B, C, W, F of those of value, key,
+// query, bias, gate, weight and feat, for GATv2 X and N of those of its query and attn. In code they are
+// of_value, ..., and of_x is the cotangent of the gradient of x. The capitals A (in code a type), R and M are
+// factors of an edge instead: the derivatives by p, raw and t_raw of the sum S that the page differentiates.
+// by_x is the derivative of S by x.
 //
-// y is computed from f p and t less their means, delta and tau, as the centred y' of that page. It differs
-// from the page's y by a constant of the row, and is small where f p and t hardly vary within a row.
+// y is computed as the centred y' of that page: from f p and t less their means over the row, delta and tau.
+// This y differs from the page's y by a constant of the row, and is small where f p and t hardly vary there.
 #pragma once
 
 #include "../attention/edge_options.cuh"
@@ -37,14 +41,14 @@ struct EdgeTerms {
   using A = Acc<T>;
   A raw, t_raw, p, u;
   EdgeScore<T, true> score;
-  A mask, factor, of_gate, of_weight;  // m, f (m times the weight), C, m W
+  A mask, factor, of_gate, of_weight;  // m (dropout's factor), f (m times the weight), C, m times W
   A alpha;                             // until centre(): not yet divided by the row's sum of alpha
   A t, fp;                             // t and f p; after centre(): t - tau and f p - delta
   A y = 0;
   int64_t at;          // index of the edge and head in arrays [E, H]
-  bool alone = false;  // after centre(): whether alpha is 1
+  bool alone = false;  // after centre(): whether the edge has all of its row's weight, alpha = 1
 
-  // GATv2's negative_slope is that of the LeakyReLU within raw; none follows raw (slope 1).
+  // For GATv2 negative_slope belongs to the LeakyReLU within raw. None follows raw, so that EdgeScore gets 1.
   __device__ __forceinline__ EdgeTerms(const SecondParams& params, const EdgeReader<T>& edge, int eid,
                                        const EdgeNumbers<A>& products, RowStats<A> stats)
       : raw(products.x[kRaw]),
@@ -65,8 +69,9 @@ struct EdgeTerms {
   }
 
   // Sets alpha, t, fp and y. total: the row's sum of alpha, which is 1 only up to rounding, because scores
-  // are computed again here; divided by it, a row's only edge has exactly 1. The score of an edge with all of
-  // its row's weight has no gradient: an exact 0 keeps rounding from making one. (x * 0 keeps NaN.)
+  // are computed again here; after division by it the alpha of a row's only edge is exactly 1. The score of
+  // an edge with all of its row's weight has no gradient: an exact 0 keeps rounding from making one. (x * 0,
+  // not 0, so that NaN stays NaN.)
   __device__ __forceinline__ void centre(A total, A delta, A tau) {
     alpha /= total;
     alone = alpha == 1;
@@ -90,7 +95,8 @@ struct EdgeTerms {
   }
 
  private:
-  // The edge's entry of an array [E, H]; 0 if there is no array. `write` does nothing then.
+  // `read` returns this edge and head's entry of an array [E, H], `write` sets it. Where the array is null,
+  // `read` returns 0 and `write` does nothing.
   __device__ __forceinline__ A read(const void* table) const {
     return table ? static_cast<const A*>(table)[at] : A(0);
   }
@@ -99,9 +105,9 @@ struct EdgeTerms {
   }
 };
 
-// Replaces the products of a row's edges by their factors, and writes the gradients [E, H]. It sweeps over
-// the edges three times, and computes their scalars anew each time: for the sums of alpha, alpha f p and
-// alpha t, for the sum of alpha y, and for the results.
+// Replaces the products of a row's edges by their factors, and writes the gradients [E, H]. It loops over the
+// edges three times, and computes their scalars anew each time: for the sums of alpha, alpha f p and alpha t;
+// for the sum of alpha y; and for the results.
 template <typename T, int WARPS>
 __device__ __forceinline__ void weigh_row(const SecondParams& p, const Team<T, WARPS>& me, RowEdges row) {
   using A = Acc<T>;
@@ -121,7 +127,7 @@ __device__ __forceinline__ void weigh_row(const SecondParams& p, const Team<T, W
     to.x[0] += terms.alpha, to.x[1] += terms.alpha * terms.fp, to.x[2] += terms.alpha * terms.t;
   });
   me.add_up(sums.x, me.tile.heads);
-  // A row without mass has alpha = 0 everywhere, which division by 1 keeps.
+  // A row without edges, or whose scores are all -inf, has alpha = 0 everywhere; division by 1 keeps it.
   const A total = sums.x[0] == 0 ? A(1) : sums.x[0], delta = sums.x[1] / total, tau = sums.x[2] / total;
   Sums<A, 1> kappa;
   by_edges.add_edges(edges, kappa, [&](int at, Sums<A, 1>& to) {

@@ -1,4 +1,5 @@
-// Launches both passes of the backward of attention's backward, for one type.
+// Launches both passes of the backward of attention's backward, for one type of features. A team is the warp
+// or block that takes a row (teams.cuh).
 #pragma once
 
 #include "../launch.cuh"
@@ -8,25 +9,25 @@
 
 namespace dfgnn::cuda {
 
-// The most blocks per multiprocessor in GATv2's pass over the destinations, where each team has a partial sum
-// of grad_attn: kPartBlocks for teams that are warps, kPartTeams for teams that are blocks.
+// The most blocks per multiprocessor in GATv2's pass over the destinations, where each team writes a partial
+// sum of grad_attn: kPartBlocks for teams that are warps, kPartTeams for teams that are blocks.
 inline constexpr int kPartBlocks = 8, kPartTeams = 2;
 
-// grid.x of a pass. warps: those of a team; teams of one warp take the rows that the plan does not split,
-// larger ones those that it splits. with_parts: whether each team has a partial sum, which limits the blocks.
+// grid.x of a pass, for teams of `warps` warps. Teams of one warp take the rows that the plan does not split,
+// larger teams those that it splits. with_parts: whether each team writes a partial sum, so that there should
+// be few blocks.
 inline dim3 blocks_of_teams(const Csr& csr, int warps, bool with_parts) {
   const int64_t blocks = warps == 1 ? blocks_of(csr.num_items, kWarps).x : csr.num_splits;
   const int64_t most = int64_t(device().multiprocessors) * (warps == 1 ? kPartBlocks : kPartTeams);
   return dim3(unsigned(with_parts ? std::min(blocks, most) : blocks));
 }
-// How many teams of `warps` warps GATv2's pass over the destinations has, and therefore how many partial
-// sums.
+// How many teams of `warps` warps, and so how many partial sums, GATv2's pass over the destinations has.
 inline int64_t count_teams(const Csr& csr, int warps) {
   return int64_t(blocks_of_teams(csr, warps, true).x) * (warps == 1 ? kWarps : 1);
 }
 
-// The fewest lanes whose loads of `vec` columns cover a head, and the heads that fit beside each other into a
-// warp.
+// Returns the fewest lanes whose loads of `vec` columns cover a head (32 at most), and how many such heads
+// fit into a warp.
 inline HeadTile head_tile(const Shape& s, int vec) {
   HeadTile tile{1, 1};
   while (tile.lanes < 32 && tile.lanes * vec < s.value_dim) tile.lanes *= 2;
@@ -34,7 +35,7 @@ inline HeadTile head_tile(const Shape& s, int vec) {
   return tile;
 }
 
-// Launches the part of a pass that teams of WARPS warps take, if it has rows.
+// Launches the part of a pass that teams of WARPS warps take, unless there are no rows for such teams.
 template <typename T, Score SCORE, int WARPS>
 void second_pass(const SecondParams& p, bool sources, cudaStream_t stream) {
   const HeadTile tile = head_tile(p.shape, kVec<T>);
@@ -59,7 +60,7 @@ void second_passes(const SecondParams& p, cudaStream_t stream) {
   }
 }
 
-// Instantiated in second_*.cu.
+// This is instantiated in second_*.cu.
 template <typename T>
 void second_order_of(const SecondParams& p, cudaStream_t stream) {
   if (p.score == Score::additive) return second_passes<T, Score::additive>(p, stream);

@@ -5,8 +5,8 @@
 namespace dfgnn::cuda {
 namespace {
 
-// Extends the range of each work item's row, {mirrored(begin), end} (teams.cuh), to the item's edges. An Item
-// as int4: x, y, z are row, begin, end; it is unused if row < 0.
+// Extends the range of each work item's row, {mirrored(begin), end} (teams.cuh), to the item's edges. Items
+// are read as int4, of which x, y and z are row, begin and end; an item is unused if row < 0.
 __global__ void __launch_bounds__(kThreads) ranges_kernel(const Csr csr, int2* ranges) {
   follow();
   const int64_t k = int64_t(blockIdx.x) * kThreads + threadIdx.x;
@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads) ranges_kernel(const Csr csr, int2* r
   atomicMax(&ranges[item.x].y, item.z);
 }
 
-// Sets ranges [rows, 2], unless it is null because each row is one work item.
+// Sets ranges [rows, 2]. `ranges` is null if each row is one work item, which then has the row's range.
 void find_ranges(const Csr& csr, void* ranges, cudaStream_t stream) {
   if (!ranges || !csr.num_items) return;
   cudaMemsetAsync(ranges, 0, csr.num_rows * sizeof(int2), stream);
@@ -27,7 +27,7 @@ void find_ranges(const Csr& csr, void* ranges, cudaStream_t stream) {
 
 }  // namespace
 
-// Compiled in second_*.cu.
+// These are compiled in second_*.cu.
 extern template void second_order_of<float>(const SecondParams&, cudaStream_t);
 extern template void second_order_of<double>(const SecondParams&, cudaStream_t);
 extern template void second_order_of<__half>(const SecondParams&, cudaStream_t);

@@ -1,9 +1,12 @@
 // The pass over the sources in the backward of attention's backward. A row of the reverse CSR is a source
 // with its edges. The gradients of its tensors are sums of feature rows of the destinations, weighted by the
 // factors that the pass over the destinations (destinations.cuh) has written. GATv2's factors do not contain
-// sigma, the slopes of LeakyReLU, which differ by column: they are computed again from v, x and the edges'
-// features e. The letters are those of docs/internals/second_derivatives.md; of_x is the cotangent of the
-// gradient of x.
+// sigma, the slopes of LeakyReLU, which differ by column: they are computed again from value v, GATv2's query
+// x and the edges' features e. The letters are those of docs/internals/second_derivatives.md. On that page
+// capital letters are cotangents of gradients: V, K, Q, B, C, W, F of those of value, key, query, bias, gate,
+// weight and feat, for GATv2 X and N of those of its query and attn. In code they are of_value, ..., and of_x
+// is the cotangent of the gradient of x. The capitals A (in code a type), R and M are factors of an edge
+// instead: the derivatives by p, raw and t_raw of the sum S that the page differentiates.
 //
 // Names from other files:
 // edges.cuh:
@@ -20,7 +23,7 @@
 //   me.writes       whether this lane stores the team's results; me.sync: waits for the team
 //   me.add_up_columns  adds up arrays over the lanes of the team that have the same columns of other edges
 //   me.for_rows     calls a function for the rows (RowEdges: row, begin, end) that the team takes
-//   Sums<A, N>      N sums x[0], ..., which begin as 0
+//   Sums<A, N>      N sums x[0], ..., which start at 0
 //   load_columns    (array, index, x): kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
 //                   stores them, load_acc_columns loads from an array of Acc<T>
 // attention/lanes.cuh: repeat, copy, kVec, kAll and follow. attention/edge_options.cuh: edge_id
@@ -30,8 +33,8 @@
 
 namespace dfgnn::cuda {
 
-// What a lane loads once per source, for GATv2 only: its columns of v, of attn and of attn's cotangent. row
-// and column: indices in arrays [N_src, H, D] and [H, D].
+// What a lane loads once per source, for GATv2 only: its columns of value, attn and of_attn. row and column:
+// indices in arrays [N_src, H, D] and [H, D].
 template <typename T, Score SCORE>
 struct SourceColumns {
   using A = Acc<T>;
@@ -44,8 +47,8 @@ struct SourceColumns {
   }
 };
 
-// A row's sums: a lane's columns of the gradients of value and (dot) of key; and for GAT the sum of R, which
-// is the gradient of alpha_src and of which each of a head's lanes has a copy.
+// A row's sums. value, key: a lane's columns of the gradients of value and (dot) of key. raw: for GAT the sum
+// of R, the gradient of alpha_src, which all lanes of a head compute.
 template <typename T, Score SCORE>
 struct SourceSums {
   using A = Acc<T>;
@@ -58,10 +61,10 @@ struct SourceSums {
     if constexpr (SCORE == Score::dot) key += other.key;
     if constexpr (SCORE == Score::additive) raw += other.raw;
   }
-  // Adds an edge with its factors. row, edge: indices in arrays [N_dst, H, D] and [E, H, D].
+  // Adds an edge, weighted by its factors. row, edge: indices in arrays [N_dst, H, D] and [E, H, D].
   __device__ __forceinline__ void add(const SecondParams& p, const SourceColumns<T, SCORE>& own, int64_t row,
                                       int64_t edge, const A (&factors)[4]) {
-    A grad[V], query[V], other[V];  // other: the query's cotangent Q (dot), or the edge's features e (GATv2)
+    A grad[V], query[V], other[V];  // other: Q (dot), or the edge's features e (GATv2)
     load_columns<T>(p.grad_out, row, grad);
     if constexpr (SCORE != Score::additive) load_columns<T>(p.query, row, query);
     if constexpr (SCORE == Score::dot) load_columns<T>(p.of_dst, row, other);

@@ -58,7 +58,7 @@ struct Share {
   }
 };
 
-// N sums, which begin as 0.
+// N sums, which start at 0.
 template <typename A, int N>
 struct Sums {
   A x[N] = {};
@@ -81,7 +81,7 @@ struct Team {
 
   __device__ __forceinline__ Team(const Shape& s, HeadTile tile_)
       : lane(threadIdx.x & 31), tile(tile_), heads(s.heads), dim(s.value_dim) {
-    const int own = threadIdx.x >> 5, covered = tile.lanes * tile.heads;
+    const int own = threadIdx.x >> 5, covered = tile.lanes * tile.heads;  // covered: lanes of a copy
     warp = WARPS == 1 ? 0 : own;
     id = WARPS == 1 ? int(blockIdx.x) * kWarps + own : int(blockIdx.x);
     by_columns = share(lane / tile.lanes, covered);
@@ -121,7 +121,7 @@ struct Team {
       });
     }
   }
-  // The same for sums by columns: adds up over the copies of the team.
+  // Adds up x over the copies of the team: over all lanes that have the same head and columns.
   template <int N>
   __device__ __forceinline__ void add_up_columns(A (&x)[N]) const {
     add_up(x, tile.lanes * tile.heads);
@@ -138,14 +138,14 @@ struct Team {
       RowEdges row;
       if constexpr (WARPS == 1) {
         // An Item as int4: x, y, z, w are row, begin, end, slot; it is unused if row < 0. Each row that is
-        // not split has one item with kWhole; its range also covers the edges of its items with kJoins.
+        // not split has one item with kWhole. Its items with kJoins are skipped: its range has their edges.
         const int4 item = __ldg(reinterpret_cast<const int4*>(csr.items) + k);
         if (item.x < 0 || item.w != kWhole) continue;
         row = {item.x, item.y, item.z};
       } else {
         const Split split = csr.splits[k];
-        if (split.slot_begin == split.slot_end) continue;  // an unused one
-        row = {split.row, 0, 0};                           // where there are splits, there are ranges
+        if (split.slot_begin == split.slot_end) continue;  // the split is unused
+        row = {split.row, 0, 0};                           // `ranges`, which splits need, has the edges
       }
       if (ranges) {
         const int2 range = __ldg(ranges + row.row);
@@ -156,8 +156,8 @@ struct Team {
   }
 
  private:
-  // A lane's Share, all but `slot`. head_lane: the lane's head, counted over the warp; period: how many lanes
-  // take all heads of one edge.
+  // Returns a lane's Share, in which the caller sets `slot`. head_lane: the lane's head, counted over the
+  // warp; period: how many lanes take all heads of one edge.
   __device__ __forceinline__ Share share(int head_lane, int period) const {
     const int head = int(blockIdx.y) * tile.heads + head_lane % tile.heads;
     return {head < heads ? head : heads - 1, 0, 32 / period * WARPS, head < heads};
@@ -171,7 +171,7 @@ __device__ __forceinline__ void load_columns(const void* table, int64_t at, Acc<
   if (table) raw = load_raw(static_cast<const T*>(table) + at);
   Pack<T>::unpack(raw, x);
 }
-// The same for an array of Acc<T>.
+// Loads kVec<T> elements of an array of Acc<T>; zeros if there is no array.
 template <typename T>
 __device__ __forceinline__ void load_acc_columns(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   repeat<kVec<T>>([&](int v) { x[v] = table ? static_cast<const Acc<T>*>(table)[at + v] : Acc<T>(0); });
