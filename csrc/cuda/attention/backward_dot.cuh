@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     residual = 0;
   };
 
-  A sum_keys[FEAT ? B : 1][NV][VEC];  // k (+ e) of the iteration's edges
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // FEAT: k, or k + e, of the iteration's edges
   const auto add_sum_key = [&](const int u, const A draw, const A mass) {
     add_scaled(sum, draw, sum_of_mass, mass, sum_keys[u]);
   };
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw, and in `positive` mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;

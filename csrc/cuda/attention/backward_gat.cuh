@@ -219,10 +219,10 @@ __global__ void __launch_bounds__(kThreads,
   };
 
   // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
-  int row;           // for iterate(); finish() gets the same row as an argument
-  bool writes;       // me.writes, if the item exists
-  A value[NV][VEC];  // of the row
-  A sum_value[NV][VEC], sum_draw;
+  int row;                         // for iterate(); finish() gets the same row as an argument
+  bool writes;                     // me.writes, if the item exists
+  A value[NV][VEC];                // of the row
+  A sum_value[NV][VEC], sum_draw;  // sums of g by weight f alpha, and of draw
   const auto open = [&] { me.unpack_row(value_raw, value, A(1)); };
   const auto begin = [&](const int at, const int n) {
     row = at;

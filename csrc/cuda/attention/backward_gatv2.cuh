@@ -259,9 +259,9 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   // which open() is not called.
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
-  QuadRows quads;                        // QUADS: g and attn
-  A sum[NV][VEC], sum_of_mass[NV][VEC];  // of draw and of mass where u > 0
-  A sum_draw, residual, sum_mass;        // over all edges
+  QuadRows quads;                        // QUADS: its two rows are g and attn
+  A sum[NV][VEC], sum_of_mass[NV][VEC];  // sums of draw and of mass where u > 0, by column
+  A sum_draw, residual, sum_mass;        // sums over all edges of the row
   const auto open = [&] {
     me.unpack_row(x_raw, x, A(1));
     me.unpack_row(grad_raw, grad, A(1));
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     sum_draw = residual = sum_mass = 0;
   };
 
-  A sum_keys[FEAT ? B : 1][NV][VEC];  // v + e of the iteration's edges
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // FEAT: v + e of the iteration's edges
   const auto add_edge = [&](const int u, const A draw, const A mass) {
     if constexpr (QUADS) {
       repeat<4>([&](int w) {
@@ -317,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw, and in `positive` mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -411,12 +411,12 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
-  A value[NV][VEC] = {};               // initialized as x is in the kernel above
+  A value[NV][VEC] = {};               // initialized: finish() reads it even if open() was not called
   Raw minus_value{};                   // QUADS: -v; initialized for the same reason
-  QuadRows quads;                      // QUADS: v and attn
-  A sum[NV][VEC], sum_value[NV][VEC];  // of draw where u > 0, and of f alpha g
+  QuadRows quads;                      // QUADS: its two rows are v and attn
+  A sum[NV][VEC], sum_value[NV][VEC];  // sum: of draw where u > 0, by column; sum_value: of f alpha g
   A sum_attn[FEAT ? NV : 1][VEC];      // draw L'(u) e over this sub-warp's edges: part of grad_attn
-  A sum_draw;                          // over all edges
+  A sum_draw;                          // over all edges of the row
   const auto open = [&] {
     me.unpack_row(value_raw, value, A(1));
     row_term = pair.linear(me, t, p.attn, value, p.value, row);

@@ -56,7 +56,7 @@ struct EdgeGradient {
     alpha = SLOTS > 1 || valid ? softmax.alpha(z.score) : A(0);
     alpha = valid ? alpha : A(0);
     // An edge that has all of its row's weight has no gradient, and rounding must not give it one. Its alpha
-    // is 1 but for the rounding of the score.
+    // is 1 but for the rounding of the score, that of the row's other edges is about 0.
     const A dalpha = times(factor, dot_gv);
     const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
     ds = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);

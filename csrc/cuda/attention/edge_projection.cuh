@@ -48,7 +48,8 @@ struct AttrLanes {
   __device__ __forceinline__ void load_row(const float* row, A (&x)[F]) const {
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
-      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);  // rows are padded to 16 features
+      // Rows are padded to a multiple of 16 features: below 16 there is nothing to test.
+      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);
     });
   }
   // Returns sum + this lane's part of the product of W^T y (`onto`) with an edge's features x.

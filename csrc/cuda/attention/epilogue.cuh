@@ -160,8 +160,8 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
   if ((threadIdx.x & 31) == 0) out[int64_t(split.row) * heads + head] = sum;
 }
 
-// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1), or for a row chunk
-// partial[slot, h]. A warp takes a work item.
+// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h], or of x[eid, h] if y is null. The sum of a
+// row chunk goes to partial[slot, h]. A warp takes a work item.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out, A* partial) {

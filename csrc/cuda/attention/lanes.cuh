@@ -393,9 +393,9 @@ struct Place : Range {
   __device__ __forceinline__ const int4& record(int n) const {
     return static_cast<const int4*>(__cvta_shared_to_generic(records))[n];
   }
-  // Its slot: of a partial result, or one of kWhole, kJoins and kNoItem.
+  // The slot of the n-th item: of a partial result, or one of kWhole, kJoins and kNoItem.
   __device__ __forceinline__ int slot_of(int n) const { return record(n).w; }
-  // Those of its edges that this sub-warp takes.
+  // The edges of the n-th item that this sub-warp takes.
   __device__ __forceinline__ Range range_of(int n) const {
     const int begin = record(n).x, length = record(n).y;
     return packed ? Range{begin, length} : Range{begin + sub, (length - sub + num_sub - 1) >> sub_log2};

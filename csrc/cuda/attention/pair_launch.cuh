@@ -77,7 +77,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     });
   });
   finish_forward<T>(p, stream);
-  if (p.attr.x) {  // the same merge for a, the split rows' sums of features, as heads of `width` columns
+  if (p.attr.x) {  // merges a, the split rows' sums of features, as heads of `width` columns; then adds W a
     ForwardParams q = p;
     q.shape.value_dim = p.attr.width;
     q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;

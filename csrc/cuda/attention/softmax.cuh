@@ -44,7 +44,7 @@ __device__ __forceinline__ RowStats<double> load_stats(const RowStats<double>* a
   return {v.x, v.y};
 }
 
-// Reads statistics that an earlier launch wrote, as read_raw does.
+// Reads statistics that an earlier launch wrote and this launch writes, too: past the L1 cache (read_raw).
 template <typename A>
 __device__ __forceinline__ RowStats<A> read_stats(const RowStats<A>* at) {
   return {read_number(&at->max), read_number(&at->log_sum)};

@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
   }
 }
 
-// Adds up the blocks' partial sums. A block adds up 32 columns of one of the sums; each of its warps takes
-// every 8th part.
+// Adds up the blocks' partial sums. A block adds up 32 columns of one of the kTermsSums sums; each of its 8
+// warps takes every 8th partial sum.
 template <typename T>
 __global__ void __launch_bounds__(kTermsThreads) terms_sums_kernel(const TermsBackwardParams q) {
   using A = Acc<T>;

@@ -118,7 +118,7 @@ struct Packed {
       a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
     });
   }
-  // Sets the weights w[n][e] whose bit 4 n + e is 0 to 0.
+  // Clears the weights w[n][e] for which bit 4 n + e of `bits` is 0.
   __device__ __forceinline__ void keep_only(uint32_t bits) {
     repeat<M / 2, 4>([&](int k, int i) {
       const uint32_t two = bits >> (8 * k + 2 * i);

@@ -163,7 +163,7 @@ struct TileSums {
     repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (X::DOT ? factor : 1.f); });
     rescale(rows, peak);
 
-    // ---- Softmax weights, and the sums.
+    // ---- Softmax weights, rounded to 16 bits, and the sums by these weights.
     const float reference[2] = {rows.top[0] == -infinity<float>() ? 0.f : rows.top[0],
                                 rows.top[1] == -infinity<float>() ? 0.f : rows.top[1]};
     repeat<N, 4>([&](int n, int e) {
