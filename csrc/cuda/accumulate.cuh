@@ -1,4 +1,5 @@
-// Unrolled loops over the entries of a lane's arrays, which stay in registers.
+// Loops over the entries of a lane's small arrays. They are unrolled, so that indices are constants and the
+// arrays stay in registers.
 #pragma once
 
 namespace dfgnn::cuda {

@@ -12,8 +12,7 @@ namespace dfgnn::cuda {
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return uint32_t(__cvta_generic_to_shared(p));
 }
-// Starts a copy of 4, 8 or 16 bytes from global to shared memory. commit_copies makes one group of those
-// since the last call; wait_copies waits until no more than PENDING groups of this thread are under way.
+// Starts a copy of 4, 8 or 16 bytes from global to shared memory.
 template <int BYTES>
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
   if constexpr (BYTES == 16) {
@@ -22,13 +21,15 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
   }
 }
+// Makes one group of the copies that this thread started since the last call.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+// Waits until no more than PENDING groups of copies of this thread are under way.
 template <int PENDING>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
-// x = four 8 x 8 blocks of 16-bit numbers from shared memory, in the layout of mma's operands; lane l gives
-// the address of row l % 8 of block l / 8. load_transposed: each block transposed.
+// x = four 8 x 8 blocks of 16-bit numbers from shared memory, in the layout of the operands of `multiply`;
+// lane l passes, as `at`, the address of row l % 8 of block l / 8. load_transposed: each block transposed.
 __device__ __forceinline__ void load_matrices(uint32_t (&x)[4], uint32_t at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -57,7 +58,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
-// Two numbers rounded to T, in the low and the high half of a word; and the reverse.
+// Returns two numbers, rounded to T, in the low and the high half of a word. unpack_two is the reverse.
 template <typename T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -76,8 +77,8 @@ __device__ __forceinline__ float2 unpack_two(uint32_t x) {
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));
   }
 }
-// kLog2E: log2 of e; kLn2: log of 2. exp2_fast returns 2^x, for differences of scores in units of log 2. The
-// instruction's error, 2^-22, is far below the rounding of 16-bit weights.
+// kLog2E: log2 of e; kLn2: the natural logarithm of 2. exp2_fast returns 2^x, so that e^x is exp2_fast(x
+// kLog2E). The instruction's error, 2^-22, is far below the rounding of 16-bit weights.
 inline constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;

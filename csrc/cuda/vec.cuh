@@ -35,11 +35,12 @@ __device__ __forceinline__ Raw load_raw(const void* p) {
   return {{v.x, v.y, v.z, v.w}};
 }
 // Reads what an earlier launch wrote to an array that this launch also writes. The load bypasses the L1
-// cache, which may hold the sector as it was when another row of it was read.
+// cache, which may hold old contents of a sector, from when another row in the sector was read.
 __device__ __forceinline__ Raw read_raw(const void* p) {
   const uint4 v = __ldcg(static_cast<const uint4*>(p));
   return {{v.x, v.y, v.z, v.w}};
 }
+// Reads one number in the same way as read_raw.
 __device__ __forceinline__ float read_number(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ double read_number(const double* p) { return __ldcg(p); }
 __device__ __forceinline__ void store_raw(void* p, const Raw& r) {
@@ -115,7 +116,7 @@ struct Pack<__half> {
   }
 };
 
-// acc += w r
+// acc += w r, where r is unpacked first
 template <typename T>
 __device__ __forceinline__ void axpy(Acc<T> (&acc)[kVec<T>], Acc<T> w, const Raw& r) {
   Acc<T> f[kVec<T>];
@@ -123,7 +124,7 @@ __device__ __forceinline__ void axpy(Acc<T> (&acc)[kVec<T>], Acc<T> w, const Raw
   repeat<kVec<T>>([&](int k) { acc[k] += w * f[k]; });
 }
 
-// Returns sum + a . r
+// Returns sum + a . r, where r is unpacked first
 template <typename T>
 __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, Acc<T> sum) {
   Acc<T> f[kVec<T>];
@@ -132,14 +133,15 @@ __device__ __forceinline__ Acc<T> dot(const Acc<T> (&a)[kVec<T>], const Raw& r, 
   return sum;
 }
 
-// These do not use __expf, whose error has a bias that shows where gradients cancel. One exponential per edge
-// and head costs little.
+// exponential does not use the faster __expf, whose error has a bias that shows where gradients cancel; one
+// exponential per edge and head costs little.
 __device__ __forceinline__ float exponential(float x) { return expf(x); }
 __device__ __forceinline__ double exponential(double x) { return exp(x); }
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
 __device__ __forceinline__ double logarithm(double x) { return log(x); }
 // Products, sums and differences that are rounded on their own. With plain operators the compiler would
-// decide, kernel by kernel, whether to make them part of a fused multiply-add.
+// decide, kernel by kernel, whether to make them part of a fused multiply-add, and kernels that compute the
+// same score would round it differently.
 __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ float plus(float a, float b) { return __fadd_rn(a, b); }

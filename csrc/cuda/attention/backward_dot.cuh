@@ -2,15 +2,17 @@
 // for those of key and value. The second one computes alpha and ds of every edge again (dot_sources_kernel),
 // or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h. Words, steps and common
 // names: the head of lanes.cuh. Names from backward_steps.cuh:
+//   draw                  "d raw", the gradient of an edge's raw score (not a random draw)
+//   mass                  alpha L'(z) gate, the weight of an edge in the second sum of rows (see residual)
 //   first_delta           returns delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
-//   residual              sum of alpha (dalpha - delta0), or 0 where an item sees some edges of a row only.
-//                         From the row's gradient, residual times a second sum, of rows by mass, is
-//                         subtracted; the pass over sources uses delta0 + residual
+//   residual              sum of alpha (dalpha - delta0), or 0 where an item sees only some of a row's edges.
+//                         A row's gradient is a sum of rows by draw, less residual times one by mass; the
+//                         pass over sources uses delta0 + residual
 //   SavedEdge             alpha and ds of an edge, for the pass over sources; alpha is negative where z <= 0
 //                         (not with PROJ, which has no LeakyReLU and no gate)
 //   gradient_of_own_edge  returns for own edge s: eid, alpha, ds, draw, all 0 if it does not exist; weight()
-//                         = f alpha; mass() = alpha L'(z) gate; store(p) writes the gradients of the options,
-//                         store_of_destinations(p) those that need no ds, and raw as grad_gate
+//                         = f alpha; mass(); store(p) writes the options' gradients; store_of_destinations(p)
+//                         those that need no ds, and in grad_gate raw, which the other pass multiplies by dz
 //   for_edges             (left, weights, f) calls f(u, w, second w) for a chunk's edges u, in all lanes;
 //                         with two Weights and index: f(u, draw, weight, eid)
 //   PairArrays            {x, y, b, d}: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
@@ -24,7 +26,7 @@
 namespace dfgnn::cuda {
 
 // Projected features x of the edges in the pass over destinations (EdgeAttr in params.h): their part of the
-// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. Below, for ON = false: nothing.
+// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. ON = false (below) does nothing.
 template <class C, bool ON, int B>
 struct ProjectedDestinations {
   using T = typename C::T;
@@ -77,7 +79,7 @@ struct ProjectedDestinations {
     });
     lanes.store_row(me, sum[0], A(1), slot, items.row(item));
   }
-  // Adds scale W b to the warp's whole rows; split rows get it from project_splits_kernel. Keeps b in sums.
+  // Adds scale W b to the warp's whole rows (project_splits_kernel: to split ones). Saves b in attr.sums.
   __device__ __forceinline__ void finish(const Place<C>& me, const Tiling& t, const BackwardParams& p) const {
     __syncwarp();
     const NodeProducts<C> products(me, t, p.shape, p.attr);
@@ -102,21 +104,21 @@ struct ProjectedDestinations<C, false, B> {
   __device__ __forceinline__ void finish(const X&...) const {}
 };
 
-// Adds the columns of this lane's k-th load to `score`, q . k, and dot_gv, g . v, of an edge. In the pass
+// Adds the products of this lane's k-th load to `score`, q . k, and to dot_gv, g . v, of an edge. In the pass
 // over sources q and g are the neighbour's: key and query change places, and so do value and grad.
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, int k, const typename C::A (&query)[C::VEC],
                                             const typename C::A (&grad)[C::VEC], const Raw& key_columns,
                                             const Raw& value_columns, typename C::A& score,
                                             typename C::A& dot_gv) {
-  // Before the rows are unpacked: else the compiler holds all in float32. A head's only lane has all columns.
+  // Returns before unpacking: else the compiler keeps all rows in float32. With LPH = 1 all loads are inside.
   if (C::LPH > 1 && !me.inside(k)) return;
   typename C::A key[C::VEC];
   Pack<typename C::T>::unpack(key_columns, key);
   for (int v = 0; v < C::VEC; ++v) score += query[v] * key[v];
   dot_gv = dot<typename C::T>(grad, value_columns, dot_gv);
 }
-// The same with the features of the edge, added to the key, the value or both. sum_key = k (+ e).
+// The same with the edge's features added to the key, the value or both. sum_key = k, or k + e if in the key.
 template <class C>
 __device__ __forceinline__ void add_columns(const Place<C>& me, const FeatureTargets<C, true>& features,
                                             int k, const typename C::A (&query)[C::VEC],
@@ -175,13 +177,13 @@ __device__ __forceinline__ void pair_scores(
 }
 
 template <class C, Edges EDGES, bool SAVES>
-constexpr Ahead dot_destinations_ahead() {
+constexpr Ahead dot_destinations_ahead() {  // measured; main_loop.cuh explains why kernels differ
   constexpr bool FEAT = has_features(EDGES), NARROW = sizeof(typename C::T) == 2;
   return NARROW && (FEAT || (C::LPH == 1 && !SAVES)) ? Ahead::rows : Ahead::none;
 }
 
 // grad_query_i = scale sum_j draw_ij (k_j + e_ij), over the work items of the destinations. SAVES: alpha and
-// ds of every edge go into p.handed, for the pass over sources.
+// ds of every edge are stored in p.handed, for the pass over sources.
 template <class C, Edges EDGES, int B, bool SAVES>
 __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES) || projects(EDGES)
                                                                  ? Held::many_rows
@@ -192,26 +194,25 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   using Own = OwnEdges<C, B>;
   constexpr int LPH = C::LPH, NV = C::NV, VEC = C::VEC, SLOTS = Own::SLOTS;
   constexpr bool EDGE = has_options(EDGES), FEAT = has_features(EDGES), PROJ = projects(EDGES);
-  // Ids are loaded ahead, with the neighbours, where every edge's is needed (FEAT and PROJ always save), and
-  // where a lane owns one edge. Of several edges they would take too many registers.
+  // SAVES needs the id of every edge (FEAT and PROJ imply SAVES). Else: EIDS in lanes.cuh.
   constexpr bool EIDS = SAVES || (EDGE && SLOTS == 1);
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> keys = me.rows(p.key), values = me.rows(p.value);
   const Rows<C> feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // Not read here; without this line nvcc 13.0 makes more instructions per edge or a larger stack.
+  // Unused, but without this line nvcc 13.0 makes more instructions per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   ProjectedDestinations<C, PROJ, B> projected(me, t, p);
 
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw query_raw[NV], grad_raw[NV], out_raw[NV];
-  RowStats<A> next_stats = {};               // load_item() loads the item's, begin() copies it to `stats`
+  RowStats<A> next_stats = {};               // load_item() sets it ahead, begin() copies it to `stats`
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw key_rows[B][NV], value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
@@ -231,9 +232,9 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   int row, item;
   bool writes;  // me.writes, if the item exists
   RowStats<A> stats;
-  // open() may not be called for a row without edges. Nothing reads its query: `= {}` changes no result.
+  // `= {}`: for the compiler only. Where open() is skipped, for rows without edges, nothing reads the query.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
-  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;  // sums of keys by draw, and by mass
+  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;  // sum, sum_of_mass: of keys, by draw and by mass
   const auto open = [&] {
     me.unpack_row(query_raw, query, A(1));
     me.unpack_row(grad_raw, grad, A(1));
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     residual = 0;
   };
 
-  A sum_keys[FEAT ? B : 1][NV][VEC];  // k + e of the iteration
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // FEAT: k, or k + e, of the iteration's edges
   const auto add_sum_key = [&](const int u, const A draw, const A mass) {
     add_scaled(sum, draw, sum_of_mass, mass, sum_keys[u]);
   };
@@ -265,14 +266,14 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, true, true> draws;  // all: draw; positive, here the second weight: mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s] * A(p.scale),
                                                  slope, dots[s], stats, delta);
-      draws.set(s, of.draw, true);
-      draws.positive[s] = of.mass();
+      draws.set(s, of.draw, true);    // sets both weights to draw
+      draws.positive[s] = of.mass();  // replaces the second one
       residual += of.ds;
       if constexpr (SAVES) {  // one lane per edge and head writes: others hold copies
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
@@ -295,18 +296,18 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     });
   };
 
-  // ---- 7. Epilogue: the residual of delta, and the row's gradient.
+  // ---- 7. Epilogue: the residual of delta, and the row's gradient. item, stats, delta: still this item's.
   const auto finish = [&](const int row, const int slot) {
     if (me.shared()) me.across(sum, t);
     residual = reduce_sum<Own::PERIOD>(residual);
-    if (me.shared()) {  // independent of the sums above
+    if (me.shared()) {
       me.across(sum_of_mass, t);
       residual = me.across(residual, t);
     }
     if (slot >= 0 || p.part_of_rows) residual = 0;
     repeat<NV, VEC>([&](int k, int v) { sum[k][v] -= residual * sum_of_mass[k][v]; });
     projected.store(me, t, residual, slot, item);
-    if (writes && me.hl == 0 && me.chunk == 0) {
+    if (writes && me.hl == 0 && me.chunk == 0) {  // items of one split row write the same: residual is 0
       if constexpr (SAVES) {
         *me.template at<A>(p.node_stats, row) = residual;
       } else {
@@ -335,14 +336,13 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;                    // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
   const Rows<C> queries = me.rows(p.query), grads = me.rows(p.grad_out);
   const Terms<NodeStats<A>> node_stats = me.template terms<NodeStats<A>>(p.node_stats);
-  // Unused arguments of pair_scores:
-  const FeatureTargets<C, false> no_features(p.edge);
+  const FeatureTargets<C, false> no_features(p.edge);  // these four are unused arguments of pair_scores
   const ProjectedDestinations<C, false, B> no_projection(me, t, p);
   Raw no_rows[1][NV];
   A no_keys[1][NV][VEC];
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row;
-  A key[NV][VEC] = {}, value[NV][VEC];                     // `= {}` changes no result
+  A key[NV][VEC] = {}, value[NV][VEC];                     // `= {}`: for the compiler only
   A sum_key[NV][VEC], sum_value[NV][VEC], unused[1][VEC];  // unused: add_rows has one sum here
   const auto open = [&] {
     me.unpack_row(key_raw, key, A(1));
@@ -386,7 +386,7 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, false, true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -402,8 +402,8 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by draw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
-      add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
-      add_rows<C, FULL, false, B>(0, left, draws, query_rows, sum_key, unused);
+      add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+      add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, draws, query_rows, sum_key, unused);
     });
   };
 
@@ -421,7 +421,7 @@ __global__ void __launch_bounds__(kThreads,
                             finish);
 }
 
-// The same gradients, from alpha and ds of every edge in p.handed: no score is computed, no feature read.
+// The same gradients, from alpha and ds of the edges in p.handed: no score is computed, no feature row read.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
                                   (kMinBlocks < C, projects(EDGES)                    ? Held::four_rows
@@ -436,7 +436,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;                    // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
@@ -491,12 +491,12 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 5. Softmax weights: read the own edges' alpha and ds, and apply the options on edges to them.
     const auto eid_at = [&](int s) { return eid_of<C, B, true>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, false, true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const A mask = dropout.factor(s);
-      SavedEdge<A> now = {};  // becomes f alpha and draw
+      SavedEdge<A> now = {};  // its alpha becomes f alpha, and its ds becomes draw
       int eid = 0;
       if (valid) {
         eid = index[SLOTS + s];
@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(kThreads,
       weights.set(s, now.alpha, true);
       draws.set(s, now.ds, true);
       if (PROJ && p.attr.keep_edges) {
-        __syncwarp();  // until all lanes have read the saved edge that `now` replaces
+        __syncwarp();  // until all lanes have read the edge in p.handed that `now` replaces
         if (valid && me.head_ok && me.hl < Own::PERIOD) *saved_at(eid) = now;
       }
     }
@@ -528,8 +528,8 @@ __global__ void __launch_bounds__(kThreads,
       if constexpr (FEAT) {
         for_edges<LPH, B, FULL>(left, draws, weights, index, add_edge);
       } else {
-        add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
-        add_rows<C, FULL, false, B>(0, left, draws, query_rows, sum_key, unused);
+        add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+        add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, draws, query_rows, sum_key, unused);
       }
     });
   };

@@ -9,9 +9,12 @@
 //   NodeStats             term: alpha_dst; row: RowStats; delta. prepare_additive_kernel writes them,
 //                         load_stats loads them
 // backward_steps.cuh:
-//   gradient_of_own_edge  returns for own edge s: alpha, ds, draw, all 0 if the edge does not exist
-//                         (`valid`); weight() = f alpha; store(p) writes grad_bias, grad_gate, grad_weight
-//                         and grad_raw
+//   draw                  "d raw", the gradient of an edge's raw score (not a random draw)
+//   gradient_of_own_edge  (p, edge, dropout, eid_at, s, valid, raw, slope, g . (v + e), RowStats, delta):
+//                         adds gamma to g . (v + e), and returns for own edge s: alpha, ds (0 for an edge
+//                         that has all of its row's weight, in spite of rounding), draw, all 0 if the edge
+//                         does not exist (`valid`); weight() = f alpha; store(p) writes grad_bias, grad_gate,
+//                         grad_weight and grad_raw
 //   for_edges             (left, draws, weights, index, f) calls f(u, draw, weight, eid) for a chunk's edges
 //                         u, in all lanes
 //   FeatureTargets        add_to_value(v, features): v = v + e, if feat_in_value says so; of_value: the array
@@ -22,11 +25,12 @@
 
 namespace dfgnn::cuda {
 
-// Computes delta = g . (out - out_bias) (+ row_sums), writes the statistics that the pass over sources reads,
-// and grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass), unless `positive` is null. LPH lanes
-// take kPairs (row, head) pairs at a time, so that enough loads are in flight.
+// How many pairs (row, head) each group of LPH lanes of prepare_additive_kernel takes at a time, so that
+// enough loads are in flight.
 inline constexpr int kPairs = 2;
 
+// Computes delta = g . (out - out_bias) (+ row_sums), writes the statistics that the pass over sources reads,
+// and grad_alpha_dst = (1 - slope) (g . positive - delta positive_mass), unless `positive` is null.
 template <typename T, int LPH>
 __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const BackwardParams p) {
   using A = Acc<T>;
@@ -71,8 +75,9 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
   }
 }
 
-// The pass over sources for calls without gradients of edge tensors, gates and features of the edges. It
-// gathers only g, and reduces nothing per edge. With c_ij = f alpha LeakyReLU'(z)
+// The pass over sources where no g . v of a single edge is needed: without gradients of edge tensors, without
+// grad_attention, gate and features of the edges, and for heads that a warp's registers hold. It gathers only
+// g, and reduces nothing per edge. With c_ij = f alpha LeakyReLU'(z)
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i),
 // so that the main loop computes only two weighted sums, as forward does. Where each edge of a source has all
 // of its destination's weight, grad_alpha_src is 0 but for rounding, and is set to 0. CHUNK: B edges, or the
@@ -107,7 +112,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
 
   // ---- 3. Begin a row: load its value, and set its sums to 0.
   Raw value_row[NV];
-  // Sums of g by weight, over all edges and those with z > 0; of alpha L'(z) delta; and of 1 - alpha.
+  // acc, acc_positive: sums of g by weight, over all edges and over those with z > 0. sum_delta: of alpha
+  // L'(z) delta. shared_weight: of 1 - alpha, 0 if every edge has all of its destination's weight.
   A acc[NV][VEC], acc_positive[NV][VEC], sum_delta, shared_weight;
   const auto begin = [&](int row, int) {
     me.load_row(p.value, value_row, row);
@@ -117,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
   };
 
   const auto iterate = [&](const int done, const int left) {
-    // ---- 5. Softmax weights f alpha, and the sum of the terms with delta.
+    // ---- 5. Softmax weights f alpha, and the sum of alpha L'(z) delta.
     Weights<A, SLOTS, true, EDGE> weights;
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
@@ -149,14 +155,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
       shared_weight = me.across(shared_weight, t);
     }
 
-    // The gradient of alpha_src is linear in the two sums, so that those of row chunks can be added up.
+    // The gradient of alpha_src is linear in acc and acc_positive: those of row chunks can be added up.
     A value[NV][VEC], grad_alpha = -sum_delta;
     me.unpack_row(value_row, value, A(1));
     repeat<NV, VEC>([&](int k, int c) {
       grad_alpha += value[k][c] * (slope * acc[k][c] + (1 - slope) * acc_positive[k][c]);
     });
     grad_alpha = reduce_sum<LPH>(grad_alpha);
-    if (reduce_sum<LPH>(shared_weight) == 0) grad_alpha *= 0;  // a product, so that NaN stays
+    if (reduce_sum<LPH>(shared_weight) == 0) grad_alpha *= 0;  // a product, so that NaN remains NaN
     me.store_row(p.grad_value, p.partial_value, acc, A(1), row, slot);
     if (me.writes && slot != me.kNoItem && me.hl == 0) {
       if (slot < 0) {
@@ -172,9 +178,9 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
       me, p.reverse, t.items, index, load_item, load_edges, begin, [] {}, iterate, finish);
 }
 
-// The pass over sources where g . v of every edge is needed: for gradients of edge tensors, with a gate, with
-// features of the edges in the value, and for heads wider than a warp's registers. EDGES: scalars or
-// features_scalars.
+// The pass over sources where g . v of every edge is needed: for gradients of edge tensors, with
+// grad_attention, with a gate, with features of the edges (in the value), and for heads wider than a warp's
+// registers. EDGES: scalars or features_scalars.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
                                   (kMinBlocks < C, has_features(EDGES) ? Held::many_rows : Held::two_rows >))
@@ -188,7 +194,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;  // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
@@ -213,10 +219,10 @@ __global__ void __launch_bounds__(kThreads,
   };
 
   // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
-  int row;
-  bool writes;
-  A value[NV][VEC];
-  A sum_value[NV][VEC], sum_draw;
+  int row;                         // for iterate(); finish() gets the same row as an argument
+  bool writes;                     // me.writes, if the item exists
+  A value[NV][VEC];                // of the row
+  A sum_value[NV][VEC], sum_draw;  // sums of g by weight f alpha, and of draw
   const auto open = [&] { me.unpack_row(value_raw, value, A(1)); };
   const auto begin = [&](const int at, const int n) {
     row = at;
@@ -225,7 +231,8 @@ __global__ void __launch_bounds__(kThreads,
     sum_draw = 0;
   };
 
-  // Writes the gradient of an edge's features, weight g, if it is wanted.
+  // Writes the gradient of the features of edge u of the chunk, weight g with weight = f alpha, as the row
+  // `eid` of grad_feat, unless this is null.
   [[maybe_unused]] const auto store_grad_feat = [&](const int u, const A weight, const int eid) {
 #pragma unroll
     for (int k = 0; k < NV; ++k) {
@@ -241,13 +248,15 @@ __global__ void __launch_bounds__(kThreads,
   const auto iterate = [&](const int done, const int rest) {
     const int left = Own::left(rest);
     // ---- 4. g . (v + e), in the lanes that own the edges.
-    A dots[Own::SHARE] = {};
+    A dots[Own::SHARE] = {};  // entries from B on stay 0
 #pragma unroll
     for (int u = 0; u < B; ++u) {
       dots[u] = 0;
 #pragma unroll
       for (int k = 0; k < NV; ++k) {
-        if (LPH > 1 && !me.inside(k)) continue;  // a head's only lane has all of its columns
+        // Outside the head, a lane has loaded other columns, which must not count, even if they are NaN. With
+        // one lane per head, all loads are inside.
+        if (LPH > 1 && !me.inside(k)) continue;
         if constexpr (FEAT) {
           A sum[VEC];
           copy(sum, value[k]);
@@ -257,7 +266,7 @@ __global__ void __launch_bounds__(kThreads,
           dots[u] = dot<T>(value[k], grad_rows[u][k], dots[u]);
         }
       }
-      if (C::WIDE && t.chunks > 1) {
+      if (C::WIDE && t.chunks > 1) {  // every block of a wide head adds the columns that the others have
         const int i = of_lane<LPH>(index[u / LPH], u % LPH);
         int eid = 0;
         if constexpr (FEAT) eid = of_lane<LPH>(index[SLOTS + u / LPH], u % LPH);
@@ -269,7 +278,7 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, true, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, false, true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -282,12 +291,12 @@ __global__ void __launch_bounds__(kThreads,
       if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
     }
 
-    // ---- 6. Weighted sums of the neighbours' rows.
+    // ---- 6. Sum of the neighbours' gradients by weight.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
-      add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+      add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
       if constexpr (FEAT) {
-        // draw is not used: this score is a sum of two terms, and features are never part of it.
+        // draw is not used for features: this score is a sum of two terms, and features are not part of it.
         for_edges<LPH, B, FULL>(left, draws, weights, index,
                                 [&](int u, A, A weight, int eid) { store_grad_feat(u, weight, eid); });
       }

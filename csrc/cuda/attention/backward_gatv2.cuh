@@ -9,26 +9,32 @@
 // edges.
 //
 // In both kernels:
+//   draw         "d raw", the gradient of an edge's raw score: of its score before the options on edges (not
+//                a random draw)
 //   FEAT         the edges have feature rows; EDGES is features_scalars then, so that EDGE holds, too
 //   row_term     the linear part of the score that a row's edges have in common: slope attn . x of the row x,
 //                or with QUADS attn . x, as the identity below has it. In the pass over sources x is v_j
 //   slope        of a LeakyReLU after the score: 1, there is none. `keep` hides the constant from the
 //                compiler, as if it were a parameter. pair.slope is that of the LeakyReLU within the score
-//   writes       me.writes, if the item exists; begin() sets it with the item's other values
-//   next_stats   load_item() loads the statistics of an item, begin() copies them to `stats`
+//   writes       me.writes, if the item exists; begin() sets it with the item's other values, because in
+//                finish() `me` may be at the next item
+//   next_stats   load_item() loads the statistics of an item, begin() copies them to `stats`; `= {}` is for
+//                the compiler only
 //   p.grad_attn  this launch's partial sums: pair_launch.cuh moves the pointer from launch to launch
 //
 // Names from other files:
 // backward_steps.cuh:
 //   first_delta           returns delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
 //   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
-//                         sum, by mass, is subtracted; the pass over sources uses delta0 + residual. It is 0
-//                         for rows of which a work item sees some edges only (backward_steps.cuh)
+//                         sum is subtracted, in which an edge's weight is its mass in place of draw; the pass
+//                         over sources uses delta0 + residual. It is 0 for rows of which a work item sees
+//                         only some edges (backward_steps.cuh)
 //   gradient_of_own_edge  returns for own edge s: ds, draw; weight() = f alpha; mass() = alpha gate; all 0 if
 //                         the edge does not exist. store(p) writes grad_bias, grad_gate and grad_weight
 //   for_edges             (left, weights, f) calls f(u, w, second w) for a chunk's edges u, in all lanes;
 //                         with two Weights and index: f(u, draw, weight, eid)
-//   PairArrays            {x, y, b, d}: the score is of x and y, g . v is b . d; x, b: rows, y, d: neighbours
+//   PairArrays            {x, y, b, d}: the score is of x and y, g . v is b . d. x, b: arrays with the rows'
+//                         operands; y, d: with the neighbours'
 //   FeatureTargets        add_to_key(y, features): y = y + e in scores, never in sums. of_key: the array of
 //                         features
 // scores.cuh:
@@ -74,8 +80,8 @@ constexpr Ahead gatv2_ahead() {
   return !has_features(EDGES) && (QUADS || !NARROW) ? Ahead::rows : Ahead::none;
 }
 
-// A lane's share of the gradient of attn, over all its work items. It is in registers, or with QUADS in the
-// shared memory that the sum over a block's warps needs anyway.
+// A lane's share of the gradient of attn, over all its work items. It is kept in registers, or with QUADS in
+// the shared memory that store_share_of_block needs anyway.
 template <class C, bool QUADS>
 struct AttnShare {
   using A = typename C::A;
@@ -103,8 +109,8 @@ struct AttnShare {
 // scores, dots = the scores and g . v of the own edges of an iteration: sums over columns of the row's
 // operands x and b and the neighbours' y_rows and d_rows; feat_rows is added to y. Every lane adds up its own
 // columns; then the sums of a head's lanes are reduced into the lanes that own the edges. LINEAR: as in
-// PairScore; without it the result is attn . max(u, 0). KEYS: with features, keys = y + e. S: entries that
-// are reduced. P: PairScore.
+// PairScore; without it, scores are attn . max(u, 0). KEYS: with features, keys = y + e. S: Own::SHARE. P:
+// PairScore.
 template <bool LINEAR, bool KEYS, class C, bool FEAT, int B, int K, int N, int S, class P>
 __device__ __forceinline__ void pair_scores(
     const Place<C>& me, const Tiling& t, const BackwardParams& p, const P& pair,
@@ -174,9 +180,9 @@ __device__ __forceinline__ void gradient_of_features(const Place<C>& me, const B
   if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad));
 }
 
-// Turns `sum`, of draw where u > 0, into the row's gradient, attn sum draw L'(u), in place, and if `writes`
-// adds the row's part, x sum draw L'(u), to the share of the gradient of attn. sum_draw: of all edges. x: the
-// row; with QUADS it is read from minus_x instead.
+// `sum` is, by column, the sum of draw over the edges with u > 0. Replaces it by the row's gradient, attn sum
+// draw L'(u), and if `writes`, adds the row's part of the gradient of attn, x sum draw L'(u), to this lane's
+// share. sum_draw: the sum over all edges. x: the row; with QUADS it is read from minus_x instead.
 template <class C, class P, bool QUADS>
 __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS>& grad_attn,
                                                const typename C::A (&x)[C::NV][C::VEC], const Raw& minus_x,
@@ -215,15 +221,15 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
   A slope = 1;  // there is no LeakyReLU after the score (see the head of this file)
   keep(slope);
   const FeatureTargets<C, FEAT> features(p.edge);
   const Rows<C> values = me.rows(p.value), feats = me.rows(FEAT ? p.edge.feat : nullptr);
-  // This pass does not read node_stats. Without this line nvcc 13.0 orders the kernel's instructions
-  // differently, with more of them per edge or a larger stack.
+  // Unused, because this pass does not read node_stats; but without this line nvcc 13.0 makes more
+  // instructions per edge or a larger stack.
   [[maybe_unused]] const Terms<A> residuals = me.template terms<A>(p.node_stats);
   __shared__ A shares[kWarps][NV * VEC][32];
   AttnShare<C, QUADS> grad_attn(shares);
@@ -231,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   // ---- 2. Load: a row's own arrays, and those of the neighbours of an iteration.
   Raw x_raw[NV], grad_raw[NV], out_raw[NV];
   A row_term = 0;                            // slope attn . x_i, or with QUADS attn . x_i (see the head)
-  RowStats<A> next_stats = {};               // of the item; `= {}` changes no result
+  RowStats<A> next_stats = {};               // see the head of this file
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw value_rows[B][NV], feat_rows[FEAT ? B : 1][NV];
   const auto load_item = [&] {
@@ -249,13 +255,13 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   int row;
   bool writes;
   RowStats<A> stats;
-  // x, or with QUADS minus_x, is initialized because open() is not called for rows without edges, whose sums
-  // finish_columns multiplies by it.
+  // x, or with QUADS minus_x, is initialized because finish_columns reads it for rows without edges, too, for
+  // which open() is not called.
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
-  QuadRows quads;                        // QUADS: g and attn
-  A sum[NV][VEC], sum_of_mass[NV][VEC];  // of draw and of mass where u > 0
-  A sum_draw, residual, sum_mass;        // over all edges
+  QuadRows quads;                        // QUADS: its two rows are g and attn
+  A sum[NV][VEC], sum_of_mass[NV][VEC];  // sums of draw and of mass where u > 0, by column
+  A sum_draw, residual, sum_mass;        // sums over all edges of the row
   const auto open = [&] {
     me.unpack_row(x_raw, x, A(1));
     me.unpack_row(grad_raw, grad, A(1));
@@ -277,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     sum_draw = residual = sum_mass = 0;
   };
 
-  A sum_keys[FEAT ? B : 1][NV][VEC];  // v + e of the iteration's edges
+  A sum_keys[FEAT ? B : 1][NV][VEC];  // FEAT: v + e of the iteration's edges
   const auto add_edge = [&](const int u, const A draw, const A mass) {
     if constexpr (QUADS) {
       repeat<4>([&](int w) {
@@ -311,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, true, true> draws;  // all: draw; positive, here the second weight: mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -319,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
                                                  dots[s], stats, delta);
       draws.set(s, of.draw, true);
       sum_draw += of.draw;
-      draws.positive[s] = of.mass();
+      draws.positive[s] = of.mass();  // replaces draw, which `set` has written there, too
       residual += of.ds;
       sum_mass += of.mass();
     }
@@ -338,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     }
     residual = reduce_sum<Own::PERIOD>(residual);
     sum_mass = reduce_sum<Own::PERIOD>(sum_mass);
-    if (me.shared()) {  // independent of the sums above
+    if (me.shared()) {
       me.across(sum_of_mass, t);
       residual = me.across(residual, t);
       sum_mass = me.across(sum_mass, t);
@@ -357,11 +363,12 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   grad_attn.store(me, t, p.grad_attn);
 }
 
-// grad_value_j = attn sum_i draw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources. Without
-// features the linear part of the score is row_term + node_stats.term, slope attn . (v_j + x_i); with
-// features (LINEAR) e_ij belongs to it, so that it is added up per edge and row_term is not used. Without it
-// scores[s] is attn . max(u, 0), or with QUADS attn . max(-v, x), until it is put together. quad_sum then
-// leaves `products` unset: g . v needs products with the neighbours' gradients instead.
+// grad_value_j = attn sum_i draw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources. With
+// features (LINEAR), the linear part of the score contains e_ij, so that it is added up per edge, and
+// row_term is not used. Without features the linear part is row_term + node_stats.term, slope attn . (v_j +
+// x_i), or with QUADS attn . v_j + slope attn . x_i. Step 4 then computes only the other part of a score,
+// attn . max(u, 0) or with QUADS attn . max(-v, x), and step 5 puts the score together. As quad_sum leaves
+// `products` unset then, they get the products with the neighbours' gradients, for g . v.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     gatv2_sources_kernel(const BackwardParams p, const Tiling t) {
@@ -375,7 +382,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;                    // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
   A slope = 1;  // there is no LeakyReLU after the score (see the head of this file)
@@ -404,12 +411,12 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
   int row;
   bool writes;
-  A value[NV][VEC] = {};               // and minus_value: open() is not called for rows without edges
-  Raw minus_value{};                   // QUADS: -v
-  QuadRows quads;                      // QUADS: v and attn
-  A sum[NV][VEC], sum_value[NV][VEC];  // of draw where u > 0, and of f alpha g
-  A sum_attn[FEAT ? NV : 1][VEC];      // part of the gradient of attn from the edges of this sub-warp
-  A sum_draw;
+  A value[NV][VEC] = {};               // initialized: finish() reads it even if open() was not called
+  Raw minus_value{};                   // QUADS: -v; initialized for the same reason
+  QuadRows quads;                      // QUADS: its two rows are v and attn
+  A sum[NV][VEC], sum_value[NV][VEC];  // sum: of draw where u > 0, by column; sum_value: of f alpha g
+  A sum_attn[FEAT ? NV : 1][VEC];      // draw L'(u) e over this sub-warp's edges: part of grad_attn
+  A sum_draw;                          // over all edges of the row
   const auto open = [&] {
     me.unpack_row(value_raw, value, A(1));
     row_term = pair.linear(me, t, p.attn, value, p.value, row);
@@ -429,7 +436,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     sum_draw = 0;
   };
 
-  // Adds an edge to the sums, and with features writes their gradient.
+  // Adds edge u of the chunk to the sums; with features, also writes the gradient of its features.
   const auto add_edge = [&](const int u, const A draw, [[maybe_unused]] const int eid) {
     if constexpr (QUADS) {
       repeat<4>([&](int w) {
@@ -468,7 +475,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, false, true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -483,10 +490,10 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       }
     }
 
-    // ---- 6. Sums of the neighbours' gradients by weight, and of draw by column (for_edges also gives ids).
+    // ---- 6. Sums of the neighbours' gradients by weight, and of draw by column.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
-      add_rows<C, FULL, false, B>(0, left, weights, grad_rows, sum_value, sum_value);
+      add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
       if constexpr (FEAT) {
         for_edges<LPH, B, FULL>(left, draws, weights, index,
                                 [&](int u, A draw, A, int eid) { add_edge(u, draw, eid); });
@@ -506,7 +513,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     }
     finish_columns(pair, grad_attn, value, minus_value, sum_draw, writes, sum);
     repeat<NV, VEC>([&](int k, int v) {
-      if constexpr (FEAT) grad_attn.at(k, v) += sum_attn[k][v];  // every sub-warp adds its own edges'
+      if constexpr (FEAT) grad_attn.at(k, v) += sum_attn[k][v];  // not only if `writes`: own edges' part
       sum_value[k][v] += sum[k][v];
     });
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);

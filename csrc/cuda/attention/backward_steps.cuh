@@ -1,15 +1,18 @@
-// Steps that the backward kernels share. Formulas: params.h.
+// Steps that the backward kernels share. Formulas, with ds, dz and dalpha: params.h. draw ("d raw") is the
+// gradient of an edge's raw score, not a random draw; f is the factor of alpha, the edge's weight times
+// dropout's factor.
 //
 // The residual of delta. delta = g . out is known before a row's edges are visited, but `out` is rounded.
 // Therefore the pass over destinations uses delta0 = g . out as a first guess and adds up what is missing of
-// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). The row's gradient is a sum of rows y_j, of keys
-// (dot) or of attn L'(u) (additive_v2), times L'(z) and gate. Since
-//   sum_j alpha (dalpha - delta0 - residual) y_j
-//     = sum_j alpha (dalpha - delta0) y_j - residual sum_j alpha y_j,
-// it is exact if a second sum of these rows is added up, with the `mass` of every edge as weight. The pass
-// over sources, which also writes the gradients of edge tensors, reads delta0 + residual. Rows of several
-// chunks use delta0, and so do rows of which a launch sees some edges only (part_of_rows: a sink, processes
-// that share a graph, source partitions): their residual is set to 0.
+// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). The row's gradient is sum_j draw_ij y_j with draw =
+// alpha (dalpha - delta) L'(z) gate, where y_j is a key (dot) or attn L'(u) (additive_v2). Since
+//   sum_j alpha (dalpha - delta0 - residual) L'(z) gate y_j
+//     = sum_j alpha (dalpha - delta0) L'(z) gate y_j - residual sum_j alpha L'(z) gate y_j,
+// it is exact if a second sum of the rows y_j is added up, in which an edge's weight is its `mass`, alpha
+// L'(z) gate. The pass over sources, which also writes the gradients of edge tensors, reads delta0 +
+// residual. Rows of several row chunks use delta0 alone, and so do rows of which a launch sees only some
+// edges (part_of_rows: with a sink, with processes that share a graph, or with source partitions): their
+// residual is set to 0.
 #pragma once
 
 #include "edge_projection.cuh"
@@ -19,23 +22,23 @@
 namespace dfgnn::cuda {
 
 // What the pass over destinations saves of an edge and head for the pass over sources: alpha, with a negative
-// sign where z <= 0 (not with projected features, which exclude the LeakyReLU), and ds for the first guess of
-// delta. The pass over sources subtracts alpha times the residual from ds, and computes the weight and draw
-// of the edge.
+// sign where z <= 0 (not with projected features, which exclude the LeakyReLU), and ds as computed from
+// delta0. The pass over sources subtracts alpha times the residual from ds, and computes from the two numbers
+// the edge's weight f alpha and draw.
 template <typename A>
 struct alignas(2 * sizeof(A)) SavedEdge {
   A alpha, ds;
 };
 
-// One edge and head in backward: alpha, computed from the score, and the gradients of alpha, of the score s,
-// and of z and raw, from which the options on edges make the score (EdgeOptions in params.h).
+// One edge and head in backward: alpha, computed from the score, and the gradients ds of the score s, dz of z
+// and draw of the raw score; the options on edges make s from raw and z (EdgeOptions in params.h).
 template <typename T, bool EDGE, int SLOTS>
 struct EdgeGradient {
   using A = Acc<T>;
   int eid;
-  A raw, mask, factor = 1;
-  int64_t at = 0;  // the position of the edge and head in arrays [E, H]
-  A dot_gv;
+  A raw, mask, factor = 1;  // factor: f
+  int64_t at = 0;           // the position of the edge and head in arrays [E, H]
+  A dot_gv;                 // g . (v + e), plus the gradient of the returned attention
   EdgeScore<T, EDGE> z;
   A alpha, ds, dz, draw;
 
@@ -49,11 +52,11 @@ struct EdgeGradient {
         mask(mask_),
         dot_gv(with_options(p, edge, eid, valid, dot_gv_)),
         z(edge, raw_, slope, eid) {
-    // Where a lane has several edges there is no branch, so that their exponentials overlap.
+    // Where a lane has several edges there is no branch on `valid`, so that their exponentials overlap.
     alpha = SLOTS > 1 || valid ? softmax.alpha(z.score) : A(0);
     alpha = valid ? alpha : A(0);
     // An edge that has all of its row's weight has no gradient, and rounding must not give it one. Its alpha
-    // is 1 but for the rounding of the score.
+    // is 1 but for the rounding of the score, that of the row's other edges is about 0.
     const A dalpha = times(factor, dot_gv);
     const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
     ds = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);
@@ -61,7 +64,7 @@ struct EdgeGradient {
   }
   // The edge's weight in sums of values.
   __device__ __forceinline__ A weight() const { return alpha * factor; }
-  // The edge's factor in the second sum of rows, which times the residual is subtracted from the gradient.
+  // The edge's weight in the second sum of rows (see the head of this file).
   __device__ __forceinline__ A mass() const { return alpha * z.slope * z.gate; }
   // Writes the gradients of edge tensors [E, H], and draw to grad_raw.
   __device__ __forceinline__ void store(const BackwardParams& p) const {
@@ -70,15 +73,17 @@ struct EdgeGradient {
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
     if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = draw;
   }
-  // The same in a pass over destinations that saves alpha and ds. As its ds is for the first guess of delta,
-  // the pass over sources writes grad_bias, and multiplies raw, here written as the gate's gradient, by dz.
+  // The same in a pass over destinations that saves alpha and ds. Its ds lacks the residual; therefore the
+  // pass over sources writes grad_bias, and completes grad_gate: it multiplies raw, which is stored here, by
+  // dz.
   __device__ __forceinline__ void store_of_destinations(const BackwardParams& p) const {
     if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = raw;
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
   }
 
  private:
-  // Sets `factor` = f and `at`. Returns dalpha / f, which is g . (v + e) plus the gradient of attention.
+  // Sets `factor` = f and `at`, if the edge exists. Returns dalpha / f, which is g . (v + e) plus the
+  // gradient of the returned attention.
   __device__ __forceinline__ A with_options(const BackwardParams& p, const EdgeReader<T>& edge, int eid,
                                             bool valid, A dot_gv) {
     if constexpr (EDGE) {
@@ -92,14 +97,15 @@ struct EdgeGradient {
   }
 };
 
-// Whether anything is read or written by edge id. Without EIDS an id costs a load, which is left out if not.
+// Whether anything is read or written by edge id. If not, and ids are not loaded with the neighbours (EIDS),
+// the load of an id is left out.
 template <bool EDGE, typename T>
 __device__ __forceinline__ bool needs_ids(const BackwardParams& p, const EdgeReader<T>& edge) {
   return EDGE && (edge.tensors || p.grad_attention || p.grad_raw);
 }
 
 // Returns the gradients of the s-th of this lane's own edges, whose id is eid_at(s). EIDS: ids were loaded
-// with the neighbours.
+// with the neighbours. slope: of the LeakyReLU after the score. dot_gv: g . (v + e).
 template <bool EIDS, typename T, bool EDGE, int LPH, int SLOTS, class EidAt>
 __device__ __forceinline__ EdgeGradient<T, EDGE, SLOTS> gradient_of_own_edge(
     const BackwardParams& p, const EdgeReader<T>& edge, const Dropout<T, EDGE, LPH, SLOTS>& dropout,
@@ -122,8 +128,8 @@ __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
   }
 }
 
-// Calls f(u, draw, weight, eid) in the same way, with the edge's two weights from two Weights. The ids are in
-// the second half of `index`.
+// Calls f(u, draw, weight, eid) for the same edges, with draw from `draws` and the weight from `weights`. The
+// ids are in the second half of `index`.
 template <int LPH, int B, bool FULL, class W, int S, class F>
 __device__ __forceinline__ void for_edges(int left, const W& draws, const W& weights, const int (&index)[S],
                                           F f) {
@@ -148,8 +154,8 @@ __device__ __forceinline__ void add_scaled(A (&sum)[N][M], A w, A (&other)[N][M]
   }
 }
 
-// Returns the first guess of delta of a row, g . (out - out_bias) (+ row_sums), in all lanes of the head.
-// grad_row, out_row: the row in this lane's columns.
+// Returns delta0 of a row, the first guess of delta: g . (out - out_bias) (+ row_sums), in all lanes of the
+// head. grad_row, out_row: the row in this lane's columns.
 template <class C>
 __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const Tiling& t,
                                                      const BackwardParams& p,
@@ -173,8 +179,8 @@ __device__ __forceinline__ typename C::A first_delta(const Place<C>& me, const T
   return delta;
 }
 
-// The arrays whose rows a pass multiplies: x and b of the row itself, y and d of its neighbours. The score is
-// of x and y, and g . v is b . d.
+// The arrays whose rows a pass multiplies: x and b have a row per row of the pass, y and d one per neighbour.
+// The score is of x and y, and g . v is b . d.
 struct PairArrays {
   const void *x, *y, *b, *d;
 };
@@ -191,17 +197,19 @@ struct FeatureTargets {
       : in_key(ON && o.feat_in_key ? A(1) : A(0)), in_value(ON && o.feat_in_value) {
     keep(in_key);
   }
-  // The array of edge features if they are part of the key, or of the value; else null.
+  // The array of edge features if they are part of the key, else null.
   __device__ __forceinline__ const void* of_key(const EdgeOptions& o) const {
     return in_key != 0 ? o.feat : nullptr;
   }
+  // The array of edge features if they are part of the value, else null.
   __device__ __forceinline__ const void* of_value(const EdgeOptions& o) const {
     return in_value != 0 ? o.feat : nullptr;
   }
-  // Adds columns of an edge's features to those of its key, or of its value.
+  // Adds columns of an edge's features to those of its key, if in_key is 1.
   __device__ __forceinline__ void add_to_key(A (&key)[C::VEC], const Raw& columns) const {
     if constexpr (ON) axpy<T>(key, in_key, columns);
   }
+  // Adds columns of an edge's features to those of its value, if in_value is 1.
   __device__ __forceinline__ void add_to_value(A (&value)[C::VEC], const Raw& columns) const {
     if constexpr (ON) axpy<T>(value, in_value, columns);
   }

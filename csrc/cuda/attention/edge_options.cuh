@@ -1,5 +1,5 @@
-// Options on edges (EdgeOptions in params.h): how they are read, and how they turn the raw score into the
-// score.
+// Options on edges (EdgeOptions in params.h): how they are read, and how they turn an edge's raw score into
+// its score. "Scalars" are all options but features: bias, gate, mask, weight and dropout.
 #pragma once
 
 #include "../../core/math.h"
@@ -26,7 +26,7 @@ struct EdgeReader {
   const EdgeOptions& o;
   int heads, head;
   uint64_t seed;
-  bool tensors;  // whether there is any edge tensor: one test per edge in place of four
+  bool tensors;  // whether any of bias, gate, mask and weight is given: one test per edge in place of four
 
   __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
       : o(options),
@@ -67,10 +67,10 @@ __device__ __forceinline__ int edge_id(const Csr& csr, int position) {
   return csr.eids ? __ldg(csr.eids + position) : position;
 }
 
-// Draws the dropout mask of a lane's SLOTS edges; all lanes of a warp take part. One run of Philox yields the
-// random words of four heads. Where a lane owns several edges, but no more than four, and the sub-warp has
-// those four heads, each lane runs it once (`together`): the lanes of the four heads take different edges and
-// shuffle the results.
+// Draws the dropout mask of a lane's SLOTS edges; all lanes of a warp must take part. One run of Philox
+// yields the random words of one edge for four heads. Where a lane owns several edges, but no more than four,
+// and the sub-warp has those four heads, each lane runs it once (`together`): the lanes of the four heads
+// take different edges, and factor() shuffles the results.
 template <typename T, bool EDGE, int LPH, int SLOTS>
 struct Dropout {
   using A = Acc<T>;
@@ -112,8 +112,8 @@ struct Dropout {
 };
 
 // Turns the raw score into the score (EdgeOptions in params.h), and keeps what backward needs: LeakyReLU'(z),
-// the gate, and whether z > 0. The fused multiply-add is written out, so that forward and backward round
-// alike.
+// the gate, and whether z > 0. negative_slope: of the LeakyReLU after the raw score. The fused multiply-add
+// is written out, so that forward and backward round alike.
 template <typename T, bool EDGE>
 struct EdgeScore {
   using A = Acc<T>;

@@ -1,8 +1,8 @@
-// Low-dimensional features x of the edges whose projections W x are computed at the nodes (EdgeAttr in
-// params.h): with a node's row y, a query or a gradient, W^T y before the main loop, and W a after it, a
-// being a row's sum of features by weight (in backward it is called b). The lanes of a head share an edge's
-// features: lane hl holds the features hl, hl + LPH, ..., FEATS of them. A score, and a sum, takes as many
-// more products per lane.
+// Low-dimensional features x of the edges. Their projections W x are not computed; the nodes' rows are
+// projected instead (EdgeAttr in params.h): before the main loop W^T y, where y is a node's row, a query or a
+// gradient; after it W a, where a is a row's sum of x by weight (in backward it is called b). The lanes of a
+// head share an edge's features: lane hl holds the features hl, hl + LPH, ..., FEATS of them. Per edge, a
+// score takes FEATS more products per lane, and so does a sum.
 #pragma once
 
 #include "../mma.cuh"
@@ -10,7 +10,8 @@
 
 namespace dfgnn::cuda {
 
-// A lane's share of the features of an edge. ON = false: there are no features, and no function is called.
+// A lane's share of the features of an edge. ON = false: there are no features, and nothing but the
+// constructor is called.
 template <class C, bool ON>
 struct AttrLanes {
   using T = typename C::T;
@@ -26,7 +27,8 @@ struct AttrLanes {
   __device__ __forceinline__ AttrLanes(const Place<C>& me, const EdgeAttr& attr)
       : p(attr), row_bytes(uint32_t(attr.dim * sizeof(T))), hl(me.hl) {
     if constexpr (!ON) return;
-    // Lanes without a feature load the first one; their W^T y is 0, and their sums are not stored.
+    // Lanes without a feature load the first one, which has no effect: their W^T y is 0, and their sums are
+    // not stored.
     base = static_cast<const char*>(attr.x) + (hl < attr.dim ? hl : 0) * sizeof(T);
     keep(base);
     keep(row_bytes);
@@ -46,7 +48,8 @@ struct AttrLanes {
   __device__ __forceinline__ void load_row(const float* row, A (&x)[F]) const {
     repeat<F>([&](int f) {
       const int c = hl + f * C::LPH;
-      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);  // rows are padded to 16 features
+      // Rows are padded to a multiple of 16 features: below 16 there is nothing to test.
+      x[f] = F * C::LPH <= 16 || c < p.dim ? A(row[c]) : A(0);
     });
   }
   // Returns sum + this lane's part of the product of W^T y (`onto`) with an edge's features x.
@@ -62,7 +65,7 @@ struct AttrLanes {
   // unscaled, in its partial-result slot, with zeros up to p.width.
   __device__ __forceinline__ void store_row(const Place<C>& me, const A (&x)[F], A factor, int slot,
                                             float* shared_row) const {
-    __syncwarp();  // until other sub-warps have read W^T y, which is overwritten
+    __syncwarp();  // until other sub-warps have read W^T y in shared_row, which is overwritten
     if (!me.writes || slot == me.kNoItem) return;
     if (slot < 0) {
       repeat<F>([&](int f) {
@@ -78,28 +81,30 @@ struct AttrLanes {
   }
 };
 
-// Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T y of nodes'
-// rows y before the main loop, W a of the sums a after it. W is the left operand of m16n8k16, in the order of
-// its registers (EdgeAttr); the rows y or a are the columns of the right one. Columns and features are
-// numbered in the product such that a lane loads and stores 16 bytes (8 bytes) at a time. The lane's number
-// is 4 g + t.
+// The shape of the products below: how many rows a product takes, and how many features.
 inline constexpr int kProductRows = 8, kProductFeats = 16;
-// Features, padded to those of whole products.
+// The number of features, padded to a multiple of kProductFeats.
 __host__ __device__ constexpr int product_width(int dim) {
   return (dim + kProductFeats - 1) / kProductFeats * kProductFeats;
 }
 
+// Products of W with the rows of a warp's work items, by tensor cores, eight rows at a time: W^T y of nodes'
+// rows y before the main loop, W a of the sums a after it. W is the left operand of m16n8k16, in the order of
+// its registers (EdgeAttr); the rows y or a are the columns of the right one. Columns of a head and features
+// are numbered in the product such that a lane loads and stores 16 bytes of a node's row at a time (8 where
+// GROUP is 32). The lane's number is 4 g + t.
 template <class C>
 struct NodeProducts {
   using T = typename C::T;
   static constexpr int HEADS = 32 / C::LPH;                  // of a warp, at most
   static constexpr int BLOCKS = C::COLS / 32;                // blocks of 32 columns of a head, for W^T y
   static constexpr int GROUP = C::COLS < 64 ? C::COLS : 64;  // columns that one step of W a computes
-  static constexpr int GROUPS = C::COLS / GROUP, WORDS = GROUP / 16;
+  static constexpr int GROUPS = C::COLS / GROUP, WORDS = GROUP / 16;  // a lane's words of a row in a group
 
   const EdgeAttr& p;
-  // items: of a warp, or (packed) of each sub-warp; rows: of all the warp's items. heads, first_head: how
-  // many heads a sub-warp covers, and their first; all_heads: H. width: p.dim, padded (product_width).
+  // items: how many a warp, or (packed) each sub-warp has; rows: those of all the warp's items. heads,
+  // first_head: how many heads a sub-warp covers, and their first; all_heads: H. dim: D. width: p.dim, the
+  // number of features, padded (product_width).
   const int4* records;  // of the warp's items, as in Place
   int items, rows, heads, first_head, all_heads, dim, width;
   int lane, g, t;
@@ -119,7 +124,7 @@ struct NodeProducts {
         g(lane / 4),
         t(lane % 4) {}
 
-  // Takes the rows of this warp's work items.
+  // For the rows of this warp's work items.
   __device__ __forceinline__ NodeProducts(const Place<C>& me, const Tiling& tiling, const Shape& s,
                                           const EdgeAttr& attr)
       : NodeProducts(attr, s, &me.record(0) - (me.packed ? me.sub * (tiling.items + 1) : 0), tiling.items,
@@ -132,11 +137,11 @@ struct NodeProducts {
     return reinterpret_cast<float*>(item_records + kWarps * (rows + rows / items)) +
            (threadIdx.x >> 5) * ARRAYS * size();
   }
-  // Elements of an array.
+  // Elements of one of these arrays.
   __device__ __forceinline__ int size() const { return rows * heads * width; }
 
-  // The m-th row of the warp, counted over its items, or if packed over those of one sub-warp after the
-  // other. there: whether there is such an item.
+  // row_of returns the row of the warp's m-th item; if packed, the items of one sub-warp are counted after
+  // those of another. there: whether there is such an item.
   struct Row {
     int row, slot;
     bool there;
@@ -191,7 +196,7 @@ struct NodeProducts {
 
   // Adds factor W a to the warp's rows of y [N, H, D] that are not split, for the sums a in shared memory
   // (`from`). Also writes a to `sums` [N, H, p.width], unless this is null. What y holds was written by this
-  // warp, or by an earlier launch.
+  // warp, or by an earlier launch; therefore no barrier of the block is needed, only loads past the L1 cache.
   __device__ __forceinline__ void back(const float* from, void* y, float factor, void* sums) const {
     const int steps = width / kProductFeats;
 #pragma unroll 1
@@ -208,7 +213,7 @@ struct NodeProducts {
         to[j] = reinterpret_cast<uint32_t*>(static_cast<T*>(y) +
                                             (int64_t(row.row) * all_heads + first_head) * dim);
       });
-      // Calls f(head, group, row j, address) for the words of y that this lane has of two rows.
+      // Calls f(head, group, row j, address) for the words of y that this lane updates, of two rows.
       const auto each = [&](auto f) {
         repeat<HEADS, GROUPS>([&](int h, int n) {
           repeat<2>([&](int j) {
@@ -263,8 +268,8 @@ struct NodeProducts {
   }
 };
 
-// Where in NodeProducts' arrays of shared memory the rows of a lane's items and head are: all of NodeProducts
-// that stays in registers during the main loop. row(n, k): that of the n-th item in the k-th array.
+// Where in NodeProducts' arrays of shared memory the rows of a lane's items and head are. Only this, and not
+// NodeProducts, stays in registers during the main loop. row(n, k): that of the n-th item in the k-th array.
 template <class C>
 struct ItemFeatures {
   uint32_t first = 0, stride = 0, array = 0;  // bytes
@@ -283,7 +288,8 @@ struct ItemFeatures {
 };
 
 // Adds factor W a to the split rows of y [N, H, D] after they were merged, where a is a row of p.sums. A warp
-// takes 8 splits, blockIdx.y is a group of `heads` heads.
+// takes 8 split rows, blockIdx.y is a group of `heads` heads. The warp writes records, as Place does, and
+// copies the rows of p.sums to shared memory, because NodeProducts reads both there.
 template <class C>
 __global__ void __launch_bounds__(kThreads)
     project_splits_kernel(const EdgeAttr p, const Shape shape, const Csr csr, int heads, void* y,

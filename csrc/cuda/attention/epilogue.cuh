@@ -1,5 +1,5 @@
-// The small kernels before and after the passes: merging of split rows, sums over rows, returned attention,
-// and the sum of partial sums of grad_attn.
+// The small kernels before and after the passes: they merge the partial results of split rows, add up edge
+// tensors over the edges of each row, compute returned attention, and add up the partial sums of grad_attn.
 #pragma once
 
 #include "lanes.cuh"
@@ -23,7 +23,7 @@ struct MergePlace {
     ok = column < width;
     head = ok ? column / dim : 0;
   }
-  // x = this lane's columns of a slot.
+  // x = this lane's columns of a slot of `partial`.
   __device__ __forceinline__ void load(const void* partial, int slot, A (&x)[VA]) const {
     Pack<A>::unpack(load_raw(static_cast<const A*>(partial) + int64_t(slot) * width + column), x);
   }
@@ -55,8 +55,8 @@ __host__ __device__ constexpr int merge_numbers(bool positive) {
 }
 
 // Merges the split rows of forward. Over a row's slots s, out = sum_s exp(max_s - max) partial_out_s / sum_s
-// exp(max_s - max) mass_s (+ out_bias): the exact merge of online softmax. Also writes `positive` and
-// statistics.
+// exp(max_s - max) mass_s (+ out_bias), where max_s and mass_s are those of the slot's softmax and max is the
+// largest max_s: the exact merge of online softmax. Also writes `positive` and statistics.
 template <typename T>
 __global__ void merge_forward_kernel(const ForwardParams p) {
   using A = Acc<T>;
@@ -160,8 +160,8 @@ __global__ void merge_scalars_kernel(const Csr csr, int heads, const A* partial,
   if ((threadIdx.x & 31) == 0) out[int64_t(split.row) * heads + head] = sum;
 }
 
-// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h] (y null: 1), or for a row chunk
-// partial[slot, h]. A warp takes a work item.
+// out[row, h] = sum over the row's edges of x[eid, h] * y[eid, h], or of x[eid, h] if y is null. The sum of a
+// row chunk goes to partial[slot, h]. A warp takes a work item.
 template <typename A>
 __global__ void __launch_bounds__(kThreads)
     row_sums_kernel(const Csr csr, int heads, const A* x, const A* y, A* out, A* partial) {
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const ForwardParams
   }
 }
 
-// sums[k, column] = sum of parts[i, column] over the parts i of the k-th of gridDim.x equal ranges. grid:
-// (ranges, ceil(columns / 32)), block: (32, kSumRows).
+// sums[k, column] = sum of parts[i, column] over the parts i of the k-th range: the parts are divided into
+// gridDim.x equal ranges. grid: (ranges, ceil(columns / 32)), block: (32, kSumRows).
 inline constexpr int kSumRows = 32;
 template <typename A>
 __global__ void __launch_bounds__(32 * kSumRows)

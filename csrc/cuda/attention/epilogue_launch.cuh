@@ -7,8 +7,8 @@
 namespace dfgnn::cuda {
 
 // How the blocks that merge split rows are launched. width: H D; numbers: values per lane in shared memory.
-// Few rows of many chunks take many warps each. Where there are many rows, all their blocks should be
-// resident at a time, or half of them where most warps have several chunks.
+// Few split rows of many row chunks take many warps each. Where there are many split rows, they take so few
+// that all warps can be resident at a time, or half of them where there is at least one slot for two warps.
 template <typename A>
 struct MergeLaunch {
   dim3 grid;
@@ -25,7 +25,7 @@ struct MergeLaunch {
   }
 };
 
-// The launches of the kernels of the same names; row_sums also merges the sums of split rows.
+// Launches merge_rows_kernel, if there are split rows.
 template <typename T>
 void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial, void* rows, double factor,
                 cudaStream_t stream) {
@@ -35,6 +35,7 @@ void merge_rows(const Csr& csr, const Shape& shape, int dim, const void* partial
                 partial, rows, factor);
 }
 
+// Launches merge_scalars_kernel, if there are split rows.
 template <typename A>
 void merge_scalars(const Csr& csr, int heads, const void* partial, void* out, cudaStream_t stream) {
   if (csr.num_splits == 0) return;
@@ -42,6 +43,7 @@ void merge_scalars(const Csr& csr, int heads, const void* partial, void* out, cu
          heads, static_cast<const A*>(partial), static_cast<A*>(out));
 }
 
+// Launches row_sums_kernel, and merges the sums of split rows.
 template <typename A>
 void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out, void* partial,
               cudaStream_t stream) {
@@ -54,7 +56,8 @@ void row_sums(const Csr& csr, int heads, const void* x, const void* y, void* out
   merge_scalars<A>(csr, heads, partial, out, stream);
 }
 
-// total[column] = sum of parts[i, column]; in two launches, through `sums`, unless this is null (few parts).
+// total[column] = sum of parts[i, column]: in two launches, through `sums`, or in one if `sums` is null, as
+// it is for few parts.
 template <typename A>
 void sum_parts(const void* parts, int64_t num_parts, int width, void* sums, void* total,
                cudaStream_t stream) {

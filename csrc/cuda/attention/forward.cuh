@@ -7,12 +7,16 @@
 // row it writes `out` and the softmax's statistics, or a partial result.
 //
 // Constants of forward_kernel:
-//   POSITIVE  also adds up `positive`, from which backward has grad_alpha_dst (BackwardParams); additive only
+//   POSITIVE  also adds up `positive`, from which backward computes grad_alpha_dst (BackwardParams); only for
+//             additive
 //   CHUNK     edges of an iteration: the B whose rows are in flight. For additive without features, which
 //             computes a score per lane, the LPH edges that a head's lanes own, if these are more; add_chunk
 //             then loads the rows after the first B
 //   EIDS      edge ids are loaded ahead; without it an id costs a load, and is read only where it is needed
 //   AHEAD     measured, as main_loop.cuh explains
+// Variables:
+//   row_term  with QUADS: attn . q, which the scores of a row's edges have in common
+//   rows      the neighbours' values; for additive_v2 they are also the keys
 //
 // Names from other files:
 // scores.cuh:
@@ -42,8 +46,8 @@
 
 namespace dfgnn::cuda {
 
-// Kernels of dot with feature rows of the edges in 16 bits, and without scalars per edge, need so few
-// registers that more blocks fit.
+// Kernels of dot with feature rows of the edges in 16 bits, and without scalars per edge, need fewer
+// registers than other kernels with feature rows, so that forward_blocks asks for more blocks.
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kFewRows =
     SCORE == Score::dot && EDGES == Edges::features && sizeof(typename C::T) == 2 && C::LPH > 1;
@@ -58,7 +62,7 @@ constexpr int forward_blocks() {
 }
 
 // Projected features x of the edges in forward (EdgeAttr in params.h): their part of the scores, and the sum
-// a = sum_j alpha_ij x_ij of a row. The specialisation for ON = false does nothing.
+// a = sum_j w m alpha_ij x_ij of a row. The specialisation for ON = false does nothing.
 template <class C, bool ON, int B>
 struct ProjectedForward {
   using T = typename C::T;
@@ -67,7 +71,7 @@ struct ProjectedForward {
   AttrLanes<C, true> lanes;
   ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by a
   T x[B][F];              // features of an iteration's edges
-  A query[F], sum[1][F];  // the row's W^T q, and the sum of x by softmax weight
+  A query[F], sum[1][F];  // the row's W^T q, and the sum of x by softmax weight, not normalised yet
 
   // Multiplies the queries of the warp's items by W^T.
   __device__ __forceinline__ ProjectedForward(const Place<C>& me, const Tiling& t, const ForwardParams& p)
@@ -91,7 +95,7 @@ struct ProjectedForward {
   }
   __device__ __forceinline__ void add_to_sum(int u, A w) { lanes.axpy(sum[0], w, x[u]); }
   __device__ __forceinline__ void scale(A factor) { cuda::scale(sum, factor); }
-  // The sum becomes factor times itself, added up over the sub-warps of the row.
+  // Multiplies the sum by `factor`, and adds it up over the sub-warps of the row.
   __device__ __forceinline__ void across(const Place<C>& me, const Tiling& t, A factor) {
     repeat<F>([&](int f) { sum[0][f] = me.across(sum[0][f] * factor, t); });
   }
@@ -123,7 +127,7 @@ struct ProjectedForward<C, false, B> {
   __device__ __forceinline__ void finish(const Place<C>&, const Tiling&, const ForwardParams&) const {}
 };
 
-// Returns x if FIRST, else y; they may have different types.
+// Returns x if FIRST, else y, whose type may be another one.
 template <bool FIRST, class X, class Y>
 __device__ __forceinline__ const auto& either(const X& x, const Y& y) {
   if constexpr (FIRST) {
@@ -135,8 +139,9 @@ __device__ __forceinline__ const auto& either(const X& x, const Y& y) {
 
 // scores = the raw scores of the own edges of an iteration: sums over the columns of the row's query and the
 // neighbours' keys (additive_v2: values), to which feat_rows are added where in_key is 1. Every lane adds up
-// its own columns; then the sums of a head's lanes are reduced into the lanes that own the edges. LPH > 1:
-// with one lane per head, every column is in the head. N: entries of `index`.
+// its own columns; then the sums of a head's lanes are reduced into the lanes that own the edges. Columns are
+// tested only if LPH > 1: with one lane per head, every column is in the head. N: entries of `index`, with
+// FEAT the neighbours, then the edges' ids.
 template <bool FEAT, int B, class C, Score SCORE, bool PROJ, int Q, int F, int S, int N>
 __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t, const ForwardParams& p,
                                             const PairScore<C, SCORE>& pair,
@@ -177,8 +182,8 @@ __device__ __forceinline__ void pair_scores(const Place<C>& me, const Tiling& t,
   repeat<S>([&](int s) { scores[s] = DOT ? parts[s] * A(p.scale) : parts[s]; });
 }
 
-// Adds w times the features of an edge to `sum`, and with POSITIVE w_positive times them to sum_positive,
-// unless in_value is 0.
+// Adds w times the features of an edge to `sum`, and with POSITIVE w_positive times the features to
+// sum_positive. If in_value is 0, the value has no features, and nothing is added.
 template <typename T, bool POSITIVE, int N, int P>
 __device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_row)[N], Acc<T> w,
                                              Acc<T> w_positive, Acc<T> (&sum)[N][kVec<T>],
@@ -190,7 +195,7 @@ __device__ __forceinline__ void add_features(Acc<T> in_value, const Raw (&feat_r
   });
 }
 
-// Returns the softmax of PERIOD lanes together, which have different edges and the same maximum.
+// Returns the softmax over the edges of PERIOD lanes together. Their edges differ, their maximum is the same.
 template <int PERIOD, typename A, bool POSITIVE>
 __device__ __forceinline__ Softmax<A, POSITIVE> over_lanes(Softmax<A, POSITIVE> softmax) {
   softmax.mass = reduce_sum<PERIOD>(softmax.mass);
@@ -235,7 +240,9 @@ __device__ __forceinline__ typename C::A factor_of_weight(const Place<C>& me, co
   return factor;
 }
 
-// x = factor x + share out_bias, in this lane's columns.
+// x = factor x + share out_bias, in this lane's columns; x is then stored without a factor. share: 1, or
+// where a row is joined 1 - before, because the old contents of the row, which are scaled by `before`,
+// contain the bias already.
 template <class C>
 __device__ __forceinline__ void add_bias(const Place<C>& me, const void* out_bias, typename C::A factor,
                                          typename C::A share, typename C::A (&x)[C::NV][C::VEC]) {
@@ -281,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;
+  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of a chunk
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);
@@ -315,7 +322,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
   // ---- 3. Begin and open a row: unpack its operands, and set its sums to 0.
   int row, item;
   A query[PAIR ? NV : 1][VEC], row_term = 0, sum[NV][VEC], sum_positive[POSITIVE ? NV : 1][VEC];
-  Raw minus_query;  // QUADS: -q; row_term: attn . q
+  Raw minus_query;  // QUADS: -q
   QuadRows quads;   // QUADS: attn as both rows, the first one turned (see the head of this file)
   if constexpr (QUADS) quads.set(turned(pair.words), pair.words);
   Softmax<A, POSITIVE> softmax;
@@ -347,7 +354,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
       repeat<SLOTS>([&](int s) { scores[s] = raw_score[s] + alpha_dst; });
     }
 
-    // ---- 4b. Scores from raw scores, -inf beyond the end, and their maximum; factors of weights (options).
+    // ---- 4b. Scores from raw scores (-inf beyond the last edge), their maximum, and factors of the weights.
     bool positive[SLOTS] = {};
     A factor[SLOTS], peak = -infinity<A>();
     const auto eid_at = [&](int s) { return eid_of<C, CHUNK, EIDS>(me, p.csr, index, done, s); };
@@ -355,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
-      const int eid = EDGE && (EIDS || edge.tensors || p.attention) ? eid_at(s) : 0;  // 0: not read
+      const int eid = EDGE && (EIDS || edge.tensors || p.attention) ? eid_at(s) : 0;  // 0: nothing reads it
       const EdgeScore<T, EDGE> z(edge, scores[s], slope, eid);
       positive[s] = z.positive;
       factor[s] = A(1);
@@ -397,7 +404,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     });
   };
 
-  // ---- 7. Epilogue: sums and statistics of a row or chunk. `me` is at the next item already, `item` is not.
+  // ---- 7. Epilogue: results of a row or row chunk. `me` is at the next item; the sums and `item` are not.
   const auto finish = [&](const int row, const int slot) {
     softmax = over_lanes<Own::PERIOD>(softmax);
     if (me.shared()) softmax = add_subwarps(me, t, softmax, sum, sum_positive, projected);
@@ -407,8 +414,8 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
     const A norm = softmax.norm();
     before *= norm, ours *= norm;
     const bool adds_bias = p.out_bias && slot < 0;
-    if (adds_bias) add_bias(me, p.out_bias, ours, 1 - before, sum);  // what `before` scales contains it
-    me.store_row(p.out, p.partial_out, sum, adds_bias ? A(1) : ours, row, slot, before);  // add_bias scaled
+    if (adds_bias) add_bias(me, p.out_bias, ours, 1 - before, sum);  // add_bias says why 1 - before
+    me.store_row(p.out, p.partial_out, sum, adds_bias ? A(1) : ours, row, slot, before);
     projected.store(me, ours, slot, item);
     if constexpr (POSITIVE)
       me.store_row(p.positive, p.partial_positive, sum_positive, ours, row, slot, before);

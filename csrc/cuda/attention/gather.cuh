@@ -1,4 +1,5 @@
-// Weighted sums of neighbours' rows, in which every lane owns some columns (the second phase in lanes.cuh).
+// Weighted sums of neighbours' rows, in which every lane owns some columns: the second phase of an iteration
+// (see the head of lanes.cuh).
 #pragma once
 
 #include "main_loop.cuh"
@@ -6,8 +7,8 @@
 namespace dfgnn::cuda {
 
 // The weights of the edges that a lane owns, and how the lanes that own columns get them. With POSITIVE there
-// are two sums, over all edges and over those with z > 0. Where no weight can be negative (not SIGNED), the
-// sign bit says whether z > 0, so that one shuffle serves both sums.
+// are two sums, over all edges and over those with z > 0 (for grad_alpha_dst). Where no weight can be
+// negative (not SIGNED), the sign bit says whether z > 0, so that one shuffle serves both sums.
 template <typename A_, int S, bool POSITIVE, bool SIGNED>
 struct Weights {
   using A = A_;
@@ -49,13 +50,14 @@ __device__ __forceinline__ void load_rows(const Rows<C>& source, const int u0, c
   });
 }
 
-// acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and with POSITIVE
-// acc_positive += the same over the edges with z > 0. FULL: all sub-warps have all these edges. ONES: all
-// weights are 1. more(u, w_u, the second weight) adds what else belongs to an edge.
+// The default of add_rows for what else an edge adds: nothing.
 struct NoMore {
   template <class... X>
   __device__ __forceinline__ void operator()(const X&...) const {}
 };
+// acc += w_u rows_u for the edges u0 .. u0 + B of a chunk that has `left` edges, and with POSITIVE
+// acc_positive += the same over the edges with z > 0. FULL: all sub-warps have all these edges. ONES: all
+// weights are 1. more(u, w_u, the second weight) adds what else belongs to an edge.
 template <class C, bool FULL, bool POSITIVE, int B, bool ONES = false, class W, int NV2, class More = NoMore>
 __device__ __forceinline__ void add_rows(const int u0, int left, const W& weights,
                                          const Raw (&rows)[B][C::NV], typename C::A (&acc)[C::NV][C::VEC],
@@ -76,8 +78,9 @@ __device__ __forceinline__ void add_rows(const int u0, int left, const W& weight
   }
 }
 
-// The same for all edges of a chunk of CHUNK >= B. `rows` holds the first B rows, which were loaded before,
-// so that those loads are in flight while scores are computed; further ones are loaded here.
+// The same as add_rows for all edges of a chunk of CHUNK >= B edges. `rows` holds the first B rows, which
+// were loaded before, so that their loads are in flight while scores are computed; further ones are loaded
+// here.
 template <class C, bool FULL, bool POSITIVE, int B, int CHUNK, bool ONES = false, int S, class W, int NV2>
 __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const int (&index)[S],
                                           const W& weights, Raw (&rows)[B][C::NV],
@@ -89,7 +92,7 @@ __device__ __forceinline__ void add_chunk(const Rows<C>& source, int left, const
       if (!FULL && !__any_sync(kAll, u0 < left)) break;
       load_rows<C, B>(source, u0, index, rows);
     }
-    // Without FULL some sub-warp lacks an edge of the chunk, and so one of the last B.
+    // Without FULL some sub-warp lacks an edge of the chunk, and so one of the last B: these need no vote.
     if (FULL || (u0 + B < CHUNK && __all_sync(kAll, u0 + B <= left))) {
       add_rows<C, true, POSITIVE, B, ONES>(u0, left, weights, rows, acc, acc_positive);
     } else {

@@ -6,25 +6,31 @@
 // or (packed) each sub-warp takes a row of its own. A sub-warp computes CHUNK edges per iteration, in two
 // phases:
 //   scores, edge-parallel: lane hl of a head owns the edges hl, hl + LPH, ... of the chunk for its head, so
-//     that an edge and head takes one index, one score and one exponential. A score that is a sum over
-//     columns is added up in all lanes of the head first, and reduce_scatter brings it to the lane that owns
-//     the edge;
+//     that an edge and head takes one index, one score and one exponential. Where a score is a sum over
+//     columns, each lane of the head first adds up its own columns of every edge; reduce_scatter then adds up
+//     the lanes' sums, each in the lane that owns the edge;
 //   sums, feature-parallel: a lane owns columns. Weights and indices are shuffled from the lanes that own the
 //     edges.
 // Shared memory holds the records of the work items, with projected features the rows' products with W
 // (NodeProducts), and in backward of additive_v2 the warps' shares of grad_attn: its size does not depend on
-// degrees. A warp takes several work items (main_loop.cuh) and reads all their records at the start.
+// the degrees of nodes. A warp takes several work items (main_loop.cuh) and reads all their records at the
+// start.
 //
 // Words. q, k, v, g, e and the other symbols of formulas are those of params.h.
 //   row, neighbour  the node of a work item (Item in params.h), and the other end of its edges: destination
 //                   and source, or in a pass over sources the reverse. A row of an array: a node's elements
-//   chunk           the edges of an iteration, B or CHUNK of them; of a wide head: the COLS columns that a
-//                   block takes; of a split row: the edges of a work item
+//   chunk           a chunk of edges: those of an iteration, B or CHUNK of them. A row chunk: the part of a
+//                   split row that is one work item. A chunk of columns: the COLS columns of a wide head that
+//                   a block takes, its number being me.chunk
+//   own edge        an edge of the chunk that the lane owns (above); own edge s is the one of its slot s
 //   slot            which of a lane's own edges of a chunk; of a work item: where the partial result of a
 //                   row chunk goes, or below 0 for a whole row
+//   draw            "d raw", the gradient of an edge's raw score (params.h); not a random draw
+//   mass            of a softmax: its sum of exponentials. Of an edge in backward: the edge's weight in a
+//                   second sum of rows, which corrects the row's gradient (head of backward_steps.cuh)
 //   T, A            the type of the features, and that of sums: double for double, else float
 //   C               Config: LPH; NV; VEC elements of a load; COLS = LPH * NV * VEC; B rows in flight; WIDE:
-//                   such heads may be cut into chunks; FEATS: projected features of an edge in a lane
+//                   heads may be cut into chunks of columns; FEATS: projected features of an edge in a lane
 //
 // Steps, under the same headings in every kernel. Some kernels have no scores, others no row to unpack:
 //   1. The place of this lane, and the arrays that it reads.
@@ -36,7 +42,7 @@
 //   6. Weighted sums of the neighbours' rows.
 //   7. Epilogue: the results of the work item.
 //
-// Names that kernels use; "x = ..." after a function says what it writes to its argument x:
+// Names that kernels use. "x = ..." after a function says what it writes to its argument x:
 // accumulate.cuh, vec.cuh:
 //   repeat<N>(f)        f(0), ..., f(N - 1), unrolled. copy(to, from), zero(x), scale(x, factor): to = from,
 //                       x = 0, x = factor x, for arrays in registers
@@ -47,39 +53,44 @@
 //   read_number         (address): what an earlier launch wrote, read past the L1 cache; read_stats: RowStats
 // this file:
 //   Place me            the lane. hl: its number in its head; head_ok: whether this head exists; inside(k):
-//                       whether its k-th load is in the head; row: that of the work item it is at
+//                       whether its k-th load is in the head; row: that of the work item it is at; chunk:
+//                       which chunk of columns its block has; address(array, row, k): of its k-th load
 //   me.writes           whether this lane stores results of the row: its head exists and, of the sub-warps
-//                       that share the row, it is in the first. Item n exists unless slot_of(n) = kNoItem
+//                       that share the row, it is in the first. Item n exists unless slot_of(n) = kNoItem.
+//                       Lanes store one number per row and head only if hl and chunk are 0
 //   me.joins(slot)      whether the item adds to what an earlier source partition wrote to the row (kJoins
 //                       in params.h). None does in 16 bits: code for it tests sizeof(A) == sizeof(T)
-//   me.shared()         whether sub-warps share a row. across(v, t) returns the sum of v over them, in all of
-//                       them; for an array, x = the sum
+//   me.shared()         whether the sub-warps share a row. me.across(v, t) returns the sum of v over them, in
+//                       all of them; me.across(x, t), for an array: x = the sum
 //   me.load_row         (array, x, row): x = the lane's columns of the row, as loaded
 //   me.unpack_row       (raw, x, factor): x = factor raw as numbers, and 0 outside the head
 //   me.store_row        (array, partial, x, factor, row, slot, before = 1), if me.writes: the row becomes
 //                       factor x, plus before times its old contents if joins(slot). With slot >= 0 that
 //                       slot of `partial` becomes x, unscaled: the merge of a row's slots has the factor
-//   me.at<X>            (array, row): address of the head's X in an array with an X per row and head. Of many
-//                       rows: me.terms<X>(array).at(row), and for loads me.rows(array).load(row, k)
+//   me.at<X>            (array, row): address of the head's X in an array with an X per row and head. For
+//                       neighbours' rows: me.terms<X>(array).at(row), and of feature rows
+//                       me.rows(array).load(row, k)
 //   me.far_dot          (t, a, row of a, b, row of b, e, row of e) returns this lane's part of a . (b + e) in
 //                       the columns of a wide head that other blocks have; e may be null
 //   Tiling t            heads_per_tile: heads of a sub-warp; chunks: blocks that share the columns of a wide
-//                       head; items: work items of a warp
+//                       head, a chunk of columns each; items: work items of a warp
 //   keep(x)             leaves x in a register: the compiler can neither compute it again nor see a constant
 //   of_lane<LPH>        (v, lane) returns v of another lane of the head. reduce_sum<W>(v): the sum over W
 //                       lanes, in all of them
 //   reduce_scatter      (x, hl): x = sums over a head's lanes, in each lane those of its own edges
-//   kMinBlocks          <C, Held>: a launch bound, which caps registers. clang-format spaces its brackets:
-//                       < C, HELD >
+//   kMinBlocks          <C, Held>: a launch bound, which caps registers. Held says about how many rows a lane
+//                       keeps beside those in flight. clang-format spaces its brackets: < C, HELD >
 //   kThreads, kAll      threads of a block, which are kWarps warps; the mask of all lanes
 // main_loop.cuh:
 //   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
 //                       iterate(edges done, edges left); then finish(row, slot), when `me` may be at the
-//                       next item already. Ahead: which loads come before the iteration or item that needs
-//                       them: none, the item's own row (own), neighbours' rows (rows), or both (all), as
+//                       next item already, while what the kernel itself keeps is still of the item that it
+//                       finishes. Ahead: which loads come before the iteration or item that needs them:
+//                       none, the item's own row (own), neighbours' rows (rows), or both (all), as
 //                       measured. With Ahead::rows, open() is not called for a row without edges
-//   OwnEdges Own        a lane owns SLOTS edges; lanes hl and hl + PERIOD of a head have the same; SHARE: a
-//                       chunk's edges, rounded up to a power of two. Edge u exists if u < left(rest)
+//   OwnEdges Own        a lane owns SLOTS edges of a chunk: hl % PERIOD + s * LPH for s < SLOTS. Lanes hl and
+//                       hl + PERIOD of a head have the same. SHARE: a chunk's edges, rounded up to a power of
+//                       two. Edge u exists if u < left(rest) = min(rest, edges of a chunk)
 //   eid_of              (..., s) returns the id of own edge s. EIDS: ids were loaded ahead, into the second
 //                       half of `index` behind the neighbours; else eid_of loads it, as ids of several own
 //                       edges need registers
@@ -89,26 +100,31 @@
 //                       of the chunk: of neighbours, or with first = SLOTS of rows by edge id
 //   Weights             <A, SLOTS, POSITIVE, SIGNED> of the own edges, for one sum (all) or with POSITIVE two
 //                       (all, positive): set(s, w, whether z > 0). SIGNED: weights may be negative
-//   add_rows            (u0, left, weights, rows, acc, acc2, f): acc = acc + w_u rows_u over the B edges from
-//                       u0 on, with weights from the lanes that own them, and f(u, w, second w) for what
-//                       else an edge adds. acc2: the second sum, with POSITIVE; else it is not touched
-//   add_chunk           the same for a chunk of several B, of which it loads all but the first B
+//   add_rows            <C, FULL, POSITIVE, B>(u0, left, weights, rows, acc, acc2, f): acc = acc + w_u rows_u
+//                       over the B edges from u0 on, with weights from the lanes that own them, and f(u, w,
+//                       second w) for what else an edge adds. acc2: with POSITIVE the second sum; else it is
+//                       not touched, and any array will do
+//   add_chunk           add_rows for all edges of a chunk of several B; it loads all rows but the first B
 // edge_options.cuh, softmax.cuh:
 //   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
 //                       ones
-//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: some are tensors.
-//                       Dropout: factor(s) returns own edge s's factor, 0 or 1 / (1 - p)
+//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: some are tensors
+//   Dropout             (edge, heads_per_tile, eid_at): draws the masks of the own edges. factor(s) returns
+//                       that of own edge s: 0 or 1 / (1 - p). All lanes of the warp must call both, because
+//                       lanes of four heads may share one random draw
 //   EdgeScore           makes z and the score from the raw score; positive: z > 0; slope: L'(z)
 //   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term (additive:
 //                       alpha_dst; additive_v2: slope attn . x_i), RowStats and delta. load_stats(address)
 //   Softmax             online: top, the maximum; mass, the sum of exponentials relative to it; positive:
 //                       the mass of edges with z > 0
 // edge_projection.cuh (projected features x of the edges, EdgeAttr in params.h):
-//   AttrLanes           the lane's share of an edge's features. load(index, x) issues their loads; dot(y, x,
-//                       sum) returns sum + y . x; axpy(sum, w, x): sum = sum + w x; store_row(me, sum,
-//                       factor, slot, to): to = factor sum, or with slot >= 0 attr.partial's slot = sum
-//   NodeProducts        onto(y, to): to = W^T y of the rows y of the warp's items, in shared memory. back(a,
-//                       y, factor, sums): y = y + factor W a for whole rows, and sums = a, unless it is null
+//   AttrLanes           the lane's share of an edge's features. load(index, x) issues their loads.
+//                       load_row(row, y): y = the lane's share of a row in shared memory. dot(y, x, sum)
+//                       returns sum + y . x. axpy(sum, w, x): sum = sum + w x. store_row(me, sum, factor,
+//                       slot, to): to = factor sum, or with slot >= 0 attr.partial's slot = sum
+//   NodeProducts        shared<K>(): the warp's shared memory for K arrays of size() numbers. onto(y, to): to
+//                       = W^T y of the rows y of the warp's items. back(a, y, factor, sums): y = y + factor
+//                       W a for whole rows, and sums = a, unless it is null
 //   ItemFeatures        row(n, k): the row of item n in the k-th of these arrays of shared memory
 #pragma once
 
@@ -123,9 +139,10 @@ inline constexpr int kWarps = 4;  // warps of a block
 inline constexpr int kThreads = 32 * kWarps;
 inline constexpr unsigned kAll = 0xffffffffu;
 
-// Divides numbers below 2^31 by one number >= 2 that is known when a kernel starts.
+// Divides numbers below 2^31 by `value` >= 2, which is known when a kernel is launched, with a multiplication
+// in place of a division.
 struct Divisor {
-  uint32_t value, multiplier;  // ceil(2^(32 + shift) / value)
+  uint32_t value, multiplier;  // multiplier = ceil(2^(32 + shift) / value)
   int shift;
   Divisor() = default;
   explicit Divisor(uint32_t by) : value(by), shift(0) {
@@ -136,15 +153,16 @@ struct Divisor {
 };
 
 // How work is distributed over the grid. Heads beyond one sub-warp go to grid.y, columns of a head beyond the
-// LPH * NV loads of a sub-warp to grid.z. The work items of a warp are a window apart. A window is about as
-// many blocks as are resident at a time: warps that run at the same time are then near each other in the
-// schedule's order, and no warp has long items only.
+// LPH * NV loads of a sub-warp to grid.z. A window is a stretch of about as many blocks as are resident at a
+// time, and the work items of a warp are one window apart: warps that run at the same time then take items
+// that are near each other in the schedule's order, and where this order is by length, no warp gets long
+// items only.
 struct Tiling {
   int lanes_log2;      // log2 of the lanes of a sub-warp
   int heads_per_tile;  // heads of a sub-warp, lanes / LPH
-  int chunks;          // grid.z: blocks that share the columns of a head
+  int chunks;          // grid.z: blocks that share the columns of a head, a chunk of columns each
   int items;           // work items of a warp, or (packed) of each of its sub-warps
-  Divisor window;      // in blocks
+  Divisor window;      // blocks of a window
   __host__ __device__ int lanes() const { return 1 << lanes_log2; }
 };
 
@@ -155,8 +173,8 @@ __device__ __forceinline__ void keep(const char*& x) { asm volatile("" : "+l"(x)
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)); }
 __device__ __forceinline__ void keep(double& x) { asm volatile("" : "+d"(x)); }
 
-// Makes the compiler compute what depends on x again in every iteration: for addresses this costs less than
-// registers that hold them over the loop.
+// Returns x. Makes the compiler compute what depends on x again in every iteration: for addresses this costs
+// less than registers that hold them over the loop.
 __device__ __forceinline__ uint32_t again(uint32_t x) {
   keep(x);
   return x;
@@ -179,19 +197,19 @@ struct Config {
   using T = T_;
   using A = Acc<T>;
   static constexpr int LPH = LPH_, NV = NV_, B = B_, VEC = kVec<T>, COLS = LPH * NV * VEC;
-  static constexpr bool WIDE = LPH == 32 && NV == 4;  // only such heads may be cut into chunks
+  static constexpr bool WIDE = LPH == 32 && NV == 4;  // only these heads may be cut into chunks of columns
   static_assert(!WIDE || LPH * NV * 16 == kWideBytes);
   static constexpr int FEATS = LPH < 8 ? 16 / LPH : 2;  // projected features of an edge that a lane holds
 };
 
-// Layouts whose kernels take projected features (EdgeAttr). In float32 they are no faster that way
-// (docs/performance-log.md).
+// Layouts whose kernels take projected features (EdgeAttr). For float32 there are none: projecting at the
+// nodes was no faster there (docs/performance-log.md).
 template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
-// A kernel's need of registers, named after about how many rows of T or A a lane holds beside the neighbours'
-// rows in flight. sums: accumulators alone, no score is computed; many_rows: five or more; most_rows:
-// additive_v2 over sources with feature rows of the edges.
+// A kernel's need of registers, which kMinBlocks goes by. It is named after about how many rows of T or A a
+// lane holds beside the neighbours' rows in flight. sums: accumulators alone, as no score is computed;
+// many_rows: five or more; most_rows: additive_v2 over sources with feature rows of the edges.
 enum class Held { sums, one_row, two_rows, four_rows, many_rows, most_rows };
 
 // How many blocks a multiprocessor must be able to hold, as measured. This caps registers, because occupancy
@@ -211,7 +229,8 @@ inline constexpr int kMinBlocks = C::NV > 1 || sizeof(typename C::T) == 8 ? 1
                                   : HELD == Held::many_rows    ? 4
                                                                : 5;
 
-// How many edges are distributed over the lanes of a head: those of a chunk, rounded up to a power of two.
+// How many edges are distributed over the lanes of a head: those of a chunk of edges, rounded up to a power
+// of two.
 constexpr int share_of(int chunk) {
   int n = 1;
   while (n < chunk) n *= 2;
@@ -248,8 +267,8 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
 }
 
 // Programmatic dependent launch: a kernel may start while the one before it in the stream ends. Every kernel
-// that launch.cuh launches so begins with this function, which waits until the results of the kernel before
-// are written, and allows the next kernel to start.
+// that is launched in this way (launch.cuh) begins with this function, which waits until the results of the
+// kernel before are written, and allows the next kernel to start.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");
@@ -263,13 +282,14 @@ __device__ __forceinline__ A of_lane(A v, int lane) {
   return __shfl_sync(kAll, v, lane, LPH);
 }
 
-// Returns the sum, or the maximum, of v over WIDTH consecutive lanes, in all of them.
+// Returns the sum of v over WIDTH consecutive lanes, in all of them.
 template <int WIDTH, typename A>
 __device__ __forceinline__ A reduce_sum(A v) {
 #pragma unroll
   for (int o = WIDTH / 2; o > 0; o /= 2) v += __shfl_xor_sync(kAll, v, o);
   return v;
 }
+// Returns the maximum of v over WIDTH consecutive lanes, in all of them.
 template <int WIDTH, typename A>
 __device__ __forceinline__ A reduce_max(A v) {
 #pragma unroll
@@ -282,7 +302,7 @@ template <class C>
 struct Rows {
   const char* base;
   uint32_t row_bytes;
-  uint32_t shift[C::NV];
+  uint32_t shift[C::NV];  // bytes from the lane's first load to its k-th
   // Loads without a predicate: callers pass a row that exists, and do not use columns outside the head.
   __device__ __forceinline__ Raw load(int row, int k) const {
     return load_raw(at_row(base, row, row_bytes) + (k ? shift[k] : 0));
@@ -299,7 +319,8 @@ struct Terms {
   }
 };
 
-// The edges of a sub-warp are at first + k * stride, for k < count.
+// The edges of a work item that one sub-warp takes: those at the positions first + k * stride of the CSR, for
+// k < count. The stride is Place::stride.
 struct Range {
   int first, count;
 };
@@ -310,9 +331,11 @@ struct Place : Range {
   using T = typename C::T;
   using A = typename C::A;
 
-  // sub: which sub-warp of the warp. head: the lane's head, or where there is none (not head_ok) the last
-  // one. writes: this lane stores results of the row. column, first_byte: where its first load begins, in the
-  // head and in the row. chunk: which chunk of a wide head.
+  // sub: which of the warp's num_sub = 1 << sub_log2 sub-warps. hl: the lane's number in its head. head: the
+  // lane's head, or the last of `heads` where there is none (not head_ok). writes: this lane stores results
+  // of the row. dim, row_bytes: columns of a head, bytes of a row. column, first_byte: where the lane's first
+  // load begins, in the head and in the row. chunk: which chunk of columns of a wide head. row: the node of
+  // the item that the place is at. packed: each sub-warp takes items of its own; stride: Range.
   int sub, num_sub, hl, head, heads;
   bool head_ok, writes;
   uint32_t row_bytes;
@@ -346,7 +369,8 @@ struct Place : Range {
     stride = packed ? 1 : num_sub;
     writes = head_ok && (packed || sub == 0);
 
-    // Each lane reads the record of one item of its warp or sub-warp. The record after the last one is empty.
+    // Each lane reads the record of one item of its warp or sub-warp. The record after the last one is empty,
+    // because loads ahead look at the item after the last one.
     const int group = packed ? lane & ~(t.lanes() - 1) : 0, n = lane - group, warp = threadIdx.x >> 5;
     const unsigned turn = t.window.quotient(blockIdx.x), place = blockIdx.x - turn * t.window.value;
     int64_t index = (int64_t(turn * t.items + n) * t.window.value + place) * kWarps + warp;
@@ -365,12 +389,13 @@ struct Place : Range {
     keep(records);
   }
 
-  // The record of the n-th item of this lane's warp or (packed) sub-warp; its slot; and those of its edges
-  // that this sub-warp takes.
+  // The record of the n-th item of this lane's warp or (packed) sub-warp.
   __device__ __forceinline__ const int4& record(int n) const {
     return static_cast<const int4*>(__cvta_shared_to_generic(records))[n];
   }
+  // The slot of the n-th item: of a partial result, or one of kWhole, kJoins and kNoItem.
   __device__ __forceinline__ int slot_of(int n) const { return record(n).w; }
+  // The edges of the n-th item that this sub-warp takes.
   __device__ __forceinline__ Range range_of(int n) const {
     const int begin = record(n).x, length = record(n).y;
     return packed ? Range{begin, length} : Range{begin + sub, (length - sub + num_sub - 1) >> sub_log2};
@@ -380,8 +405,8 @@ struct Place : Range {
     static_cast<Range&>(*this) = range_of(n);
     row = record(n).z;
   }
-  // Whether some sub-warp has more than k edges. It is a vote, which tells the compiler that the lanes of the
-  // warp stay together.
+  // Whether some sub-warp has more than k edges of the item. It is a vote, which tells the compiler that the
+  // lanes of the warp stay together.
   __device__ __forceinline__ bool any(int k) const { return __any_sync(kAll, count > k); }
 
   // Whether the k-th load of this lane lies inside the head.
@@ -398,7 +423,7 @@ struct Place : Range {
     repeat<C::NV>([&](int k) { r.shift[k] = column + k * C::LPH * C::VEC < dim ? k * C::LPH * 16 : 0; });
     return r;
   }
-  // The X of this lane's head in the rows of `array` [rows, H], and (at) its address in one row.
+  // The X of this lane's head in the rows of `array` [rows, H].
   template <typename X>
   __device__ __forceinline__ Terms<X> terms(const void* array) const {
     Terms<X> r{static_cast<const char*>(array) + head * int64_t(sizeof(X)), uint32_t(heads * sizeof(X))};
@@ -406,6 +431,7 @@ struct Place : Range {
     keep(r.row_bytes);
     return r;
   }
+  // The address of the X of this lane's head in one row of `array` [rows, H].
   template <typename X>
   __device__ __forceinline__ X* at(void* array, int row) const {
     return reinterpret_cast<X*>(at_row(static_cast<char*>(array) + again(uint32_t(head * sizeof(X))), row,
@@ -470,13 +496,14 @@ struct Place : Range {
       }
     }
   }
-  // Whether the sub-warps of a warp share a row. `across` returns the sum of v over them, in all of them, or
-  // replaces an array by it.
+  // Whether the sub-warps of a warp share a row.
   __device__ __forceinline__ bool shared() const { return !packed && num_sub > 1; }
+  // Returns the sum of v over the sub-warps, in all of them.
   __device__ __forceinline__ A across(A v, const Tiling& t) const {
     for (int o = t.lanes(); o < 32; o *= 2) v += __shfl_xor_sync(kAll, v, o);
     return v;
   }
+  // x = the sum of x over the sub-warps, in all of them.
   __device__ __forceinline__ void across(A (&x)[C::NV][C::VEC], const Tiling& t) const {
     for (int o = t.lanes(); o < 32; o *= 2)
       repeat<C::NV, C::VEC>([&](int k, int c) { x[k][c] += __shfl_xor_sync(kAll, x[k][c], o); });

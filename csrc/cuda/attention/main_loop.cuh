@@ -1,6 +1,6 @@
 // The main loop of a warp over the edges of its work items, a chunk of edges per iteration. Loads are issued
-// ahead of their use: the indices of the next iteration, those of the next work item during the last
-// iteration of the one before, and what Ahead names.
+// ahead of their use: the indices of the next iteration (in an item's last iteration, those of the next
+// item), and what Ahead names.
 //
 // The hardware tracks a warp's pending loads with six scoreboards. An instruction waits for a scoreboard, not
 // for a load, and loads whose results are used after a branch, or in the next iteration, share one. Where the
@@ -16,26 +16,28 @@
 
 namespace dfgnn::cuda {
 
-// How the lanes of a head share the edges of an iteration: lane hl owns the edges s * LPH + hl % PERIOD, s <
-// SLOTS.
+// How the lanes of a head share the edges of an iteration: lane hl owns the edges s * LPH + hl % PERIOD, for
+// s < SLOTS.
 template <class C, int CHUNK>
 struct OwnEdges {
   static constexpr int SHARE = share_of(CHUNK), PERIOD = period_of(CHUNK, C::LPH), SLOTS = SHARE / PERIOD;
-  // Edge u < SHARE of the iteration exists if u < left(rest), where `rest` edges of the row are left.
+  // Edge u < SHARE of the iteration exists if u < left(rest), where the sub-warp has `rest` edges of the row
+  // left. The minimum matters only where CHUNK was rounded up, so that lanes have slots for edges beyond it.
   static __device__ __forceinline__ int left(int rest) { return SHARE > CHUNK ? min(rest, CHUNK) : rest; }
 };
 
 // Position in the CSR of the edge that this lane owns in slot s of the iteration that begins with edge
-// `done`. Past the end it is the last edge, and where a sub-warp has no edge while others have some, any
-// edge: loads need no predicate then, and only the additions are left out.
+// `done`. Past the end it is the last edge, and for a sub-warp without edges beside others that have some, it
+// is any edge: loads then need no predicate, and only the additions are left out.
 template <class C, int CHUNK>
 __device__ __forceinline__ int position(const Place<C>& me, const Range& range, int done, int s) {
   constexpr int PERIOD = period_of(CHUNK, C::LPH);
   const int k = min(done + s * C::LPH + me.hl % PERIOD, range.count - 1);
   return max(range.first + k * me.stride, 0);
 }
-// index = the neighbours of the own edges of work item n from edge `done` on or, where the item has no more,
-// those of the next work item. EIDS: the second half of `index` = the edges' ids. `me` is at item n.
+// index = the neighbours of the own edges of work item n in the iteration that begins with edge `done`. Where
+// the item has no such edge in any sub-warp: those in the first iteration of the next item, if this has
+// edges. EIDS: the second half of `index` = the edges' ids. `me` must be at item n.
 template <class C, int CHUNK, bool EIDS = false, int S>
 __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n, int done, int (&index)[S]) {
   Range range = me;
@@ -51,7 +53,7 @@ __device__ __forceinline__ void fetch(const Place<C>& me, const Csr& csr, int n,
     if constexpr (EIDS) index[OWN + s] = edge_id(csr, at);
   });
 }
-// Loads the id of the edge that this lane owns in slot s.
+// Loads and returns the id of the edge that this lane owns in slot s.
 template <class C, int CHUNK>
 __device__ __forceinline__ int fetch_eid(const Place<C>& me, const Csr& csr, int done, int s) {
   return edge_id(csr, position<C, CHUNK>(me, me, done, s));
@@ -82,19 +84,21 @@ __device__ __forceinline__ void whole_or_not(int left, F f) {
 
 // What is loaded ahead of the work item, or of the iteration, that needs it.
 //   none: the indices alone
-//   own: the next item's own row, before the results of the item before are written
-//   rows: the neighbours' rows of an iteration, at the end of the iteration before; those of an item's first
-//     iteration, before its own row is waited for
-//   all: both, and an item's first rows before the results of the item before are written
+//   own: an item's own row, before the results of the item before it are written
+//   rows: the neighbours' rows of an iteration, at the end of the iteration before it; those of an item's
+//     first iteration, before the item's own row is waited for
+//   all: both, and the rows of an item's first iteration before the results of the item before are written
 enum class Ahead { none, own, rows, all };
 
 // The main loop over all work items of a warp. A kernel passes what it does:
 //   load_item()          issues the loads of the item that `me` is at
 //   load_edges()         issues the loads of an iteration: the rows of the neighbours in `index`
-//   begin(row, n)        begins the n-th item: sets its sums to 0
+//   begin(row, n)        begins the n-th item: sets its sums to 0, copies what load_item() loaded
 //   open()               unpacks the item's own row; with Ahead::rows it is called for items with edges only
-//   iterate(done, left)  computes the sub-warp's edges done ... done + CHUNK, of which `left` exist
-//   finish(row, slot)    writes the item's results; `me` is at the next item already
+//   iterate(done, left)  computes the sub-warp's edges from `done` on: CHUNK of them, or `left` if these are
+//                        fewer
+//   finish(row, slot)    writes the item's results; `me` is at the next item already, and load_item() may
+//                        have been called for that one
 template <int CHUNK, Ahead AHEAD, bool EIDS = false, class C, int S, class LoadItem, class LoadEdges,
           class Begin, class Open, class Iterate, class Finish>
 __device__ __forceinline__ void main_loop(Place<C>& me, const Csr& csr, int items, int (&index)[S],

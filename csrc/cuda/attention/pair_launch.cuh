@@ -35,11 +35,12 @@ void project_splits(const Csr& csr, const Shape& shape, const EdgeAttr& attr, vo
   });
 }
 
-// The kernels for feature rows of the edges without scalars: dot has its own, additive_v2 uses those with
-// scalars.
+// For which edge options the kernels are compiled that serve feature rows of the edges without scalars: dot
+// has such kernels, additive_v2 uses those with scalars.
 template <Score SCORE>
 inline constexpr Edges kFeatures = SCORE == Score::dot ? Edges::features : Edges::features_scalars;
-// How many rows are in flight with features of edges: three where this leaves registers for more warps.
+// How many neighbours' rows are in flight where edges have feature rows: three where this leaves registers
+// for more warps.
 template <class C, Score SCORE, bool SOURCES = false>
 inline constexpr int kFeatureRows =
     SCORE == Score::dot && C::B > 3 && (SOURCES || sizeof(typename C::T) == 2) ? 3 : C::B;
@@ -76,7 +77,7 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
     });
   });
   finish_forward<T>(p, stream);
-  if (p.attr.x) {  // the same merge for a, the split rows' sums of features, as heads of `width` columns
+  if (p.attr.x) {  // merges a, the split rows' sums of features, as heads of `width` columns; then adds W a
     ForwardParams q = p;
     q.shape.value_dim = p.attr.width;
     q.out = p.attr.sums, q.partial_out = p.attr.partial, q.out_bias = nullptr;
@@ -86,11 +87,11 @@ const char* pair_forward(const ForwardParams& p, cudaStream_t stream) {
   return last_error();
 }
 
-// The backward kernels for the options of a function call. With features of the edges, in rows or projected,
-// the pass over destinations always saves alpha and ds of the edges; without features it does where memory
-// allows it.
 using BackwardKernel = void (*)(BackwardParams, Tiling);
 
+// Returns the kernel of the pass over destinations for the edge options of a call. For dot with features of
+// the edges, in rows or projected, it always saves alpha and ds of the edges for the pass over sources;
+// without features it does if there is an array for them (p.handed).
 template <class C, Score SCORE>
 BackwardKernel destinations_kernel(const BackwardParams& p, Edges edges) {
   constexpr int B = C::B, F = kFeatureRows<C, SCORE>;
@@ -114,6 +115,7 @@ BackwardKernel destinations_kernel(const BackwardParams& p, Edges edges) {
                 : dot_destinations_kernel<C, Edges::scalars, B, false>;
   }
 }
+// Returns the kernel of the pass over sources: for dot one that reads alpha and ds, if they are saved.
 template <class C, Score SCORE>
 BackwardKernel sources_kernel(const BackwardParams& p, Edges edges) {
   constexpr int B = C::B, F = kFeatureRows<C, SCORE, true>;
@@ -163,7 +165,7 @@ const char* pair_backward(const BackwardParams& p, cudaStream_t stream) {
       for_each_part(p.csr, [&](const Csr& part) {
         BackwardParams q = p;
         q.csr = part;
-        q.part_of_rows |= part.num_parts > 0;
+        q.part_of_rows |= part.num_parts > 0;  // a source partition has only some edges of a row
         launch_part(kernel, q, part, p.attr.x);
       });
     };

@@ -1,10 +1,12 @@
-// Scores of additive_v2 in 16 bits, as exact products by tensor cores. With a row o and a neighbour c,
+// Scores of additive_v2 in 16 bits, as exact products by tensor cores. With the row o of a work item and the
+// row c of a neighbour,
 //   max(o + c, 0) = o + max(-o, c), so that
 //   attn . LeakyReLU(o + c) = attn . o + slope attn . c + (1 - slope) attn . max(-o, c)
 // and the derivative of LeakyReLU(o + c) is 1 where c > -o, else the slope (add_where_greater).
 // All operands are 16-bit numbers as they are in memory; the maximum is taken of two columns at a time.
 // Tensor cores multiply 16-bit numbers exactly and add in float32. Their operands are the registers that the
-// rows were loaded into: the columns of a product may be in any order that both factors share.
+// rows were loaded into: the columns of a product may be in any order that both factors share. A quad is a
+// group of four lanes, the lanes 4 q to 4 q + 3.
 #pragma once
 
 #include "../mma.cuh"
@@ -12,11 +14,12 @@
 
 namespace dfgnn::cuda {
 
-// Layouts whose quads (groups of four lanes) belong to one head each, with four rows in flight.
+// Layouts whose quads belong to one head each, with four rows in flight.
 template <class C, Score SCORE, Edges EDGES>
 inline constexpr bool kQuads = SCORE == Score::additive_v2 && !has_features(EDGES) &&
                                sizeof(typename C::T) == 2 && C::NV == 1 && C::B == 4 && C::LPH >= 4;
-// Launch bounds (blocks per multiprocessor) of these layouts, in place of kMinBlocks (lanes.cuh).
+// Launch bounds (blocks per multiprocessor) of kernels with these layouts, in place of kMinBlocks
+// (lanes.cuh).
 inline constexpr int kQuadBlocksForward = 7, kQuadBlocksDestinations = 5, kQuadBlocksSources = 4;
 
 // Returns -x of 16-bit numbers, held in registers: without `keep` the compiler negates them again in every
@@ -45,8 +48,7 @@ __device__ __forceinline__ uint32_t max_of_two(uint32_t x, uint32_t y) {
   }
   return z;
 }
-// low += x where the low half of a is greater than that of b, high += x where the high half is. The second
-// version does this with two x, each with its own sums.
+// low += x if the low half of a is greater than that of b, high += x if the high half is greater.
 template <typename T>
 __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float x, float& low, float& high) {
 #if __CUDA_ARCH__ >= 900
@@ -65,6 +67,7 @@ __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float 
   if (u.y > v.y) high += x;
 #endif
 }
+// The same with two numbers x and x2, each with its own sums.
 template <typename T>
 __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float x, float& low, float& high,
                                                   float x2, float& low2, float& high2) {
@@ -93,7 +96,7 @@ __device__ __forceinline__ void add_where_greater(uint32_t a, uint32_t b, float 
 // 8 results only those are used in which both are of the same columns: the diagonal or, for a row that was
 // turned, that of quad q with quad q ^ 2.
 struct QuadRows {
-  uint32_t x[2][4];
+  uint32_t x[2][4];  // left operands of two products: the first and the second half of a lane's columns
   __device__ __forceinline__ void set(const Raw& first, const Raw& second) {
     repeat<2, 2>([&](int half, int k) {
       x[half][2 * k] = first.x[2 * half + k];
@@ -130,7 +133,8 @@ __device__ __forceinline__ float of_own_edge(const float (&odd)[4], const float 
   for (int o = 4; o < C::LPH; o *= 2) sum += __shfl_xor_sync(kAll, sum, o);
   return sum;
 }
-// The same for the products with the rows `first`: sums[u] are the results of multiply_by for neighbour u.
+// Returns the same sum for the products with the first row of QuadRows: sums[u] are the results of
+// multiply_by for neighbour u.
 template <class C>
 __device__ __forceinline__ float first_of_own_edge(const float (&sums)[4][4]) {
   float odd[4], even[4];

@@ -1,8 +1,9 @@
 // The scores that are sums over the columns of two rows x and y, and what a lane adds to them for its
 // columns.
-//   dot:          x . y, without the scale, by which callers multiply it
+//   dot:          x . y. Callers multiply it by the scale
 //   additive_v2:  attn . LeakyReLU(x + y)
-// As dot is scaled last, the pass over sources, where it is y . x, rounds as forward does.
+// As the scale comes last, x . y and y . x round alike: forward and the pass over sources, where the rows
+// change places, get the same score.
 #pragma once
 
 #include "gather.cuh"
@@ -17,7 +18,7 @@ struct PairScore {
   static constexpr int NV = V2 ? C::NV : 1;
   A numbers[QUADS ? 1 : NV][C::VEC];  // attn in the type of sums; unused with QUADS
   Raw words;                          // QUADS: attn in 16 bits, as it is in memory
-  A slope;                            // of the inner LeakyReLU
+  A slope;                            // of the LeakyReLU within additive_v2's sum
 
   __device__ __forceinline__ PairScore(const Place<C>& me, const void* attn_row, A negative_slope)
       : slope(negative_slope) {
@@ -41,8 +42,9 @@ struct PairScore {
     }
   }
 
-  // LeakyReLU(u) = slope u + (1 - slope) max(u, 0): the two sums are added up separately and joined once per
-  // edge. LINEAR = false leaves the first sum out, for callers that know slope attn . (x + y) already.
+  // LeakyReLU(u) = slope u + (1 - slope) max(u, 0): the sums of attn u (linear) and of attn max(u, 0)
+  // (positive) are added up separately and joined once per edge. LINEAR = false leaves the first sum out, for
+  // callers that know slope attn . (x + y) already. dot has the linear sum only, of x y.
   struct Sum {
     A linear = 0, positive = 0;
   };
@@ -90,8 +92,8 @@ struct PairScore {
     });
     return of_own_edge<C, TURNED>(odd, even);
   }
-  // The same where `quads` has attn twice, the first time turned, and the products with its first row are not
-  // needed.
+  // Returns quad_sum's result where `quads` has attn as both rows, the first one turned, and the caller does
+  // not need the products with the first row.
   __device__ __forceinline__ A quad_score(const QuadRows& quads, const Raw& minus,
                                           const Raw (&rows)[4][1]) const {
     float unused[4][4];
@@ -111,7 +113,8 @@ struct PairScore {
     return reduce_sum<C::LPH>(sum);
   }
   // Adds to `sum` this lane's part of the score of row a_row of array a and row b_row of b, in the columns of
-  // a wide head that other blocks have. e, the edges' features in the key, may be null.
+  // a wide head that other blocks have. e, the edges' features in the key, may be null. Of far_sum only the
+  // loop over columns is used, not its sum.
   template <bool LINEAR = true>
   __device__ __forceinline__ void add_far(const Place<C>& me, const Tiling& t, const void* attn_row,
                                           const void* a, int64_t a_row, const void* b, int64_t b_row,
@@ -137,8 +140,8 @@ struct PairScore {
   }
 };
 
-// Adds up the shares of grad_attn of a block's lanes, sub-warps first, then warps through `shared`, and
-// stores the sum as the block's row of `parts` [blocks, H, D].
+// Adds up the lanes' shares of grad_attn over the sub-warps of each warp, then over the block's warps through
+// `shared`, and stores the sum as the block's row of `parts` [blocks, H, D].
 template <class C>
 __device__ __forceinline__ void store_share_of_block(const Place<C>& me, const Tiling& t,
                                                      typename C::A (&share)[C::NV][C::VEC],

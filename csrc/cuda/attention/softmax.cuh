@@ -8,7 +8,7 @@
 namespace dfgnn::cuda {
 
 // What forward saves of a row and head. It is two numbers, because max + log_sum would round log_sum away
-// where max is large. `minus` rounds the difference, so that it is 0 for equal scores.
+// where max is large. `minus` rounds score - max on its own, so that it is exactly 0 for equal numbers.
 template <typename A>
 struct RowStats {
   A max, log_sum;  // max = +inf marks a row without mass: no edges, or all scores -inf
@@ -44,16 +44,16 @@ __device__ __forceinline__ RowStats<double> load_stats(const RowStats<double>* a
   return {v.x, v.y};
 }
 
-// Reads statistics that an earlier launch wrote, as read_raw does.
+// Reads statistics that an earlier launch wrote and this launch writes, too: past the L1 cache (read_raw).
 template <typename A>
 __device__ __forceinline__ RowStats<A> read_stats(const RowStats<A>* at) {
   return {read_number(&at->max), read_number(&at->log_sum)};
 }
 
-// Online softmax of a row, or of a part of it. top: the largest score so far; mass: the sum of the
-// exponentials relative to it; positive, with POSITIVE: their sum over edges with z > 0. Two parts of a row
-// can be merged exactly. Sums of rows with these exponentials as weights must be multiplied by what `raise`
-// returns.
+// Online softmax of a row, or of a part of it. top: the largest score so far; mass: the sum of exp(score -
+// top); positive, with POSITIVE: the same over edges with z > 0. Two parts of a row can be merged exactly. A
+// kernel's sums of neighbours' rows have the same exponentials as weights: they must be multiplied by what
+// `raise` returns.
 template <typename A, bool POSITIVE>
 struct Softmax {
   A top = -infinity<A>(), mass = 0, positive = 0;
@@ -75,8 +75,8 @@ struct Softmax {
     if constexpr (POSITIVE) positive *= shrink;
     return shrink;
   }
-  // Adds another part. Returns the factor for the sums of this part; `theirs` becomes the one for those of
-  // the other part.
+  // Adds another part of the row. Returns the factor for the sums of this part; `theirs` becomes the factor
+  // for the sums of the other part.
   __device__ __forceinline__ A merge(const Softmax& other, A& theirs) {
     const A ours = raise(other.top);
     theirs = factor(other.top, top);
@@ -84,10 +84,10 @@ struct Softmax {
     if constexpr (POSITIVE) positive += other.positive * theirs;
     return ours;
   }
-  // Adds a part of the row that an earlier launch finished. Returns the factor for its normalised values;
-  // `ours` becomes the one for the sums of this part. Both are still to be multiplied by norm().
+  // Adds a part of the row that an earlier launch finished. Returns the factor for its normalised results;
+  // `ours` becomes the factor for the sums of this part. Both are still to be multiplied by norm().
   __device__ __forceinline__ A join(const RowStats<A>& before, A& ours) {
-    if (before.max == infinity<A>()) return ours = 1, A(0);
+    if (before.max == infinity<A>()) return ours = 1, A(0);  // that part had no mass
     const Softmax other{before.max, exponential(before.log_sum), A(0)};
     A theirs;
     ours = merge(other, theirs);
@@ -97,6 +97,7 @@ struct Softmax {
   __device__ __forceinline__ A reference() const { return top == -infinity<A>() ? A(0) : top; }
   // 1 / mass, by which sums are normalised; 0 for a row without mass.
   __device__ __forceinline__ A norm() const { return mass == 0 ? A(0) : A(1) / mass; }
+  // What is saved for backward.
   __device__ __forceinline__ RowStats<A> stats() const {
     if (mass == 0) return {infinity<A>(), A(0)};
     return {top, logarithm(mass)};

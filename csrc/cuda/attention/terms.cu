@@ -1,12 +1,12 @@
 // Score terms of additive attention from projected features, and their gradients: core/terms.h.
 //
-// Forward: blockIdx.y is a head. A sub-warp of `lanes` lanes takes a row at a time, a lane 16 bytes of it, or
-// several times 16 where the head is wider. Each lane holds its first part of both attention vectors in
-// registers over all its rows.
+// Forward: blockIdx.y is a head. A group of `lanes` lanes takes a row at a time, a lane 16 bytes of it, or
+// several times 16 where the head is wider. Of both attention vectors, each lane holds the columns of its
+// first 16 bytes in registers over all its rows.
 //
 // Backward: threadIdx.x and blockIdx.y say which 16 bytes of columns a thread takes, threadIdx.y and
-// blockIdx.x in which rows, every (gridDim.x blockDim.y)-th one. A block adds up its sums in shared memory,
-// and a second kernel adds up those of the blocks in a fixed order. The pass reads feat, grad_out and
+// blockIdx.x in which rows, every (gridDim.x blockDim.y)-th one. A block adds up its threads' sums in shared
+// memory, and a second kernel adds up the blocks' sums in a fixed order. The pass reads feat, grad_out and
 // grad_feat once, and writes grad_feat.
 #include "../launch.cuh"
 #include "terms.h"
@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kTermsThreads) terms_kernel(const TermsParams 
   }
 }
 
-// Adds the terms' part to grad_feat, and writes the block's partial sums. blockDim: (columns / V, rows).
+// Adds the part of the gradient that comes through the score terms to grad_feat, and writes the block's
+// partial sums (TermsBackwardParams::partial). blockDim: (columns / V, rows).
 template <typename T>
 __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const TermsBackwardParams q) {
   using A = Acc<T>;
@@ -124,8 +125,8 @@ __global__ void __launch_bounds__(kTermsThreads) terms_backward_kernel(const Ter
   }
 }
 
-// Adds up the blocks' partial sums. A block adds up 32 columns of one of the sums; each of its warps takes
-// every 8th part.
+// Adds up the blocks' partial sums. A block adds up 32 columns of one of the kTermsSums sums; each of its 8
+// warps takes every 8th partial sum.
 template <typename T>
 __global__ void __launch_bounds__(kTermsThreads) terms_sums_kernel(const TermsBackwardParams q) {
   using A = Acc<T>;

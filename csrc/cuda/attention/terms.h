@@ -1,4 +1,4 @@
-// Launchers of the score terms (core/terms.h). engine.h says what launchers have in common.
+// Launchers of the score terms (core/terms.h). cuda/engine.h says what launchers have in common.
 #pragma once
 
 #include "../../core/terms.h"

@@ -1,9 +1,9 @@
-// The passes on tiles (tiles.cuh) and their arrays, and the computation edge by edge of rows for which dense
-// products do not serve.
+// The passes on tiles (tiles.cuh) and their arrays, and the computation edge by edge of rows whose dense
+// products were not finite, or not exact enough.
 //
 // Names from other files:
 // params.h:
-//   kTileCols, kTileInts  columns of a chunk; integers of a chunk: its columns, then a mask per row
+//   kTileCols, kTileInts  columns of a chunk; integers of a chunk: its columns' nodes, then a mask per row
 // softmax.cuh:
 //   Softmax               online: top, the maximum; mass, the sum of exponentials; positive, their sum where
 //                         z > 0. raise(peak): the maximum becomes at least peak, returns the factor for sums;
@@ -22,15 +22,16 @@ namespace dfgnn::cuda {
 
 enum class Pass { forward, destinations, sources };
 
-// Row operands a, b and column operands c, d; q, k, v, g: query, key, value, grad_out; S = scores, which are
-// scale a . c or LeakyReLU of a sum of two terms; P = the softmax's weights alpha; dS = the gradient of S:
+// The arrays of a pass. Row operands a, b and column operands c, d; q, k, v, g: query, key, value, grad_out;
+// S = scores, which are scale a . c or LeakyReLU of a sum of two terms; P = the softmax's weights alpha; dS =
+// the gradient of S. On the right are the results:
 //   forward                 a = q, c = k, d = v:                out_d = P d (positive: over z > 0)
 //   destinations (dot)      a = q, b = g, c = k, d = v:         out_c = scale dS c
 //   sources (dot)           a = k, b = v, c = q, d = g:         out_c = scale dS c, out_d = P d
 //   sources (additive)      b = v, d = g:                       out_d = P d, row_sum = sum of dS L'
 // with dS = P (b . d - delta), and L' the derivative of LeakyReLU. out_c, out_d: results that are sums over
 // rows of c or of d. All arrays are [nodes, H, D] T or [nodes, H] float. Where a comment begins with the name
-// of a pass, only this pass has the array.
+// of a pass, only this pass has the array; it is null in others.
 struct TileParams {
   const Item* items;     // row: the window's first; begin, end: chunks; slot: of the first row, or < 0
   const int32_t* tiles;  // [chunks, kTileInts]: columns, row masks
@@ -40,7 +41,7 @@ struct TileParams {
   const float* row_term;                              // additive: alpha_dst; sources: alpha_src; null: 0
   const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
   const RowStats<float>* row_stats;                   // destinations
-  const void* out;                                    // destinations: delta = g . (out - out_bias)
+  const void* out;                                    // destinations, for delta = g . (out - out_bias)
   const void* out_bias;                               // [H, D] or null; forward adds it
   NodeStats<float>* node_stats;                       // destinations write them for the pass over sources
   float slope, scale;                                 // scale: of the score; out_c is scaled by it too
@@ -53,7 +54,8 @@ struct TileParams {
   Softmax<float, true>* part_stats;
 };
 
-// Computes and writes the same as tile_kernel for the 16 rows of a warp, but edge by edge and in float32.
+// Computes and writes the same as tile_kernel for the 16 rows of a warp, but edge by edge and in float32. All
+// lanes take one edge at a time, a lane V columns of it; where D < 32, lanes from LANES on repeat others.
 // deltas: delta of the window's rows (destinations).
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, int head, int warp, int lane,
@@ -77,7 +79,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
     if (row >= p.num_rows) return;
     const int64_t row_head = int64_t(row) * heads + head,
                   slot_head = int64_t(item.slot + place) * heads + head;
-    // Stores factor x as the row of `out`, or x as that of the partial results.
+    // Stores factor x as the row of `out`, or in a split window x, unscaled, as the row of `part`.
     const auto store = [&](const float (&x)[V], float factor, void* out, float* part) {
       if (lane >= LANES) return;
       repeat<V>([&](int k) {
@@ -88,6 +90,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
         }
       });
     };
+    // Stores a number per row and head in the same way.
     const auto store_number = [&](float x, float* out, float* part) {
       if (lane == 0) (item.slot < 0 ? out[row_head] : part[slot_head]) = x;
     };
@@ -97,7 +100,8 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
     if constexpr (HAS_B) load(p.b, row, b);
     if constexpr (!DOT) row_term = p.row_term ? p.row_term[row_head] : 0.f;
 
-    // Loads c and d of every edge's column, and calls f(statistics of the column, z); of dot z is a . c.
+    // For every edge of the row: sets c and d to the rows of its column, and calls f(statistics of the
+    // column, z), where z is a . c for dot, else the sum of the two terms.
     const auto for_edges = [&](auto f) {
       for (int chunk = item.begin; chunk < item.end; ++chunk) {
         const int32_t* tile = p.tiles + int64_t(chunk) * kTileInts;
@@ -114,7 +118,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
         }
       }
     };
-    // The score, and the score minus `top`, which for dot is rounded only once.
+    // score: of z. relative: the score minus `top`, which for dot is rounded only once (fused multiply-add).
     const auto score = [&](float z) { return DOT ? z * p.scale : leaky_relu(z, p.slope); };
     const auto relative = [&](float z, float top) {
       return DOT ? fmaf(z, p.scale, -top) : minus(leaky_relu(z, p.slope), top);
@@ -124,7 +128,8 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
       float top = -infinity<float>();
       for_edges([&](const NodeStats<float>&, float z) { top = max(top, score(z)); });
       const float reference = top == -infinity<float>() ? 0.f : top;
-      Softmax<float, POSITIVE> softmax;  // of scores relative to the rounded maximum
+      // Of scores relative to the rounded maximum; its own maximum, `offset`, is what the rounding left.
+      Softmax<float, POSITIVE> softmax;
       for_edges([&](const NodeStats<float>&, float z) {
         const float x = relative(z, reference), shrink = softmax.raise(x);
         const float w = exponential(minus(x, softmax.reference()));
@@ -136,7 +141,7 @@ __device__ __noinline__ void tile_rows_by_edges(const TileParams& p, Item item, 
         });
       });
       const float norm = softmax.norm(), offset = softmax.reference();
-      if (item.slot >= 0) {
+      if (item.slot >= 0) {  // a partial result is relative to `top`, these sums to top + offset
         const float factor = exponential(offset);
         repeat<V>([&](int k) { acc_d[k] *= factor, acc_positive[k] *= factor; });
         if (lane == 0) p.part_stats[slot_head] = {top, softmax.mass * factor, softmax.positive * factor};

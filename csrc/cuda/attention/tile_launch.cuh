@@ -1,4 +1,4 @@
-// Launchers of the tile schedule. They say which arrays are the operands of a pass (TileParams).
+// Launchers of the tile schedule. They set the operands and results of a pass (TileParams in tile_edges.cuh).
 #pragma once
 
 #include "../launch.cuh"

@@ -6,8 +6,8 @@
 //   kTileRows      rows of a window; kTileCols: columns of a chunk; Item: a work item
 //   NodeStats      what the pass over sources needs of a destination and head
 // tile_edges.cuh:
-//   TileParams p   a pass's arrays: operands a, b of rows and c, d of columns (with a table by pass), and
-//                  results
+//   TileParams p   a pass's arrays: operands a, b of rows and c, d of columns (with a table of what these are
+//                  in each pass), and results
 // mma.cuh:
 //   multiply<T>    (c, a, b0, b1): c += a b, m16n8k16. In lane 4 g + t, c[e] is in row g + 8 (e / 2) and
 //                  column 2 t + e % 2
@@ -24,13 +24,14 @@ namespace dfgnn::cuda {
 
 inline constexpr int kTileWarps = kTileRows / 16, kTileThreads = 32 * kTileWarps;
 
-// The running maximum may be too small by this much, so that accumulators are seldom rescaled: weights up to
-// e^kLag = 2^8 are as exact as weights up to 1.
+// A row's running maximum may be too small by this much, so that accumulators are seldom rescaled: weights
+// are then up to e^kLag = 2^8, and as exact as weights up to 1.
 inline constexpr float kLag = 8 * kLn2;
 
 // Scores of dot are not rounded before the maximum is subtracted (fused multiply-add), but the maximum is.
 // All weights of a row are off by the same factor e^(rounding), which the mass contains, too, and which
-// cancels. Beyond kLargeScore the rounding may exceed 1. kLeastNormal: the least normal number.
+// cancels. Beyond kLargeScore the rounding may exceed 1, and rows are computed edge by edge. kLeastNormal:
+// the least normal number.
 inline constexpr float kLargeScore = 0x1p24f, kLeastNormal = 0x1p-126f;
 __device__ __forceinline__ bool is_large(float top) {
   return abs(top) > kLargeScore && top != -infinity<float>();
@@ -39,7 +40,7 @@ __device__ __forceinline__ bool is_large(float top) {
 // ---- layout ----------------------------------------------------------------------------------------
 
 // Returns the byte offset of the 16-byte piece `piece` of row `row`, for rows of D elements. Pieces are
-// swizzled: the same piece of 8 consecutive rows is in different banks.
+// swizzled: those with the same number in 8 consecutive rows are in different banks.
 template <int D>
 __device__ __forceinline__ int piece_at(int row, int piece) {
   constexpr int C = D / 8, SHARE = C >= 8 ? 1 : 8 / C;
@@ -60,8 +61,7 @@ struct TileLayout {
 
 // ---- operands of the tensor cores ------------------------------------------------------------------
 
-// The warp's 16 rows as the left operand, in registers or (base) in shared memory. `times`: s[n] += rows x
-// columns^T for M groups of 8 of the chunk's columns, from group `first` on.
+// The warp's 16 rows as the left operand of the tensor cores, in registers (kept) or in shared memory (base).
 template <typename T, int D, bool IN_REGISTERS>
 struct RowOperand {
   static constexpr int STEPS = D < 16 ? 1 : D / 16;
@@ -82,6 +82,7 @@ struct RowOperand {
   __device__ __forceinline__ void negate() {
     repeat<STEPS, 4>([&](int k, int i) { kept[k][i] ^= 0x80008000u; });
   }
+  // s[n] += rows x columns^T for M groups of 8 of the chunk's columns, from group `first` on.
   template <int M>
   __device__ __forceinline__ void times(float (&s)[M][4], uint32_t columns, int warp, int lane,
                                         int first = 0) const {
@@ -117,7 +118,7 @@ struct Packed {
       a[k][i] = pack_two<T>(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
     });
   }
-  // Sets the weights w[n][e] without bit 4 n + e to 0.
+  // Clears the weights w[n][e] for which bit 4 n + e of `bits` is 0.
   __device__ __forceinline__ void keep_only(uint32_t bits) {
     repeat<M / 2, 4>([&](int k, int i) {
       const uint32_t two = bits >> (8 * k + 2 * i);
@@ -126,7 +127,8 @@ struct Packed {
   }
 };
 
-// acc += w x columns for the warp's 16 rows, over the groups of 8 columns from `first` on that w has.
+// acc += w x columns for the warp's 16 rows, over the M groups of 8 columns of the chunk that w has, from
+// group `first` on.
 template <typename T, int D, int M>
 __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<T, M>& w, uint32_t columns,
                                             int lane, int first = 0) {
@@ -143,14 +145,15 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
   }
 }
 
-// Adds the rows' sums of the rounded weights to `sum`: entries 0 and 1 are of row g, 2 and 3 of row g + 8.
+// Adds the rows' sums of the rounded weights to `sum`: entries 0 and 1 are both of row g, entries 2 and 3 of
+// row g + 8.
 template <typename T, int M>
 __device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
   const uint32_t ones = pack_two<T>(1, 1);
   repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
 }
 
-// The sum, and the maximum, over the four lanes that have a row's columns.
+// Return the sum, or the maximum, over the four lanes that have a row's columns.
 __device__ __forceinline__ float quad_sum(float x) { return reduce_sum<4>(x); }
 __device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
 
@@ -159,7 +162,8 @@ __device__ __forceinline__ float quad_max(float x) { return reduce_max<4>(x); }
 // How many arrays [16, D] a warp accumulates in registers.
 template <Score SCORE, Pass PASS, bool POSITIVE>
 inline constexpr int kTileSums = POSITIVE || (SCORE == Score::dot && PASS == Pass::sources) ? 2 : 1;
-// Blocks that a multiprocessor must hold. This caps registers, because more blocks hide latency better.
+// Blocks that a multiprocessor must hold, for D columns and SUMS accumulated arrays. This caps registers,
+// because more blocks hide latency better.
 template <int D, int SUMS>
 inline constexpr int kTileBlocks = (D <= 32   ? 7
                                     : D == 64 ? 5
@@ -175,7 +179,7 @@ struct TileTraits {
   static constexpr bool OUT_C = DOT && !FORWARD, OUT_D = !DESTINATIONS;
   static constexpr bool KEEP = D <= 64 || FORWARD;    // the rows' operands stay in registers
   static constexpr int C = D / 8, N = kTileCols / 8;  // C: 16-byte pieces of a row; N: groups of 8 columns
-  static constexpr int SOME = D <= 32 ? N / 2 : N;    // groups that backward has in registers at a time
+  static constexpr int SOME = D <= 32 ? N / 2 : N;    // of N, how many backward has in registers at a time
   // Bytes of statistics of a column.
   static constexpr int STAT = FORWARD ? (DOT ? 0 : 4) : SOURCES ? int(sizeof(NodeStats<float>)) : 0;
 };
@@ -199,7 +203,7 @@ struct TilePlace {
   }
   // The node of the window's row r, or the last one where the graph has no such row.
   __device__ __forceinline__ int row_of(int r) const { return min(item.row + r, p.num_rows - 1); }
-  // The row of a node and this block's head in an array.
+  // The address of the row of a node and this block's head in an array [nodes, H, D].
   __device__ __forceinline__ const T* element(const void* x, int64_t node) const {
     return static_cast<const T*>(x) + (node * heads + head) * D;
   }

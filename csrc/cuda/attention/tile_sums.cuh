@@ -1,6 +1,7 @@
 // Tiles (tiles.cuh): the rows' statistics, the sums that a pass adds up chunk by chunk, and its results. Lane
-// 4 g + t has the rows g and g + 8 of its warp's 16: x[i] is of row g + 8 i; x[n][e] of row g + 8 (e / 2) and
-// column 8 n + 2 t + e % 2.
+// 4 g + t has the rows g and g + 8 of its warp's 16. In arrays named x here, x[i] is of row g + 8 i, and
+// x[n][e] of row g + 8 (e / 2) and column 8 n + 2 t + e % 2. dS: the gradient of a score; L': the derivative
+// of the LeakyReLU (additive).
 //
 // Names from other files:
 // tile_edges.cuh:
@@ -13,13 +14,13 @@
 //                       pass; C: 16-byte pieces of a row; N, SOME: groups of 8 columns of a chunk, and how
 //                       many backward takes at a time
 //   a.times(s, ...)     s += rows' operand times a chunk's columns (tensor cores)
-//   Packed              weights in 16 bits; keep_only(bits): sets those whose bit is 0 to 0
+//   Packed              weights in 16 bits; keep_only(bits) sets the weights whose bit is 0 to 0
 //   add_columns         (acc, weights, columns, ...): acc += weights x columns (tensor cores)
 //   add_weights         (sum, weights): sum += the rows' sums of the rounded weights
 //   quad_sum, quad_max  the sum and maximum over the four lanes of a row, in all of them
 //   piece_at<D>         (row, piece) returns the offset of a 16-byte piece of a row in shared memory
-//   kLag, is_large      how far the maximum may rise before sums are scaled; whether its rounding may exceed
-//                       1
+//   kLag                how far a row's maximum may rise before its sums are scaled down
+//   is_large(top)       whether the rounding of the maximum `top` may exceed 1
 // mma.cuh, softmax.cuh:
 //   exp2_fast           2^x; kLog2E: log2 e. pack_two: two numbers in 16 bits each, in a word
 //   RowStats            max, log_sum. NodeStats: term, RowStats, delta. Softmax: top, mass, positive (mass
@@ -32,8 +33,9 @@ namespace dfgnn::cuda {
 
 // ---- rows ------------------------------------------------------------------------------------------
 
-// Score terms and statistics of this lane's two rows. top: the running maximum in forward, the saved one over
-// destinations. log_sum is in units of log 2. ok: whether the graph has this row.
+// Score terms and statistics of this lane's two rows. top: in forward the running maximum, in the pass over
+// destinations the saved one. log_sum is in units of log 2. ok: whether the graph has this row. row_head: the
+// index of the row and head in arrays [nodes, H].
 template <typename T, int D, Score SCORE, Pass PASS>
 struct TileRows {
   using X = TileTraits<D, SCORE, PASS>;
@@ -94,8 +96,8 @@ struct TileChunk {
   }
 };
 
-// The sums of a pass for the warp's rows: c, of rows of operand c by dS; d, of rows of d by weight; positive,
-// the same where z > 0; mass, of weights.
+// The sums of a pass for the warp's rows: c, of rows of operand c by dS; d, of rows of operand d by softmax
+// weight; positive, the same over edges with z > 0; mass and mass_positive, of the weights themselves.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 struct TileSums {
   using X = TileTraits<D, SCORE, PASS>;
@@ -103,10 +105,10 @@ struct TileSums {
   static constexpr int C = X::C, N = X::N;
   float c[X::OUT_C ? C : 2][4] = {}, d[X::OUT_D ? C : 2][4] = {}, positive[POSITIVE ? C : 2][4] = {};
   float mass[4] = {}, mass_positive[4] = {};  // laid out as in add_weights
-  float row[2] = {};                          // additive over sources: sum of dS L', this lane's columns
+  float row[2] = {};                          // additive over sources: sum of dS L' over this lane's columns
 
   // s = scores that are LeakyReLU of z, a term of the row plus one of the column. Bit 4 n + e of
-  // positive_bits: z > 0.
+  // positive_bits says that z > 0 for s[n][e].
   __device__ __forceinline__ static void additive_scores(float (&s)[N][4], uint32_t& positive_bits,
                                                          const TilePlace<T, D>& me, const Rows& rows,
                                                          const TileChunk& chunk) {
@@ -121,8 +123,8 @@ struct TileSums {
     }
   }
 
-  // Where the maximum `peak` of a chunk exceeds that of a row by more than kLag, takes it over and scales the
-  // sums down.
+  // peak: the largest scores of a chunk in the two rows. Where one exceeds the row's running maximum by more
+  // than kLag, it becomes the maximum, and the row's sums are scaled down.
   __device__ __forceinline__ void rescale(Rows& rows, const float (&peak)[2]) {
     const bool rises[2] = {peak[0] > rows.top[0] + kLag, peak[1] > rows.top[1] + kLag};
     if (__any_sync(kAll, rises[0] || rises[1])) {
@@ -142,7 +144,7 @@ struct TileSums {
     }
   }
 
-  // Adds a chunk in forward. A product times `factor` is a score of dot.
+  // Adds a chunk to the sums of forward. A score of dot is the product of a row and a column times `factor`.
   template <typename Operand>
   __device__ __forceinline__ void add_forward(const TilePlace<T, D>& me, Rows& rows, const TileChunk& chunk,
                                               const Operand& a, float factor) {
@@ -161,7 +163,7 @@ struct TileSums {
     repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (X::DOT ? factor : 1.f); });
     rescale(rows, peak);
 
-    // ---- Softmax weights, and the sums.
+    // ---- Softmax weights, rounded to 16 bits, and the sums by these weights.
     const float reference[2] = {rows.top[0] == -infinity<float>() ? 0.f : rows.top[0],
                                 rows.top[1] == -infinity<float>() ? 0.f : rows.top[1]};
     repeat<N, 4>([&](int n, int e) {
@@ -178,8 +180,8 @@ struct TileSums {
     }
   }
 
-  // Adds a chunk in backward: computes alpha and the gradients of the scores of SOME groups of columns at a
-  // time, so that registers suffice.
+  // Adds a chunk to the sums of backward: computes alpha and the gradients of the scores, of SOME groups of
+  // columns at a time, so that registers suffice.
   template <typename Operand>
   __device__ __forceinline__ void add_backward(const TilePlace<T, D>& me, const Rows& rows,
                                                const TileChunk& chunk, const Operand& a, const Operand& b) {
@@ -233,8 +235,9 @@ struct TileSums {
 
 // ---- results ---------------------------------------------------------------------------------------
 
-// Writes the sums of a whole window, times a factor per row, to `out`: through the warp's own rows of shared
-// memory in 16-byte pieces. Those of a split window go to their partial-result slots in `part`, unscaled.
+// Writes the sums of a window that is one work item, times a factor per row, to `out`: through the warp's own
+// rows in shared memory (area A), so that it stores 16-byte pieces. The sums of a split window go to their
+// partial-result slots in `part`, unscaled.
 template <typename T, int D>
 __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const float (&acc)[D / 8][4],
                                            const float (&factor)[2], void* out, float* part) {
@@ -300,7 +303,8 @@ __device__ __forceinline__ void store_forward(const TilePlace<T, D>& me,
   if constexpr (POSITIVE) store_sums(me, sums.positive, norm, p.positive, p.part_positive);
 }
 
-// Writes out_c, scaled, and out_d, and for additive the sum of dS L', or partial results.
+// Writes out_c, scaled, and out_d, and for additive row_sum, the sum of dS L'; or the partial results of a
+// split window.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __device__ __forceinline__ void store_backward(const TilePlace<T, D>& me,
                                                const TileRows<T, D, SCORE, PASS>& rows,

@@ -1,21 +1,23 @@
 // The tile schedule: rows that share neighbours load them once, and tensor cores compute the products.
 //
-// A *window* is 64 consecutive rows. The distinct neighbours of a window are cut into *chunks* of 32 columns.
-// A chunk has a mask per row, whose bit c says that the edge from column c to the row exists. The kernel
+// A *window* is 64 consecutive rows. The distinct neighbours of a window are its *columns*, and are cut into
+// *chunks* of 32. A chunk has a mask per row, whose bit c says that the edge from column c to the row exists.
+// In backward over sources, rows are sources and columns are destinations. The kernel
 // computes the dense 64 x 32 block of scores of a chunk and masks it, as FlashAttention with a mask does (Dao
 // 2023, arXiv 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for the
 // forward pass of graph attention. Which arrays a pass multiplies: TileParams in tile_edges.cuh.
 //
 // Mapping: a block of 4 warps takes a work item, which is a run of chunks of one window, for one head; a warp
-// owns 16 rows. Shared memory holds the rows' operands and STAGES chunks of columns. Asynchronous copies fill
-// it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank conflicts. Accumulators are in
-// registers, in the layout of m16n8k16: lane 4 g + t holds the rows g and g + 8, and of the n-th group of 8
-// columns those of number 2 t and 2 t + 1.
+// owns 16 rows. Shared memory holds the rows' operands and, in STAGES stages, the operands of as many chunks.
+// Asynchronous copies fill it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank
+// conflicts. Accumulators are in registers, in the layout of m16n8k16: lane 4 g + t holds rows g and g + 8 of
+// the warp's 16, and of the n-th group of 8 columns those of number 2 t and 2 t + 1.
 //
-// The kernel takes 16-bit features, head sizes 8 to 128, no options on edges and no edge twice, for which a
-// mask has no room. A weight of 0 times a number that is not finite is NaN, and stays in the sums. Therefore
-// a warp looks for NaN in its sums at the end and, where it finds one, computes its 16 rows again edge by
-// edge (tile_edges.cuh), so that such a number reaches its neighbours only.
+// The kernel takes 16-bit features, head sizes 8 to 128 that are powers of two, no options on edges, and no
+// graph in which an edge occurs twice, because a mask has one bit for it. In a dense product, a value that is
+// not finite meets weights of 0 in rows that have no edge to it: the product is NaN and stays in the sums.
+// Therefore a warp looks for numbers in its sums that are not finite at the end and, where it finds one,
+// computes its 16 rows again edge by edge (tile_edges.cuh), so that such a value reaches its neighbours only.
 //
 // Names from other files:
 // tile_edges.cuh:
@@ -26,7 +28,7 @@
 //   tile_rows_by_edges  computes and writes the results of the warp's 16 rows edge by edge
 // tile_operands.cuh:
 //   TilePlace me     thread, warp, lane, item, head; row_of(r): node of the window's row r; element(array,
-//                    node): its row; smem: address of shared memory
+//                    node): the node's row in an array; smem: address of shared memory
 //   TileLayout L     offsets in shared memory: A, B: rows' operands; FIRST_STAGE, STAGE, COLS: a stage has
 //                    the columns of c, then of d, then their statistics; DELTA: delta of the rows
 //   TileTraits X     HAS_A, ..., OUT_C, OUT_D: the operands that a pass reads and writes; C: 16-byte pieces
@@ -55,8 +57,8 @@ namespace dfgnn::cuda {
 
 // ---- asynchronous copies ---------------------------------------------------------------------------
 
-// Copies the columns' rows of c and d, and their statistics, of chunks to shared memory: COPIES pieces per
-// thread. The columns' node ids are loaded an iteration ahead of the copies.
+// Copies what the columns of a chunk have in the operands c and d, and their statistics, to shared memory:
+// COPIES pieces per thread. The columns' node ids are loaded an iteration ahead of the copies.
 template <typename T, int D, Score SCORE, Pass PASS>
 struct ColumnCopies {
   using L = TileLayout<D>;
@@ -67,7 +69,7 @@ struct ColumnCopies {
   };
   const TilePlace<T, D>& me;
 
-  // ids = the node ids of the pieces that this thread copies of a chunk, if there is such a chunk.
+  // ids = the nodes from whose rows this thread copies pieces for a chunk, if there is such a chunk.
   __device__ __forceinline__ void fetch_ids(Ids& ids, int chunk) const {
     if (chunk >= me.item.end) return;
     const int32_t* columns = me.p.tiles + int64_t(chunk) * kTileInts;
@@ -105,8 +107,8 @@ struct ColumnCopies {
     }
     commit_copies();
   }
-  // Starts the copies of the rows' operands and of all stages but one. next = the ids of the chunk after
-  // those.
+  // Starts the copies of the rows' operands and of the first STAGES - 1 chunks. next = the ids of the chunk
+  // after these.
   __device__ __forceinline__ void begin(Ids& next) const {
     Ids first[L::STAGES - 1];
 #pragma unroll
@@ -143,13 +145,13 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   TileRows<T, D, SCORE, PASS> rows;
   rows.load(me);
 
-  // ---- 2. The rows' operands, which the first copies have brought.
+  // ---- 2. The rows' operands, once the first group of copies has ended.
   wait_copies<L::STAGES - 1>();
   __syncthreads();
   RowOperand<T, D, X::KEEP> a, b;
   if constexpr (X::HAS_A) a.init(me.smem + L::A, me.warp, me.lane);
-  // In forward the maximum is taken of products, and scaled: `factor` must be positive, so that rows take the
-  // sign of a negative scale, and it must not be 0, because -inf is multiplied by it.
+  // In forward the maximum is taken of products before they are scaled. `factor` must therefore be positive,
+  // so that rows take the sign of a negative scale, and not 0, because -inf is multiplied by it.
   [[maybe_unused]] const float factor = max(abs(p.scale), kLeastNormal);
   if constexpr (X::FORWARD && X::DOT) {
     if (p.scale < 0) a.negate();
@@ -170,8 +172,8 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   for (int chunk = me.item.begin; chunk < me.item.end; ++chunk) {
     TileChunk here = {{next_mask[0] >> (2 * me.t), next_mask[1] >> (2 * me.t)}};
     const bool any = __any_sync(kAll, (next_mask[0] | next_mask[1]) != 0);
-    wait_copies<L::STAGES - 2>();
-    __syncthreads();
+    wait_copies<L::STAGES - 2>();  // until this thread's copies for this chunk have arrived
+    __syncthreads();  // until those of all threads have, and no warp reads the stage that is filled next
     copies.copy(next, chunk + L::STAGES - 1);
     copies.fetch_ids(next, chunk + L::STAGES);
     fetch_masks(chunk + 1);
