@@ -99,7 +99,7 @@ class RowWriter {
   Buffer<A> factor_, bias_;
 };
 
-// Processes work items that are not grouped: long rows and chunks of split rows.
+// Processes work items that are not grouped, such as long rows and chunks of split rows.
 template <class T, class Score>
 class Worker {
  public:

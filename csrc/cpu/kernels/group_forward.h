@@ -3,7 +3,7 @@
 //   2. Compute exponentials, weights, and the statistics of the rows.
 //   3. Write the attention, if it is asked for.
 //   4. Write weighted sums of the values, divided by the rows' sums of exponentials. Where such a sum is 0
-//      (no edges, or all scores -inf), the result is set to 0.
+//      (no edges, or all scores -inf), the weighted sum is set to 0.
 //
 // z, the score s, max, log_sum and the options on edges: core/params.h. L is LeakyReLU. Words and vectors:
 // rows.h. Names from other files:
