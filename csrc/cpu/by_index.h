@@ -13,18 +13,20 @@ struct ByIndexParams {
   DType dtype;                   // f32 or f64
   int64_t num_rows, num_groups;  // in index_sum, num_rows is the number of summands
   int columns;
-  const void* index;  // the group of each row, already checked by index_range
-  bool index_is_long, index_rises;
-  const void* rows;    // [num_rows, columns]: scores, in backward the gradient of the result, or summands
-  const void* source;  // index_sum: which of `rows` (then of any number) each summand is, of the index's type
-                       // and checked; or null: summand k is row k
-  const void* result;  // backward: the result of the softmax
-  bool masked;         // an infinite maximum counts as 0, so that a softmax over -inf alone is 0
+  const void* index;   // [num_rows]: the group of each row; the caller has checked it with index_range
+  bool index_is_long;  // int64, else int32
+  bool index_rises;    // IndexRange::rises
+  const void* rows;    // [num_rows, columns]: the scores; in the softmax's backward the gradient of its
+                       // result; in index_sum the summands
+  const void* source;  // index_sum: [num_rows], of the index's type and checked: the row of `rows` that each
+                       // summand is, where `rows` may have any number of rows; or null: summand k is row k
+  const void* result;  // the softmax's backward: the result of the softmax
+  bool masked;         // softmax: an infinite maximum counts as 0, so that the result over -inf alone is 0
   void* out;           // [num_rows, columns]; index_sum: [num_groups, columns]
 };
 
 struct IndexRange {
-  int64_t low, high;  // the least and the largest entry; 0 and -1 without rows
+  int64_t low, high;  // the least and the largest entry of the index; 0 and -1 without rows
   bool rises;         // no entry is less than the one before
 };
 

@@ -1,4 +1,5 @@
-// Picks the kernels of the best instruction set that this processor has.
+// The functions of engine.h and of the other headers of this folder: they call the kernels that were compiled
+// for the best instruction set of this processor.
 #include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
@@ -40,8 +41,9 @@ struct Kernels {
 
 }  // namespace
 
-// build_native.py defines DFGNN_ISAS(apply) as apply(avx512) apply(avx2) apply(base), or as many of them as
-// it compiles. Each has a namespace with its kernels, and here a table of them.
+// build_native.py defines DFGNN_ISAS(apply) as apply(avx512) apply(avx2) apply(base), or as those of them
+// that it compiles. The kernels of an instruction set are in a namespace of its name, to which a table of
+// pointers to them is added here.
 // clang-format off
 #define DFGNN_NAME(result, name, arguments) name,
 #define DFGNN_TABLE(isa)                                                \
@@ -99,7 +101,8 @@ void forward(const ForwardParams& p, const Parallel& parallel) {
 }
 
 int64_t edge_scratch(const BackwardParams& p) {
-  // The additive score gathers only once, and without edge ids nothing can be saved.
+  // Backward of the additive score has no second pass over edges; without edge ids a second pass could not
+  // find what the first one saved.
   if (p.score == Score::additive || (!p.csr.eids && !p.reverse.eids)) return 0;
   const Shape& s = p.shape;
   const int64_t src_columns = p.score == Score::dot ? int64_t(s.dim) + s.value_dim : s.value_dim,

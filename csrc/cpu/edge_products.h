@@ -1,4 +1,4 @@
-// The products of core/edge_products.h on the CPU; see engine.h.
+// edge_products and its backward, of core/edge_products.h, on the CPU.
 #pragma once
 
 #include "core/edge_products.h"

@@ -1,4 +1,4 @@
-// The products of core/edge_terms.h on the CPU; see engine.h.
+// edge_dot, edge_sum and edge_outer of core/edge_terms.h on the CPU.
 #pragma once
 
 #include "core/edge_terms.h"

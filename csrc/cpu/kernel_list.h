@@ -1,5 +1,5 @@
-// The kernels that every instruction set has: the dispatcher's tables and the declarations in their
-// namespaces are made of this list.
+// The list of the kernels that every instruction set has. Of it are made their declarations, in a namespace
+// per instruction set, and the tables of pointers to them in dispatch.cpp.
 #pragma once
 
 #include "by_index.h"
@@ -11,7 +11,7 @@
 #include "second_order.h"
 #include "terms.h"
 
-// apply(result, name, arguments)
+// Expands to apply(type of the result, name, (types of the arguments)) for each kernel.
 // clang-format off
 #define DFGNN_KERNELS(apply)                                                       \
   apply(void, forward, (const ForwardParams&, const Parallel&))                    \

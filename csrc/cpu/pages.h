@@ -1,4 +1,4 @@
-// Huge pages for large results.
+// The sizes of feature and accumulation types in bytes, and huge pages for large results.
 #pragma once
 
 #if defined(__linux__)

@@ -1,4 +1,4 @@
-// The products of core/pair_scores.h on the CPU; see engine.h.
+// pair_scores and pair_sums of core/pair_scores.h on the CPU.
 #pragma once
 
 #include "core/pair_scores.h"
@@ -8,7 +8,7 @@ namespace dfgnn::cpu {
 
 void pair_scores(const PairScoreParams&, const Parallel&);
 void pair_sums(const PairScoreParams&, const Parallel&);
-// How many partial sums the projection's gradient has.
+// Returns how many partial sums of the projection's gradient pair_sums writes (PairScoreParams::parts).
 int64_t pair_parts(const Csr&);
 
 }  // namespace dfgnn::cpu

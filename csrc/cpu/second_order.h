@@ -6,12 +6,12 @@
 
 namespace dfgnn::cpu {
 
-// How many sums over each row's edges are computed: of alpha, alpha f p, alpha t, and then alpha y. The
-// letters are explained in kernels/second_edges.h.
+// The number of sums over each row's edges that are computed per head: those of alpha, alpha f p and alpha t,
+// and with these that of alpha y. The letters are explained in kernels/second_edges.h.
 inline constexpr int kSecondSums = 4;
-// How many scalars per edge and head SecondParams::numbers has: the three factors for the pass over the
-// sources. If a row is longer than a block or split it has four, because the four products from which the
-// factors are computed are saved there first.
+// Returns how many scalars per edge and head SecondParams::numbers has. It has three, the factors A, R and M
+// for the pass over the sources; or four if a row is split or does not fit in a block, because the four
+// products from which the factors of such a row are computed are saved there first.
 int64_t second_numbers(const Csr& destinations);
 
 void second_order(const SecondParams&, const Parallel&);

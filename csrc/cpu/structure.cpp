@@ -7,10 +7,10 @@
 namespace dfgnn::cpu {
 namespace {
 
-// The fewest edges per thread of a sort, and the fewest rows per thread of make_items.
-constexpr int64_t kEdgesPerThread = int64_t(1) << 16;
-constexpr int64_t kRowsPerThread = int64_t(1) << 14;
+constexpr int64_t kEdgesPerThread = int64_t(1) << 16;  // the fewest edges per thread of a sort
+constexpr int64_t kRowsPerThread = int64_t(1) << 14;   // the fewest rows per thread of make_items
 
+// Node ids of type T.
 template <class T>
 struct Strided {
   explicit Strided(const Ids& ids) : data(static_cast<const T*>(ids.data)), stride(ids.stride) {}
@@ -65,16 +65,16 @@ void in_parts(const Parallel& parallel, int64_t n, int64_t parts, const Body& bo
 // order. Each of the first num_loops rows keeps one position free at its end. Returns false, before writing
 // out of bounds, if a row is not below num_rows.
 //
-// indptr[r + 1] counts up to the position of row r's next edge. With several threads, each takes a range of
-// the edges, with positions after those of the ranges before it.
+// While edges are placed, indptr[r + 1] is the position of the next edge of row r. With several threads, each
+// takes a range of the edges and has such positions of its own, which follow those of the ranges before it.
 template <class Edges>
 bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_t num_loops, int64_t* indptr,
                  int32_t* indices, int32_t* eids, const Parallel& parallel) {
-  // Each thread clears and reads its counters, which only pays with enough edges.
+  // A thread clears and reads a counter per row, which only pays with enough edges.
   const int64_t parts = std::max<int64_t>(
       1, std::min({int64_t(parallel.num_threads), num_edges / kEdgesPerThread, num_edges / (num_rows + 1)}));
   std::fill(indptr, indptr + num_rows + 1, 0);
-  std::unique_ptr<int32_t[]> more;  // counters of all threads except the first
+  std::unique_ptr<int32_t[]> more;  // [parts - 1, num_rows] counters; the first thread's are in indptr
   if (parts > 1) more.reset(new int32_t[(parts - 1) * num_rows]);
   std::unique_ptr<bool[]> bad(new bool[parts]());
 
@@ -99,6 +99,7 @@ bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_
   });
   if (std::any_of(bad.get(), bad.get() + parts, [](bool b) { return b; })) return false;
 
+  // Replaces the number of edges that a thread has in a row by the position of the first of them.
   int64_t place = 0;
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t first = indptr[row + 1];
@@ -130,14 +131,14 @@ bool sort_by_row(const Edges& edges, int64_t num_edges, int64_t num_rows, int64_
     else
       fill(more.get() + (part - 1) * num_rows);
   });
-  if (parts > 1) {  // the last thread's counters are where the rows end
+  if (parts > 1) {  // the last thread has counted up to the ends of the rows
     const int32_t* last = more.get() + (parts - 2) * num_rows;
     for (int64_t row = 0; row < num_rows; ++row) indptr[row + 1] = last[row];
   }
   return true;
 }
 
-// Edges (rows[e], cols[e]), or if there is a map those at map[0], map[1] ..., whose ids are 0, 1 ...
+// Edges for sort_by_row: (rows[e], cols[e]) with id e; with a map, (rows[map[e]], cols[map[e]]) with id e.
 template <class Rows, class Cols>
 struct CooEdges {
   template <class F>
@@ -152,7 +153,7 @@ struct CooEdges {
   const int64_t* map;
 };
 
-// The edges of a CSR with rows and columns exchanged.
+// Edges for sort_by_row: those of a CSR, with rows and columns exchanged.
 struct CsrEdges {
   template <class F>
   void visit(int64_t begin, int64_t end, const F& f) const {
@@ -173,7 +174,9 @@ bool rises(const int64_t* indptr, int64_t num_rows, int64_t num_edges) {
   return !falls;
 }
 
-// Whether the ids of `a` name the same edges in `b`, which has no ids. Items may be in any order.
+// Whether the edge ids of one direction, `a`, lead to the same edges in the other one, `b`, which has no ids:
+// an id is a position in b. If the work items of b are not in the order of its edges, some rows of b are not
+// compared.
 bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
   const int64_t count = std::min<int64_t>(a.num_items, 16);
   const Item* end = b.items + b.num_items;
@@ -183,7 +186,7 @@ bool same_edges(const Csr& a, const Csr& b, int64_t num_edges) {
     if (p >= item.end || p >= num_edges) continue;
     const int64_t id = a.eids ? a.eids[p] : p;
     if (id < 0 || id >= num_edges || b.indices[id] != item.row) return false;
-    // The row of the edge in b, if b's items are in the order of the edges.
+    // Finds the work item of b that contains the edge, if b's items are in the order of the edges.
     const auto begins_after = [](int64_t edge, const Item& other) { return edge < other.begin; };
     const Item* next = std::upper_bound(b.items, end, id, begins_after);
     if (next == b.items) continue;
@@ -209,7 +212,7 @@ Coo read_coo(const Ids& src, const Ids& dst, int64_t num_edges, bool with_loops)
         s.follow(j), d.follow(i);
         ++num_kept;
       }
-      // The appended loops begin at node 0.
+      // The first appended loop is that of node 0: ids before it must not be larger.
       s.sorted &= s.last <= 0, d.sorted &= d.last <= 0;
     } else {
       for (int64_t e = 0; e < num_edges; ++e) {

@@ -1,4 +1,5 @@
-// The structure of a graph on the CPU: sorting edges into a CSR, transposing a CSR, and the items of a plan.
+// The structure of a graph on the CPU: sorting edges into a CSR, transposing a CSR, and the work items of a
+// plan (core/params.h). "Edge ids" are positions in the user's order of edges.
 //
 // The results equal those of the tensor operations in dfgnn/sparse/csr.py and dfgnn/plan, without the cost
 // per operation that dominates on graphs of a few hundred edges. They do not depend on the number of threads.
@@ -19,34 +20,35 @@ struct Ids {
   bool is_int64;
 };
 
-// What one pass over all edges finds out. Without edges the ranges are [0, -1].
+// What one pass over all edges finds out.
 struct Coo {
-  int64_t src_low, src_high, dst_low, dst_high;
-  // These describe the edges that remain, followed by the loops if loops are appended.
-  int64_t num_kept;
+  int64_t src_low, src_high, dst_low, dst_high;  // the ranges of ids of both ends; [0, -1] without edges
+  int64_t num_kept;                              // number of edges, without those that are dropped
+  // Whether the ids of this end ascend over the edges that are kept, followed by the appended self loops.
   bool src_sorted, dst_sorted;
 };
-// with_loops: self loops are dropped, and one is appended for each of the first nodes.
+// with_loops: whether the caller will drop the edges' self loops and append a self loop of each of the first
+// nodes (CooSort).
 Coo read_coo(const Ids& src, const Ids& dst, int64_t num_edges, bool with_loops);
 
 // The arguments of sort_coo, which sorts edges cols[e] -> rows[e] by row, stably.
 struct CooSort {
   Ids rows, cols;
-  int64_t num_kept;         // edges without dropped self loops
-  int64_t num_loops;        // appended: i -> i for i < num_loops <= num_rows
+  int64_t num_kept;         // number of edges, without self loops that are dropped
+  int64_t num_loops;        // number of self loops i -> i, i < num_loops <= num_rows, that end their rows
   int64_t num_rows;         // above all rows[e]
-  bool sorted;              // the rows are ascending already, so that no edge ids are needed
-  const int64_t* edge_map;  // [num_kept], ascending: the edges that are not self loops; null: all edges
+  bool sorted;              // whether rows[e] ascend already, so that no edge ids are needed
+  const int64_t* edge_map;  // [num_kept], ascending: the edges that are kept; or null: all edges
   int64_t* indptr;          // [num_rows + 1]
   int32_t* indices;         // [num_kept + num_loops], or null
   int32_t* eids;            // [num_kept + num_loops], or null if sorted
 };
 void sort_coo(const CooSort&, const Parallel&);
-// Writes the edges that are no self loops to edge_map, in ascending order.
+// Writes to edge_map, in ascending order, which edges are no self loops.
 void find_kept(const Ids& src, const Ids& dst, int64_t num_edges, int64_t* edge_map);
 
-// The arguments of transpose, which makes the other direction of a CSR. The edges of a new row are in the
-// order of the old CSR.
+// The arguments of transpose, which makes the other direction of a CSR. The edges of a row of the result have
+// the order that they have in the given CSR.
 struct Transposition {
   const int64_t* indptr;   // [num_rows + 1]
   const int32_t* indices;  // [E]
@@ -56,12 +58,13 @@ struct Transposition {
   int32_t* new_indices;  // [E]
   int32_t* new_eids;     // [E], or null
 };
-// Returns null, or an error message.
+// Returns null, or an error message if indptr or indices have impossible values.
 const char* transpose(const Transposition&, const Parallel&);
 
-// Whether csr and reverse, the two directions of a graph, agree about edge ids, or none are used. In a
+// Whether p.csr and p.reverse, the two directions of a graph, agree about edge ids, or no ids are used. In a
 // direction without ids, an edge's id is its position: the other direction's ids must lead to the same edges.
-// Checks the first edge of each of up to 16 items.
+// Checks only the first edge of each of up to 16 work items. uses_ids: whether the caller uses ids apart from
+// the options on edges and the gradient of the attention, which p has.
 bool same_edges(const BackwardParams&, bool uses_ids);
 
 // The sizes of a plan whose items are rows, or equal chunks of rows of at most max_edges edges, in the order

@@ -4,47 +4,52 @@
 // and grad_out.
 //
 // Steps of a row alone (FeatureRows), per block:
-//   1. load: z of the edges and t = g . (v + e).
-//   2. solve: weights f alpha and the gradients of the scores. Over the destinations it is two steps: guess,
-//      for all blocks of a row, and then settle, with the residual of delta, which only all edges of a row
-//      give (not with BackwardParams::part_of_rows).
-//   3. sum: sums of the gathered rows by these; gradients of the edges' options and features.
-// and at the end:
-//   4. write: the row's sums, or the partial result of a chunk.
+//   1. load: computes z of the edges and t = g . (v + e).
+//   2. solve: computes the weights f alpha, and draw (d raw), the gradient of the raw score. In the pass over
+//      the destinations these are two steps (except with BackwardParams::part_of_rows): guess, for all blocks
+//      of a row, gives the residual of delta, which is what delta lacks because `out` is rounded; settle uses
+//      it.
+//   3. sum: adds up the gathered rows, weighted by f alpha and draw, and writes the gradients of the edges'
+//      options and features.
+// and at the end of the row:
+//   4. write: writes the row's sums, or the partial result of a chunk.
 //
-// Words, vectors, pack and unpack: rows.h. Formulas and delta: params.h. Names from other files:
+// Words, vectors, pack and unpack: rows.h. Formulas, delta: core/params.h. Names from other files:
 // gradients.h:
-//   Arrays a                the arrays of BackwardParams, with their types; edges: scratch in which the
-//                           first pass saves weights and gradients of edges, or null; whole_rows: rows have
-//                           all their edges; per_edge(): some arrays besides the options are of edges
-//   EdgeGradients edges_    of a block: start: z; t(): g . (v + e); stats_of_row, stats_of_edges: the
-//                           destinations' statistics; solve: weight() = f alpha and draw(), the gradient of
-//                           raw
-//   edges_.guess            the first part of solve, with delta = g . out, whose `out` is rounded: draw() =
-//                           ds; add_draw: their sum, which is the residual of delta, `rest`
-//   edges_.settle           the second part, with the residual (set_rest). correct: adds it to node_stats
+//   Arrays a                the arrays of BackwardParams, with their types; edges: scratch in which the pass
+//                           over destinations saves f alpha and draw, or null; whole_rows: whether rows have
+//                           all their edges; per_edge(): whether arrays of edges besides the options are used
+//   EdgeGradients edges_    a block's arrays: t() is g . (v + e), weight() is f alpha, draw(). start computes
+//                           z; stats_of_row, stats_of_edges load max, log_sum and delta; solve: weight() and
+//                           draw()
+//   edges_.guess            the first part of solve: writes ds to draw(), whose sum over a row (add_draw) is
+//                           the residual of delta, `rest`
+//   edges_.settle           the second part of solve, after set_rest. correct adds `rest` to delta in
+//                           node_stats
 //   edges_.each_guess       calls f for the arrays that settle reads; SaveArrays, RestoreArrays,
 //                           CountArrays: such f
-//   edges_.keep, find       save weight() and draw() in the scratch, and read them
+//   edges_.keep, find       save weight() and draw() in Arrays::edges, and read them
 //   edges_.scatter_options  writes the gradients of the options on edges
 // long_rows.h:
-//   Pieces                  chunks of split rows, which are numbered and processed some rows at a time:
-//                           walk(first run, per row, second run); rest(k), kept(k): residual and saved
-//                           scalars of chunk k. num_blocks(item): its blocks
+//   Pieces                  chunks of split rows, of some rows at a time. walk(first run, per row, second
+//                           run) calls functions with the number k of a chunk. rest(k), kept(k): where its
+//                           residual and its saved scalars are
+//   num_blocks(item)        the number of blocks of a work item
 // scores.h, gathered.h:
-//   Score                   fix(row); load, raw(block, z); accumulate: adds the gradient of the fixed row;
-//                           finish(sum); scatter_feat
-//   Gathered values_        the neighbours' rows, to which features are added, or to the fixed row (Feat).
-//                           dots: t; aggregate: weighted sum
+//   Score                   fix(row); load, raw(block, z); accumulate: adds to the gradient of the fixed row,
+//                           which finish(sum) completes; scatter_feat: writes the gradient of edge features
+//   Gathered values_        the neighbours' rows, with edge features added to them or to the fixed row
+//                           (Feat). dots computes t, aggregate a weighted sum
 // edges.h, groups.h, schedule.h:
-//   EdgeBlock block_        a block's edges: load(begin, end, whether positions are wanted); locate: without
-//                           options
-//   Grouping                which items are grouped; walk: calls one function for groups, another for other
-//                           items
-//   Chunks                  the items, in chunks of equal cost: boundary(k); parallel_items, parallel_range:
-//                           on ranges by threads
+//   EdgeBlock block_        a block's edges: load(begin, end, whether positions are wanted); locate does the
+//                           same without reading options
+//   Grouping                which work items are grouped; walk calls one function for groups, another one for
+//                           other work items
+//   Chunks                  divides work items into ranges of equal cost: boundary(k) is the first of range k
+//   parallel_items          calls a function on ranges of work items in parallel; parallel_range: on any
+//                           range
 // merge.h, backward_additive.h:
-//   write_sum               stores an item's packed sum in its row or its slot; merge_splits: adds up the
+//   write_sum               writes an item's packed sum to its row or its slot; merge_splits adds up the
 //                           slots of split rows
 //   node_stats              computes delta and the other statistics of the destinations
 #include "backward_additive.h"
@@ -56,12 +61,13 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The most that attention_parts() returns.
+// The most partial sums of grad_attn, which attention_parts() returns.
 constexpr int64_t kMostParts = 1024;
 
-// One pass of backward for dot or additive_v2. Over the destinations (over_rows) it gathers keys and values,
-// sums up grad_query and writes the edges' gradients. Over the sources it gathers queries and grad_out, and
-// sums up grad_key and grad_value. With additive_v2 the value is also the key (kKeyIsValue).
+// One pass of backward for dot or additive_v2, for rows that are processed alone. Over the destinations
+// (over_rows) it gathers keys and values, sums up grad_query and writes the edges' gradients. Over the
+// sources it gathers queries and grad_out, and sums up grad_key and grad_value. With additive_v2 the value is
+// also the key (kKeyIsValue).
 template <class T, class Score>
 class FeatureRows {
  public:
@@ -91,7 +97,7 @@ class FeatureRows {
     if (kKeyIsValue) attn_sum_.clear(score.shape().packed_size());
   }
 
-  // Processes rows, and chunks of split rows unless guess() and settle() do.
+  // Processes a row, or a chunk of a split row, unless exact_: then run_pieces() processes the chunks.
   void operator()(const Item& item) {
     if (exact_ && item.slot >= 0) return;
     start(item);
@@ -113,8 +119,9 @@ class FeatureRows {
     write(item);
   }
 
-  // The two runs over a chunk of a split row. rest: the residual of delta: guess() writes that of the chunk's
-  // edges, settle() reads that of the row. kept: numbers() scalars for each of the chunk's blocks, or null.
+  // The two runs over a chunk of a split row. rest: [H], the residual of delta, of which guess() writes what
+  // the chunk's edges contribute; settle() reads that of the row. kept: where numbers() scalars of each of
+  // the chunk's blocks are saved in between, or null.
   void guess(const Item& item, A* rest, A* kept) {
     start(item);
     guess_blocks(item, rest, kept);
@@ -125,7 +132,7 @@ class FeatureRows {
     write(item);
   }
 
-  // Adds the items' contribution to grad_attn to attn [H, D], and resets it.
+  // Adds to attn [H, D] what the work items processed so far contribute to grad_attn, and forgets it.
   void add_attn(A* attn) {
     Buffer<A> sum(score_.shape().size());
     unpack(score_.shape(), attn_sum_, nullptr, static_cast<A*>(sum));
@@ -133,7 +140,7 @@ class FeatureRows {
     attn_sum_.clear(score_.shape().packed_size());
   }
 
-  // How many scalars a block saves.
+  // Returns how many scalars are saved of a block between guess and settle.
   int64_t numbers() {
     CountArrays arrays;
     edges_.each_guess(score_, block_, arrays);
@@ -172,7 +179,7 @@ class FeatureRows {
     if (!scores_first) edges_.start(score_, block_);
   }
 
-  // Steps 1 and 2, or reads what the first pass has saved.
+  // Steps 1 and 2; or, if the pass over the destinations has saved f alpha and draw, reads these.
   void solve(int64_t begin, int64_t end) {
     if (given_) {
       block_.load(begin, end, true);
@@ -186,7 +193,8 @@ class FeatureRows {
     edges_.solve(score_, block_);
   }
 
-  // The first run. The scalars of a row's last block are not saved: the second run finds them in place.
+  // The first run over a row or chunk. The scalars of a whole row's last block are not saved, because the
+  // second run follows at once and finds them in edges_.
   void guess_blocks(const Item& item, A* rest, A* kept) {
     for (int h = 0; h < heads_; ++h) rest[h] = 0;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
@@ -199,8 +207,8 @@ class FeatureRows {
     });
   }
 
-  // The second run. It goes from the last block to the first, because the rows that were read last are in
-  // cache.
+  // The second run. It goes from the last block to the first, because the feature rows that were read last
+  // are in cache.
   void settle_blocks(const Item& item, const A* rest, const A* kept) {
     edges_.set_rest(item, rest);
     const int64_t last = num_blocks(item) - 1;
@@ -223,7 +231,7 @@ class FeatureRows {
 
   int64_t of_array() const { return int64_t(heads_) * kBlock; }
 
-  // Returns space for the scalars of this number of blocks.
+  // Returns space for the saved scalars of `blocks` blocks.
   A* room(int64_t blocks) {
     if (blocks > most_blocks_) {
       most_blocks_ = 2 * blocks;
@@ -232,7 +240,7 @@ class FeatureRows {
     return kept_;
   }
 
-  // Step 3: adds the results of the block's edges to the sums.
+  // Step 3: adds the block's edges to the sums, and over the destinations writes the edges' own gradients.
   void sum(bool first) {
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
     score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);
@@ -251,20 +259,22 @@ class FeatureRows {
   const BackwardParams& p_;
   const Arrays<T>& a_;
   bool over_rows_;
-  bool exact_;  // the residual of delta is subtracted, so that the gradients of a row's scores add up to 0
-  bool given_;  // the first pass has saved weights and gradients of the edges
+  // exact_: whether the residual of delta is subtracted, so that the gradients of a row's scores add up to 0.
+  bool exact_;
+  bool given_;  // whether the pass over the destinations has saved f alpha and draw
   int heads_;
   Score& score_;
   Gathered<T> values_;
   const T* fixed_;
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
-  Buffer<A> row_, score_sum_, value_sum_, attn_sum_;  // packed; row_: the item's row of fixed_
-  Buffer<A> rest_, kept_;                             // of a row that is not split
-  int64_t most_blocks_ = 0;                           // that kept_ has space for
+  Buffer<A> row_;                               // packed: the item's row of fixed_
+  Buffer<A> score_sum_, value_sum_, attn_sum_;  // packed sums over edges: of the item, the last of all items
+  Buffer<A> rest_, kept_;                       // residual and saved scalars of a row that is not split
+  int64_t most_blocks_ = 0;                     // the number of blocks that kept_ has space for
 };
 
-// The pass over the destinations, for split rows: see long_rows.h.
+// The pass over the destinations for the chunks of split rows, in two runs: see long_rows.h.
 template <class T, class MakeScore>
 void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
                 const MakeScore& make_score) {
@@ -306,15 +316,16 @@ void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
     for (int64_t d = 0; d < size; ++d) total[d] += attn[slot * size + d];
 }
 
-// Both passes of dot or additive_v2. make_score(over_rows) returns the score of a pass for rows alone,
+// Both passes of dot or additive_v2. over_rows: the pass over the destinations, else that over the sources.
+// make_score(over_rows) returns the object that computes the scores of rows that are processed alone,
 // make_group_score(over_rows, most rows of a group) that for groups.
 template <class T, class MakeScore, class MakeGroupScore>
 void run_feature_rows(const BackwardParams& p, const Arrays<T>& a, const Parallel& parallel,
                       const MakeScore& make_score, const MakeGroupScore& make_group_score) {
   using A = Acc<T>;
   const Shape& shape = p.shape;
-  // Processes items [first, last) of a pass. attn: [H, D], to which their contribution to grad_attn is added,
-  // or null.
+  // Processes the work items [first, last) of a pass. attn: [H, D], to which their contribution to grad_attn
+  // is added, or null.
   const auto run_items = [&](bool over_rows, int64_t first, int64_t last, A* attn) {
     const Csr& csr = over_rows ? p.csr : p.reverse;
     const Grouping grouping = Grouping::of<A>(p, csr, parallel.way, backward_degree(p.shape.heads));

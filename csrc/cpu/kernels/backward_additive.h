@@ -1,7 +1,8 @@
 // The statistics of the destinations that backward needs for every score, such as delta; and backward of the
-// additive score, whose terms belong to single nodes, so that one gather over the sources is enough. Names
-// from other files: the head of backward.cpp, and HeadSums (head_sums.h), which sums over each head's columns
-// of many rows. Formulas: BackwardParams.
+// additive score, whose terms belong to single nodes, so that one gather over the sources is enough. Formulas
+// and letters: BackwardParams (core/params.h); draw (d raw) is the gradient of the raw score. Names from
+// other files: the head of backward.cpp, and HeadSums (head_sums.h), which sums over each head's columns of
+// many rows.
 #pragma once
 
 #include "group_backward.h"
@@ -9,8 +10,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// sums[row, h] = sum over the row's edges of term(position in the user's order * H + h). partial: [slots, H],
-// for split rows.
+// sums[row, h] = sum over the row's edges e of term(e * H + h), where e is the position in the user's order.
+// partial: [slots, H], scratch for split rows.
 template <class A, class Term>
 void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A* sums, const Term& term) {
   parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
@@ -27,8 +28,9 @@ void sum_rows(const Csr& csr, const Parallel& parallel, int heads, A* partial, A
   merge_splits<A>(csr, parallel, heads, 1, partial, sums);
 }
 
-// Computes node_stats of destinations and, for the additive score, grad_alpha_dst from `positive` and
-// `positive_mass`, forward's sums over edges with z > 0. Several rows are processed as one array.
+// Computes node_stats of destinations and, for the additive score, grad_alpha_dst from forward's sums over
+// edges with z > 0, `positive` and `positive_mass`. It takes rows_ rows at a time, so that loops fill
+// vectors.
 template <class T>
 class Stats {
  public:
@@ -51,7 +53,7 @@ class Stats {
   }
 
  private:
-  // sums[r, h] = grad_out . (x - bias) of the rows [i, i + rows). bias: or null for 0.
+  // sums[r, h] = grad_out[i + r, h] . (x[i + r, h] - bias[h]) for r < rows. bias: or null for 0.
   void dots(int64_t i, int64_t rows, const void* x, const void* bias, A* sums) {
     const T *g = a_.grad_out + i * size_, *y = static_cast<const T*>(x) + i * size_,
             *b = static_cast<const T*>(bias);
@@ -76,7 +78,8 @@ class Stats {
       for (int64_t k = 0; k < entries; ++k) delta_[k] += a_.row_sums[at + k];
     const bool additive = p_.score == Score::additive, from_positive = additive && a_.from_positive();
     if (from_positive) dots(i, rows, p_.positive, nullptr, plus_);
-    // A row's ds add up to 0, so that its sum of ds L'(z) is 1 - slope times the sum of ds over z > 0.
+    // A row's ds add up to 0, so that its sum of ds L'(z) is (1 - slope) times the sum of ds over edges with
+    // z > 0.
     const A positive_part = 1 - A(p_.negative_slope);
     for_columns<A>(entries, [&](auto width, int64_t k) {
       constexpr int W = width.value;
@@ -86,7 +89,8 @@ class Stats {
       if (!from_positive) return;
       const X mass = load_vector<X>(a_.positive_mass + at + k),
               dst = positive_part * (load_vector<X>(plus_ + k) - load_vector<X>(delta_ + k) * mass);
-      // log_sum is 0 if one edge has all the weight: the gradient is 0, but nan stays nan.
+      // log_sum is 0 if one edge has all of the row's weight. The gradient is then 0: that is set, but nan
+      // stays nan.
       store_vector(a_.grad_alpha_dst + at + k, stats.odd == 0 ? dst * 0 : dst);
     });
     const A* alpha = additive && a_.alpha_dst ? a_.alpha_dst + at : nullptr;
@@ -119,13 +123,12 @@ void node_stats(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
                  [&](int64_t first, int64_t last) { Stats<T>(p, a)(first, last); });
 }
 
-// Computes grad_value and grad_alpha_src by one gather of grad_out. Without a gate, edge features and
-// gradients of edge tensors, no product g . v per edge is needed: with P and N the sums of f alpha g, per
-// source and column, over edges with z > 0 and over the others,
-//   grad_value = P + N
-//   grad_alpha_src = (v . P - sum of alpha delta, z > 0) + slope (v . N - sum of alpha delta, others)
-// If each edge has all of its destination's weight, grad_alpha_src is 0 up to rounding, and is set to 0: the
-// sum of 1 - alpha tells.
+// Computes grad_value and grad_alpha_src of the sources by one gather of grad_out. Without a gate, edge
+// features and gradients of edge tensors, no product g . v per edge is needed. Let P be the sum of f alpha g
+// over a source's edges with z > 0, N that over its other edges, and tail and tail2 such sums of alpha delta:
+//   grad_value = P + N      grad_alpha_src = (v . P - tail) + slope (v . N - tail2)
+// If each of the edges has all of its destination's weight (the sum of 1 - alpha is 0), grad_alpha_src is 0
+// up to rounding, and is set to 0.
 template <class T>
 class AdditiveSources {
  public:
@@ -152,7 +155,7 @@ class AdditiveSources {
         sum_(grads_.shape().packed_size()),
         sum2_(grads_.shape().packed_size()) {}
 
-  // Whether g . v is needed for each edge.
+  // Whether the product g . v of each edge is needed.
   static bool per_edge(const BackwardParams& p, const Arrays<T>& a) {
     return a.per_edge() || p.edge.gate || p.edge.feat;
   }
@@ -187,7 +190,7 @@ class AdditiveSources {
   }
 
  private:
-  // Adds a block's edges to sum_ and tail_, by the gradient of each edge, and writes gradients of edge
+  // Adds f alpha g of a block's edges to sum_ and their draw to tail_, and writes the gradients of edge
   // tensors.
   void edge_by_edge(bool first) {
     grads_.dots(block_, value_, edges_.t());
@@ -231,12 +234,11 @@ class AdditiveSources {
   Gathered<T> grads_;
   EdgeBlock<T> block_;
   EdgeGradients<T> edges_;
-  Buffer<A> weights_;  // weights of sum_ and of sum2_
-  // Sums of alpha delta over edges with z > 0, and over the others. Edge by edge: tail_ is the sum of draw.
-  Buffer<A> tail_, tail2_;
-  Buffer<A> shared_;              // sums of 1 - alpha
-  Buffer<A> dots_, dots2_;        // v . P, v . N
-  Buffer<A> value_, sum_, sum2_;  // packed
+  Buffer<A> weights_;             // two arrays with an entry per edge and head: f alpha in P, and in N
+  Buffer<A> tail_, tail2_;        // [H]; if per_edge_, tail_ is the sum of draw
+  Buffer<A> shared_;              // [H]: the sum of 1 - alpha
+  Buffer<A> dots_, dots2_;        // [H]: v . P, v . N
+  Buffer<A> value_, sum_, sum2_;  // packed rows: v; P, or if per_edge_ the sum of f alpha g; N
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

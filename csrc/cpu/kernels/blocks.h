@@ -18,7 +18,7 @@ class Blocks {
     if (place == kBlockOfSums) total_.clear(size_);
     for (int64_t k = 0; k < size_; ++k) total_[k] += sums[k], sums[k] = A(0);
   }
-  // Adds the total to `sums` after the last edge of a row. length: the row's number of edges.
+  // Adds the total to `sums` after the last edge of a row. length: how many edges the row has.
   void end(int64_t length, A* sums) const {
     if (length <= kBlockOfSums) return;
     for (int64_t k = 0; k < size_; ++k) sums[k] += total_[k];

@@ -5,20 +5,19 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The fewest elements per thread, and the elements of a block of rows, which stays in the first level of
-// cache.
-constexpr int64_t kPerThread = 1 << 15, kBlockNumbers = 2048;
+constexpr int64_t kPerThread = 1 << 15;  // the fewest elements per thread
+constexpr int64_t kBlockNumbers = 2048;  // the elements of a block of rows, which fit in the L1 cache
 
-// What a thread processes: of the rows [begin, end) those whose groups are in [low, low + span), or if `all`
-// is set all of them.
+// What a thread processes: of the rows [begin, end) those whose groups are in [low, low + span); or, if `all`
+// is set, all rows of [begin, end).
 struct Part {
   int64_t begin, end;
   uint64_t low, span;
   bool all;
 };
 
-// Divides the rows and their groups among threads. I: the type of the index; C: the number of columns, or 0
-// if it is known at run time only.
+// Divides the rows and their groups among threads, into `parts_` parts. I: the type of the index; C: the
+// number of columns, or 0 if it is known at run time only.
 template <class A, class I, int C>
 class Groups {
  public:
@@ -30,8 +29,8 @@ class Groups {
 
   int64_t columns() const { return C ? C : p_.columns; }
 
-  // Calls body(part) so that each group is in one part, with all of its rows. If apart(), a part is a range
-  // of rows. Otherwise each part reads the index of all rows, and takes those in a range of groups.
+  // Calls body(part) for parts such that all rows of a group are in the same part. If apart(), a part is a
+  // range of rows. Otherwise every part reads the index of all rows, and takes the rows of a range of groups.
   template <class Body>
   void by_groups(const Body& body) const {
     parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
@@ -52,7 +51,7 @@ class Groups {
       body(p_.num_rows * first / parts_, p_.num_rows * last / parts_);
     });
   }
-  // Whether parts are ranges of rows that no other part reads.
+  // Whether the parts of by_groups are disjoint ranges of rows, so that a part can be finished on its own.
   bool apart() const { return parts_ == 1 || p_.index_rises; }
 
   // Calls body(begin, end) for the blocks of a range of rows.
@@ -74,7 +73,7 @@ class Groups {
   }
 
  private:
-  // Returns the first row of part k, which begins a group: only if the index rises, or for one part.
+  // Returns the first row of part k, which is the first of its group. Only called if apart().
   int64_t boundary(int64_t k) const {
     int64_t e = p_.num_rows * k / parts_;
     if (k > 0 && k < parts_)
@@ -102,6 +101,8 @@ void exponentials(A* x, int64_t size) {
   for (; k < size; ++k) x[k] = exp1(x[k]);
 }
 
+// If Groups::apart(), each thread takes all steps for its rows. Otherwise threads wait for each other after
+// each step: the maxima of groups, exponentials of rows, their sums by groups, and the quotients.
 template <class A, class I, int C>
 void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
   const Groups<A, I, C> groups(p, parallel);
@@ -210,8 +211,8 @@ void sum_as(const ByIndexParams& p, const Parallel& parallel) {
   p.source ? sum_of<A, I, C, true>(p, parallel) : sum_of<A, I, C, false>(p, parallel);
 }
 
-// Calls f(an object of the rows' type, one of the index's type, an integral constant). The constant is the
-// number of columns if kernels are compiled for it, else 0.
+// Calls f(an object of the rows' type, an object of the index's type, an integral constant). The constant is
+// the number of columns if kernels are compiled for that number, else 0.
 template <class F>
 void with_types(const ByIndexParams& p, const F& f) {
   const auto with_columns = [&](auto type, auto id) {

@@ -1,4 +1,4 @@
-// The loops of columns.h, which explains the names.
+// The loops over edges of class Columns; columns.h explains the names.
 #include "columns.h"
 
 #include "ahead.h"
@@ -24,8 +24,8 @@ Columns<T>::Columns(const void* data, int heads, int dim)
   }
 }
 
-// Computes V vectors of columns of all rows of a group, from `vector` on, which stay in registers over the
-// edges of a row.
+// Computes the sums of all rows of a group for V vectors of columns, from `vector` on. The sums of a row stay
+// in registers over its edges.
 template <class T>
 template <int W, bool pairs, TileHeads tile, int V, class Terms>
 void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* index, Fetch fetch,
@@ -55,7 +55,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
     else
       return spread<A, W>(w + head[0], lane[v]);  // one load for all vectors
   };
-  // Calls f(vector, v) for the vectors of a row of any type.
+  // Calls f(vector v, v) for the V vectors of a row in memory order. x: the row's first column of the tile.
   const auto each_of = [&](const auto* x, const auto& f) __attribute__((always_inline)) {
     using X = std::remove_const_t<std::remove_pointer_t<decltype(x)>>;
 #pragma GCC unroll 8
@@ -68,7 +68,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       }
     }
   };
-  // The same for a row that is stored like `fixed` (Columns::paired).
+  // Does the same as each_of for a row of accumulators that is stored like `fixed` (Columns::paired).
   const auto each_of_fixed = [&](const A* x, const auto& f) __attribute__((always_inline)) {
     if constexpr (pairs && tile != TileHeads::mixed) {
 #pragma GCC unroll 8
@@ -83,7 +83,7 @@ void Columns<T>::aggregate_tile(int vector, const Group& group, const int32_t* i
       each_of_fixed(all_terms.fixed + r * size + first,
                     [&](Vector x, int v) __attribute__((always_inline)) { fixed[v] = x; });
     for (int e = begin; e < end; ++e) {
-      if (fetch.hot)  // group.n edges ahead is the next group
+      if (fetch.hot)  // the edge group.n positions later is one of the next group
         __builtin_prefetch(base + size * index[e + group.n < fetch.limit ? e + group.n : e], 0, 2);
       else if (fetch.limit)
         prefetch<V * W* int(sizeof(T))>(base + size * ahead(e));
@@ -162,8 +162,8 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
   with_layout<T>(shape_, [&](auto width, auto in_pairs) {
     constexpr int W = width.value;
     constexpr bool pairs = in_pairs.value;
-    // two: there is a second sum; wide: each vector (or pair) is within a head, so that its weight is
-    // broadcast instead of permuted.
+    // two: whether there is a second sum; wide: whether each vector (or pair) is within a head, so that its
+    // weight is broadcast instead of permuted.
     const auto run = [&](auto two, auto wide) {
       const auto terms = make_terms(two);
       constexpr bool leaky = decltype(terms)::kLeaky, full = W == kLanes<A>;
@@ -177,8 +177,8 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
                            : per_vector == 2    ? 4
                                                 : 2;
       int v = 0;
-      // Computes tiles of V vectors as long as V are left and, unless wide, the weights of their heads fit in
-      // one vector.
+      // Computes tiles of V vectors as long as V vectors are left and the weights of their heads fit in one
+      // vector for permutations, as they do if V is `least`. (If `wide`, there are no permutations.)
       const auto tiles = [&](auto vectors) {
         constexpr int V = vectors.value;
         if constexpr (V <= most && (!pairs || V > 1)) {

@@ -4,18 +4,20 @@
 // for all edges of a group together. Arrays per edge and head are edge-major; arrays per row are [rows, C] or
 // [rows, H].
 //
-// Words and vectors: rows.h. Names from other files:
+// L is LeakyReLU, L' its derivative. Other words, vectors: rows.h. Names from other files:
 // groups.h:
-//   Group         rows, n edges; row, begin: the first ones. each(f): f(r, first edge, end) per row;
-//                 each_edge(f): f(r, e)
+//   Group           `rows` rows from `row` on, with n edges from `begin` on. each(f) calls f(r, first edge,
+//                   end) for each row, each_edge(f) calls f(r, e) for each edge
 // rows.h, simd.h:
-//   RowShape      vectors of a row: width, vectors, last; feature(shape, v, width): first element of vector
-//                 v
-//   with_layout   calls f(width, whether vectors come in pairs), as constants
-//   spread<A, W>  (x, lanes): x[lane] in each lane; kInPairs, load_pair: bfloat16 as even and odd elements
+//   RowShape        how a row consists of vectors: width, vectors, last; feature(shape, v, width): the first
+//                   element of vector v
+//   with_layout     calls f(width, whether vectors come in pairs), both as constants
+//   spread<A, W>    (x, lane): the vector whose lane l is x[lane[l]]
+//   kInPairs<T>     whether T (bfloat16) is read as pairs of vectors; load_pair reads one: of the even and of
+//                   the odd elements
 // head_sums.h, ahead.h:
-//   HeadSums      sums per head of a row's columns, for many edges together
-//   Ahead         (e): the index of the row to prefetch during edge e; prefetch: does so
+//   HeadSums        sums per head of a row's columns, for many edges together
+//   Ahead           ahead(e): the index of the row to prefetch while edge e is processed; prefetch: does so
 #pragma once
 
 #include "groups.h"
@@ -23,8 +25,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Calls f(integral constant width, i) for whole vectors of elements 0 ... n - 1, and then for single
-// elements.
+// Calls f(integral constant width, i) for the whole vectors of elements 0 ... n - 1, and then with a width of
+// 1 for the remaining elements. i: the first element.
 template <class A, class F>
 [[gnu::always_inline]] static inline void for_columns(int64_t n, const F& f) {
   int64_t i = 0;
@@ -32,7 +34,8 @@ template <class A, class F>
   for (; i < n; ++i) f(std::integral_constant<int, 1>(), i);
 }
 
-// Converts x[n] to accumulators. in_pairs: in the order of pairs of vectors (simd.h).
+// Converts n elements of x to accumulators. in_pairs: writes each 2 W of them as a Pair (simd.h), the even
+// ones before the odd ones, if T is read so.
 template <class T>
 static inline void to_accumulators(const T* x, int64_t n, bool in_pairs, Acc<T>* out) {
   using A = Acc<T>;
@@ -46,7 +49,8 @@ static inline void to_accumulators(const T* x, int64_t n, bool in_pairs, Acc<T>*
     for_columns<A>(n, [&](auto width, int64_t i) { store_vector(out + i, load<T, width.value>(x + i)); });
 }
 
-// The rows [rows, C] of the group, which are the fixed ends of its edges, in the layout of Columns.
+// The rows [rows, C] of a group's own nodes, the fixed ends of its edges, as the argument `fixed` of Columns:
+// of accumulators, in the order that Columns::paired describes.
 template <class T>
 class FixedRows {
  public:
@@ -74,8 +78,8 @@ class FixedRows {
   Buffer<A> rows_;
 };
 
-// Where sums are written, [rows, C]: to `rows` of the features' type, or else to `sums` of accumulators;
-// nowhere if both are null.
+// Where sums [rows, C] are written: to `rows`, of the features' type, or if that is null to `sums`, of
+// accumulators. If both are null, there is no such sum.
 template <class T>
 struct SumRows {
   T* rows = nullptr;
@@ -83,9 +87,9 @@ struct SumRows {
   operator bool() const { return rows || sums; }
 };
 
-// What an aggregation prefetches. limit: the number of indices that may be read; 0 turns prefetching off.
-// hot: the group's rows are in cache, and one line of each row of the next group is prefetched instead, so
-// that the processor translates their addresses early.
+// What an aggregation prefetches. limit: how many indices may be read; 0 turns prefetching off. hot: the rows
+// that the group gathers are in cache, and one line of each row of the next group is prefetched instead, so
+// that the processor translates the addresses of their pages early.
 struct Fetch {
   int64_t limit;
   bool hot;
@@ -99,6 +103,7 @@ struct Fetch {
 //   mixed   a vector may cover columns of several heads
 enum class TileHeads { same, next, any, mixed };
 
+// A gathered matrix [N, H, D], whose rows are read as C columns.
 template <class T>
 class Columns {
  public:
@@ -110,32 +115,32 @@ class Columns {
   int64_t size() const { return size_; }
   const T* row(int64_t k) const { return data_ + k * size_; }
 
-  // Whether `fixed` and `attn`, below, have each 2 W adjacent columns as a vector of the even ones and,
-  // behind it, a vector of the odd ones (Pair in simd.h).
+  // Whether the arguments `fixed` and `attn`, below, have each 2 W adjacent columns as a Pair (simd.h): a
+  // vector of the even columns and, behind it, a vector of the odd ones.
   bool paired() const { return paired_; }
 
-  // In the functions below, x is the matrix, index_e the row of it that edge e reads, limit the number of
-  // indices that may be read to prefetch, where 0 turns prefetching off, and fixed are the group's own rows
-  // [rows, C].
+  // In the functions below, x is the matrix, index_e the row of it that edge e gathers, limit says how many
+  // entries of `index` may be read in order to prefetch (0 turns prefetching off), and `fixed` [rows, C] are
+  // the group's own rows.
 
   // a[r] = factor[r] (sum over the edges e of row r of w[e] x[index_e]) + plus[r * plus_stride]. a2, unless
-  // null, is the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: rows of C columns,
-  // or one for all rows with a plus_stride of 0; or null for 0.
+  // null, is the same with w2 and without `plus`. factor: [rows, H], or null for 1; plus: [rows, C], or with
+  // a plus_stride of 0 one row [C] for all rows; or null for 0.
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, const A* w2,
                  const A* factor, const A* plus, int64_t plus_stride, SumRows<T> a, SumRows<T> a2) const;
-  // The same with only one sum, and without factor and plus.
+  // a[r] = sum over the edges e of row r of w[e] x[index_e]
   void aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* w, SumRows<T> a) const {
     aggregate(group, index, fetch, w, nullptr, nullptr, nullptr, 0, a, {});
   }
-  // With u_e = x[index_e] + fixed[r]: a[r] = attn sum of w[e] L'(u_e), and a2[r] = sum of w[e] L(u_e) unless
-  // it is null.
+  // With u_e = x[index_e] + fixed[r]: a[r] = attn * (sum over the edges e of row r of w[e] L'(u_e)); and
+  // unless a2 is null a2[r] = sum of w[e] L(u_e).
   void leaky_aggregate(const Group& group, const int32_t* index, Fetch fetch, const A* fixed, const A* attn,
                        A slope, const A* w, SumRows<T> a, SumRows<T> a2) const;
 
-  // s[e, h] = x[index_e, h] . fixed[r, h], rounded like Rows::dots: forward may use one of the two functions
-  // for a score, and backward the other.
+  // s[e, h] = x[index_e, h] . fixed[r, h], rounded like Rows::dots, because forward may compute a score by
+  // one of these two functions and backward by the other.
   void dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, A* s);
-  // s[e, h] = attn[h] . L(u_e[h])
+  // s[e, h] = attn[h] . L(u_e[h]), with u_e of leaky_aggregate.
   void leaky_dots(const Group& group, const int32_t* index, int64_t limit, const A* fixed, const A* attn,
                   A slope, A* s);
 
@@ -158,8 +163,8 @@ class Columns {
   const T* data_;
   int heads_, dim_;
   int64_t size_;
-  bool paired_;             // pairs of vectors fill a head
-  RowShape shape_;          // of one head of C columns; paired if pairs fill a row
+  bool paired_;             // whether pairs of vectors fill a head
+  RowShape shape_;          // of a row as one head of C columns; paired if pairs of vectors fill the row
   Buffer<int32_t> head_;    // per vector: the head of its first column
   Buffer<Bits<A>> offset_;  // per vector and lane: the column's head, relative to head_
   HeadSums<A> sums_;

@@ -10,7 +10,7 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 namespace {
 
-constexpr int kAheadOfEdge = 8;  // prefetch distance in edges
+constexpr int kAheadOfEdge = 8;  // by how many edges rows are prefetched ahead
 
 // Returns the lanes of the widest vectors, of at least 16 bytes, that fit in `dim` columns; 1 if none does.
 template <class A>
@@ -20,8 +20,9 @@ int lanes_within(int dim) {
   return width > dim ? 1 : width;
 }
 
-// For items [first, last): calls begin(item), then edge(item, position in the CSR, position in the user's
-// order, the neighbour's row of `cols`) for its edges, and end(item). Prefetches the rows of later edges.
+// For each of the work items [first, last): calls begin(item), then for each of its edges edge(item, position
+// in the CSR, position in the user's order, the neighbour's row of `cols`), and end(item). Prefetches the
+// feature rows of later edges.
 template <class T, class Begin, class Edge, class End>
 void for_edges(const EdgeProductParams& p, int64_t first, int64_t last, const Begin& begin, const Edge& edge,
                const End& end) {
@@ -73,8 +74,8 @@ void products_as(const EdgeProductParams& p, const Parallel& parallel) {
         const T* f = feat + id * size;
         A* score = static_cast<A*>(p.score) + id * heads;
         T* to = p.edge_out ? static_cast<T*>(p.edge_out) + id * size : nullptr;
-        // Writes a head's products t, if wanted, and returns their sum: that of whole vectors as a vector,
-        // and in `rest` that of the remaining columns.
+        // Writes the products t of head h, if they are wanted. Returns the sum of their whole vectors, as a
+        // vector whose lanes are still to be added up, and in `rest` the sum over the remaining columns.
         const auto head = [&](int h, A& rest) {
           const int64_t at = int64_t(h) * dim;
           V sums{};
@@ -133,8 +134,8 @@ void backward_as(const EdgeProductParams& p, const Parallel& parallel) {
         blocks.before(e - item.begin, sums);
         const T *f = feat + id * size, *more = edge_weight ? edge_weight + id * size : nullptr;
         T* to = p.edge_out ? static_cast<T*>(p.edge_out) + id * size : nullptr;
-        // Adds to `sums` the terms g y f of some adjacent columns, from `at` on, and writes g x y, if wanted.
-        // of_head: the part of g that a head's columns have in common.
+        // For as many columns as there are `lanes`, from `at` on: adds g y f to `sums`, and writes g x y, if
+        // it is wanted. of_head: the summand of g that a head's columns have in common.
         const auto at_once = [&](int64_t at, A of_head, auto lanes) {
           constexpr int N = lanes.value;
           using X = Vec<A, N>;

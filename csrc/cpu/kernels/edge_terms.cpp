@@ -1,6 +1,7 @@
-// Products of low-dimensional edge features with rows of nodes (core/edge_terms.h, which defines attr, d and
-// width; d is `dim` here). A node's [H, d] matrix is copied so that either heads or features are in the lanes
-// of vectors, and multiplied with the features of the node's edges.
+// Products of low-dimensional edge features with rows of nodes: edge_dot, edge_sum and edge_outer of
+// core/edge_terms.h, which defines their arguments; d is `dim` here. A node has a matrix [H, d] of rows,
+// which is copied so that either heads or features are in the lanes of vectors, and combined with the
+// features or weights of the node's edges.
 #include "blocks.h"
 #include "edges.h"
 #include "kernels.h"
@@ -10,11 +11,11 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 namespace {
 
-constexpr int kTogether = 4;  // edges that share a load of the matrix
-constexpr int kAhead = 12;    // prefetch distance in edges
+constexpr int kTogether = 4;  // how many edges share a load of the node's matrix
+constexpr int kAhead = 12;    // by how many edges tables are prefetched ahead
 
-// Returns the lanes of the narrowest vectors, of at least 16 bytes, that do not need more vectors for n
-// elements than the widest.
+// Returns the lanes of the narrowest vectors, of at least 16 bytes, that hold n elements in as few vectors as
+// the widest vectors do.
 template <class A>
 int lanes_for(int n) {
   int width = kLanes<A>;
@@ -39,7 +40,8 @@ const Acc<T>* as_accumulators(const T* row, int n, Acc<T>* space) {
   }
 }
 
-// The next kTogether edges of a row. If there are fewer, the last one is repeated.
+// The edges of a row from position `begin` on, n <= kTogether of them. If n is smaller, eid repeats the last
+// one.
 struct Together {
   int n;
   int64_t eid[kTogether];
@@ -49,17 +51,17 @@ struct Together {
   }
 };
 
-// Prefetches the beginnings of the rows of a table [E, size] that kTogether edges will read, those that are
-// kAhead edges behind `position`. limit: the end of the positions that may be read.
+// Prefetches the first cache lines of the rows in a table [E, size] of kTogether edges: those from kAhead
+// positions after `position` on. limit: the end of the positions that may be read.
 template <class X>
 void fetch_ahead(const Csr& csr, const X* table, int64_t size, int64_t position, int64_t limit) {
   for (int k = 0; k < kTogether; ++k)
     if (position + kAhead + k < limit) __builtin_prefetch(table + edge_of(csr, position + kAhead + k) * size);
 }
 
-// y[e, l] = sum_k x[e, k] matrix(row(e), k, l), k < inner, l < outer, for all edges, where matrix(i, k, l) is
-// scale times the element i * row_stride + k * inner_stride + l * outer_stride of `rows`. This is edge_dot
-// with heads as l, and edge_outer with features as l; l is in the lanes.
+// y[e, l] = sum_k x[e, k] matrix(row(e), k, l) for all edges, with k < inner and l < outer. matrix(i, k, l)
+// is scale times the element i * row_stride + k * inner_stride + l * outer_stride of `rows`. l runs over the
+// lanes. This is edge_dot if l is a head and k a feature, and edge_outer the other way round.
 template <class X, class Y, class T>
 void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* x, Y* y, int inner, int outer,
                     int64_t inner_stride, int64_t outer_stride) {
@@ -93,7 +95,7 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
           for (int k = 0; k < kTogether; ++k)
             from[k] = as_accumulators(x + edges.eid[k] * inner, inner, space + k * inner);
           for (int v = 0; v < vectors; ++v) {
-            // The last vector begins so early that it is whole, if there is more than one.
+            // If there are several vectors, the last one begins so early that it ends with the last element.
             const int at = vectors > 1 && v == vectors - 1 ? outer - W : v * W;
             const A *x0 = from[0], *x1 = from[1], *x2 = from[2], *x3 = from[3], *m = matrix + at;
             V sum[kTogether] = {};
@@ -101,8 +103,8 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
               const V y = load_vector<V>(m);
               sum[0] += x0[c] * y, sum[1] += x1[c] * y, sum[2] += x2[c] * y, sum[3] += x3[c] * y;
             }
-            // If there are fewer edges than kTogether, the last one is stored again: without branches, sums
-            // stay in registers.
+            // If there are fewer edges than kTogether, the last one is stored several times: without a
+            // branch, the sums stay in registers.
 #pragma GCC unroll 4
             for (int k = 0; k < kTogether; ++k) {
               Y* to = y + edges.eid[k] * outer + at;
@@ -120,8 +122,9 @@ void multiply_edges(const EdgeTermParams& p, const Parallel& parallel, const X* 
 }
 
 // Whether features, instead of heads, are in the lanes: whichever is estimated to take fewer vector
-// operations per edge. Products over lanes (edge_dot) are added up by a tree for four heads at a time, which
-// counts as 9 operations; sums over edges (edge_sum) are not. A vector of heads counts twice.
+// operations per edge. With features in the lanes, edge_dot (products) has to add up lanes, by a tree for
+// four heads at a time, which counts as 9 operations; edge_sum has not. A vector of heads counts as two of
+// features.
 template <class A>
 bool features_in_lanes(int heads, int dim, bool products) {
   const auto vectors = [](int n) {
@@ -132,8 +135,9 @@ bool features_in_lanes(int heads, int dim, bool products) {
   return heads * vectors(dim) + tree < 2 * dim * vectors(heads);
 }
 
-// Returns rows of n elements, at any position of a table of `size` elements, so that `padded` elements, whole
-// vectors, can be read: in place, or near the end of the table as a copy. Lanes beyond n are undefined.
+// operator()(at) returns the n elements at position `at` of a table of `size` elements, so that `padded`
+// elements, which are whole vectors, can be read: in place, or near the end of the table as a copy. Elements
+// beyond n are undefined.
 template <class T>
 class WholeRows {
  public:
@@ -154,7 +158,7 @@ class WholeRows {
   Buffer<T> space_;
 };
 
-// Returns the vector from element v on of a row of n elements, with zeros in lanes beyond.
+// Returns the vector from element v on of a row of n elements, with zeros in lanes beyond the last element.
 template <class T, int W>
 Vec<Acc<T>, W> within(const T* row, int v, int n) {
   const auto x = load<T, W>(row + v);
@@ -164,7 +168,7 @@ Vec<Acc<T>, W> within(const T* row, int v, int n) {
     return v + W <= n ? x : before<Acc<T>, W>(v, n) ? x : Vec<Acc<T>, W>{};
 }
 
-// edge_dot with features in the lanes.
+// edge_dot (core/edge_terms.h) with features in the lanes.
 template <class T>
 void dot_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
   using A = Acc<T>;
@@ -215,7 +219,8 @@ void dot_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
   });
 }
 
-// Writes the sums of an item to its row or slot [H, width]: at(h, c) for c < dim, and zeros beyond.
+// Writes the sums of a work item, at(h, c) for c < dim and zeros beyond, to its row of `out` or its slot of
+// `partial_out`, [H, width].
 template <class T, class At>
 void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
   const int64_t size = int64_t(p.heads) * p.width;
@@ -230,7 +235,7 @@ void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
     write(static_cast<Acc<T>*>(p.partial_out) + item.slot * size);
 }
 
-// edge_sum with heads in the lanes.
+// edge_sum with heads in the lanes. Sums of long rows are sums of blocks of edges (blocks.h).
 template <class T>
 void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
   using A = Acc<T>;
@@ -283,8 +288,8 @@ struct Run {
   int64_t begin, end, limit;
 };
 
-// sums[h, c] += sum of weight[e, h] attr[e, c] over a run of edges, for the N heads from `head` on, whose
-// sums stay in registers. sums: [H, padded].
+// sums[h, c] += sum of weight[e, h] attr[e, c] over the edges e of `run`, for the N heads h from `head` on,
+// whose sums stay in registers. sums: [H, padded].
 template <class T, int W, int N>
 void add_edges(const EdgeTermParams& p, WholeRows<T>& features, const Run& run, int head, int padded,
                Acc<T>* sums) {
@@ -314,7 +319,8 @@ void add_edges(const EdgeTermParams& p, WholeRows<T>& features, const Run& run, 
   }
 }
 
-// edge_sum with features in the lanes. Sums of long rows are sums of blocks of edges (blocks.h).
+// edge_sum with features in the lanes. Sums of long rows are sums over blocks of kBlock edges (for_blocks),
+// which round less.
 template <class T>
 void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
   using A = Acc<T>;
@@ -337,8 +343,8 @@ void sum_of_lanes(const EdgeTermParams& p, const Parallel& parallel) {
           if (h + 4 <= heads) add_edges<T, W, 4>(p, features, run, h, padded, sums), h += 4;
           for (; h < heads; ++h) add_edges<T, W, 1>(p, features, run, h, padded, sums);
         });
-        // Without padding, rows are written in vectors of 16 bytes, of which the last may overlap the one
-        // before.
+        // Rows without padding are written in vectors of 4 accumulators, of which the last may overlap the
+        // one before.
         if (dim == p.width && item.slot < 0 && dim >= 4 && sizeof(A) == 4) {
           for (int h = 0; h < heads; ++h) {
             T* to = static_cast<T*>(p.out) + (item.row * heads + h) * dim;

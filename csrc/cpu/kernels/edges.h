@@ -1,5 +1,6 @@
-// The data of a block of edges, as arrays with an entry per edge and head in one of two orders, HeadMajor or
-// EdgeMajor. Elementwise code is shared by both. Lanes beyond the last entry are undefined.
+// The edges of a block (rows.h) and their options, as arrays with an entry per edge and head in one of two
+// orders, HeadMajor or EdgeMajor, which share elementwise code. Loops over whole vectors also compute lanes
+// beyond the last entry, whose contents are undefined and not used.
 #pragma once
 
 #include "rows.h"
@@ -33,7 +34,7 @@ struct EdgeMajor {
   }
 };
 
-// Returns W entries of a table of features, accumulators or flags, as accumulators.
+// Returns W adjacent entries at p, which are features, accumulators or flags, as accumulators.
 template <class A, int W, class S>
 static inline Vec<A, W> load_as(const S* p) {
   if constexpr (sizeof(S) > 1)
@@ -44,8 +45,9 @@ static inline Vec<A, W> load_as(const S* p) {
     return *p;
 }
 
-// out_k(h, e) = table[index_e][k * H + h], for K arrays out_k, which begin at out + k * next. stride: entries
-// of a table row. limit: the number of indices that may be read to prefetch; 0 turns prefetching off.
+// out_k(h, e) = table[index[e]][k * H + h] for n edges and K arrays out_k in the given order, which begin at
+// out + k * next. stride: the number of entries of a row of the table. limit: how many entries of `index` may
+// be read in order to prefetch; 0 turns prefetching off.
 template <class Order, int K = 1, class S, class A>
 static inline void gather(const S* table, const int32_t* index, int n, int64_t limit, int heads,
                           int64_t stride, A* out, int64_t next) {
@@ -84,7 +86,7 @@ static inline void gather(const S* table, const int32_t* index, int n, int64_t l
   }
 }
 
-// The reverse: table[index_e][k * H + h] = in_k(h, e). A table row has K * H entries.
+// The reverse of gather: table[index[e]][k * H + h] = in_k(h, e). A row of the table has K * H entries.
 template <class Order, int K = 1, class A, class S>
 static inline void scatter(const A* in, int64_t next, const int32_t* index, int n, int heads, S* table) {
   const int64_t stride = int64_t(K) * heads;
@@ -109,20 +111,21 @@ static inline void scatter(const A* in, int64_t next, const int32_t* index, int 
   }
 }
 
-// Calls f(begin, end, whether it is the first) for blocks of at most kBlock edges of an item.
+// Calls f(begin, end, whether it is the first) for the blocks, of at most kBlock edges, of a work item.
 template <class F>
 [[gnu::always_inline]] static inline void for_blocks(const Item& item, const F& f) {
   for (int64_t e = item.begin; e < item.end; e += kBlock)
     f(e, e + kBlock < item.end ? e + kBlock : int64_t(item.end), e == item.begin);
 }
 
-// Calls f(i, end, lane mask) for vectors that cover the n edges of head h; i: their head-major index.
+// Calls f(i, mask) for vectors that cover the n edges of head h in head-major order. i: a vector's first
+// entry; mask: set in lanes that are edges, not in those beyond edge n.
 template <class A, class F>
 [[gnu::always_inline]] static inline void for_edges(int h, int n, const F& f) {
   for (int e = 0; e < n; e += kLanes<A>) f(h * kBlock + e, before<A, kLanes<A>>(e, n));
 }
 
-// a * b of the lower 32 bits of each 64-bit lane.
+// Returns the product of b and the lower 32 bits of each lane of a.
 template <int W>
 static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
 #if defined(__AVX512F__)
@@ -136,8 +139,8 @@ static inline Vec<uint64_t, W> multiply_low(Vec<uint64_t, W> a, uint64_t b) {
   return (a & 0xffffffffu) * b;
 }
 
-// Writes dropout's factors of n edges, 0 or dropout_scale, to `out`: dropout_bits of core/math.h with an edge
-// per lane, for four heads at a time. Of the 64 bits of a lane, the upper half is not used.
+// Writes dropout's factors of n edges, 0 or dropout_scale, to `out`. It computes dropout_bits of core/math.h
+// with an edge per lane, for four heads at a time. In each lane of 64 bits, only the lower 32 have a meaning.
 template <class Order, class A>
 static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* eid, int n, A* out) {
   constexpr int W = kLanes<uint64_t>;
@@ -171,7 +174,7 @@ static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* e
 
 constexpr EdgeOptions kNoOptions{};
 
-// The edges of a block and their options.
+// The edges of a block and their options. load() or locate() choose the block.
 template <class T, class Order = HeadMajor>
 class EdgeBlock {
  public:
@@ -185,16 +188,17 @@ class EdgeBlock {
         heads_(shape.heads),
         values_(int64_t(5) * heads_ * Order::kEdges) {}
 
-  int n;                       // edges
-  const int32_t* index;        // the rows that are gathered for them
-  int64_t limit;               // number of indices that may be read to prefetch, or 0
-  int32_t eid[Order::kEdges];  // positions in the user's order, if load() was asked for them
+  int n;                       // number of edges
+  const int32_t* index;        // [n]: the row that each edge gathers
+  int64_t limit;               // how many entries of `index` may be read in order to prefetch; 0: none
+  int32_t eid[Order::kEdges];  // the edges' positions in the user's order, if load() was asked for them
 
-  // Arrays of factors, of which null stands for 1. dropout: 0 or dropout_scale; factor: edge weight times
-  // dropout; gate: set by transform().
+  // Factors of the edges as arrays of the block, or null for 1. dropout: 0 or dropout_scale; factor: edge
+  // weight times dropout. load() sets these two, transform() sets gate.
   const A *dropout = nullptr, *factor = nullptr, *gate = nullptr;
 
-  // Loads edges [begin, end) of the CSR, and their positions if `eids` or any option is set.
+  // Loads the edges [begin, end) of the CSR, their dropout and weights, and their positions in the user's
+  // order if `eids` or any option is set.
   void load(int64_t begin, int64_t end, bool eids) {
     locate(begin, end, eids);
     if (options_.seed) {
@@ -207,7 +211,7 @@ class EdgeBlock {
     }
   }
 
-  // The same without reading options.
+  // Does the same as load(), without dropout and weights.
   void locate(int64_t begin, int64_t end, bool eids) {
     n = int(end - begin), index = csr_.indices + begin, limit = ahead_ ? ahead_ - begin : 0;
     if (eids || options_.any())
@@ -215,7 +219,8 @@ class EdgeBlock {
     dropout = factor = gate = nullptr;
   }
 
-  // Calls f(array) for the arrays of the options that EdgeGradients::settle reads.
+  // Calls f(array) for the arrays of the options that EdgeGradients::settle reads. f may change the pointer.
+  // with_dropout: whether settle reads `dropout`, as it does for the gradient of the weight.
   template <class F>
   void each_setting(bool with_dropout, F&& f) {
     if (options_.seed || options_.weight) f(factor);
@@ -224,16 +229,18 @@ class EdgeBlock {
     if (options_.weight)
       f(dropout);
     else
-      dropout = factor;  // they are one array, whose place f may have changed
+      dropout = factor;  // without weights they are one array, and f may have changed the pointer to it
   }
 
-  // The edges' positions in the user's order, and behind them those of later edges; eids_limit() may be read.
+  // Returns an array of the edges' positions in the user's order, followed by those of later edges. Of it
+  // eids_limit() entries may be read.
   const int32_t* eids_ahead() const { return csr_.eids ? csr_.eids + (index - csr_.indices) : eid; }
   int64_t eids_limit() const { return csr_.eids ? limit : n; }
 
-  // z = gate * z (+ bias), in place of raw scores. Reads what score() adds: a late bias, and the mask.
+  // Replaces raw scores by z = gate * raw (+ bias, if it is added before the LeakyReLU: EdgeOptions). Also
+  // reads the options that score() applies.
   void transform(A* z) {
-    gate = late_bias_ = present_ = nullptr;
+    gate = bias_after_ = mask_ = nullptr;
     if (options_.gate) {
       gate = read(options_.gate, options_.gate_is_acc, options_.gate_heads, array(2));
       update(z, [&](V v, int i) { return v * load_vector<V>(gate + i); });
@@ -241,23 +248,24 @@ class EdgeBlock {
     if (options_.bias) {
       const A* bias = read(options_.bias, options_.bias_is_acc, heads_, array(3));
       if (options_.bias_after)
-        late_bias_ = bias;
+        bias_after_ = bias;
       else
         update(z, [&](V v, int i) { return v + load_vector<V>(bias + i); });
     }
-    if (options_.mask) present_ = read(options_.mask, options_.mask_heads, array(4));
+    if (options_.mask) mask_ = read(options_.mask, options_.mask_heads, array(4));
   }
 
-  // Returns the scores at i from `activated` = LeakyReLU(z). transform() must have been called before.
+  // Returns the scores at i from `activated` = LeakyReLU(z): adds the bias if it comes after the LeakyReLU
+  // (EdgeOptions::bias_after), and gives -inf where the mask is 0. transform() must have been called before.
   V score(V activated, int i) const {
-    if (late_bias_) activated += load_vector<V>(late_bias_ + i);
-    if (present_) activated = load_vector<V>(present_ + i) != 0 ? activated : V{} - kInfinity<A>;
+    if (bias_after_) activated += load_vector<V>(bias_after_ + i);
+    if (mask_) activated = load_vector<V>(mask_ + i) != 0 ? activated : V{} - kInfinity<A>;
     return activated;
   }
 
   bool bias_after() const { return options_.bias_after; }
 
-  // Calls f(i) for vectors that cover the entries.
+  // Calls f(i) for vectors that cover the block's entries. i: a vector's first entry.
   template <class F>
   [[gnu::always_inline]] void each(const F& f) const {
     Order::template each<kLanes<A>>(heads_, n, f);
@@ -278,8 +286,8 @@ class EdgeBlock {
 
   A* array(int k) { return values_ + int64_t(k) * heads_ * Order::kEdges; }
 
-  // Reads the block's entries of a table [E, heads_], or [E, 1], whose entries are repeated, and returns
-  // `out`.
+  // Copies the rows of the block's edges from a table [E, heads] to the array `out`, and returns it. heads:
+  // H, or 1 for a table whose entries hold for all heads of an edge.
   template <class S>
   const A* read(const S* table, int heads, A* out) {
     if (heads == heads_) {
@@ -299,10 +307,11 @@ class EdgeBlock {
 
   const Csr& csr_;
   const EdgeOptions& options_;
-  int64_t ahead_;  // number of edges, or 0 to prefetch nothing
+  int64_t ahead_;  // the number of edges of the CSR, or 0 to prefetch nothing
   int heads_;
-  Buffer<A> values_;  // dropout, weight, gate, bias, mask
-  const A *late_bias_, *present_;
+  Buffer<A> values_;  // five arrays: dropout, weight, gate, bias, mask
+  // Arrays for score(), or null: the bias, if it is added after the LeakyReLU, and the mask.
+  const A *bias_after_, *mask_;
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

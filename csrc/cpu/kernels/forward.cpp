@@ -1,42 +1,46 @@
-// Forward: one pass over the rows' items. Short rows are processed in groups (group_forward.h), the others
-// alone: per block of edges the scores of all heads, an online softmax, and the weighted sum of the gathered
-// values. Then the chunks of split rows are merged.
+// Forward of attention: one pass over the work items of the destinations. Short rows are processed in groups
+// (group_forward.h), other rows and chunks of split rows alone: for a block of edges at a time, the scores of
+// all heads, an online softmax, and the weighted sum of the gathered values are computed. Then the chunks of
+// split rows are merged.
 //
 // Steps of a row alone (Worker), per block:
-//   1. Raw scores of all heads; the options on edges make z of them.
-//   2. Scores, softmax weights and the row's softmax so far, head by head.
-//   3. Sums of the values by these weights. If a maximum has risen, the earlier sums are scaled first.
-// and at the end:
-//   4. The sums, divided by those of the exponentials; or the partial result of a chunk.
+//   1. Compute raw scores of all heads, of which the options on edges make z.
+//   2. Compute scores, softmax weights and the row's softmax so far, head by head.
+//   3. Add up the values, weighted so. If a maximum has risen, earlier sums are first scaled to the new one.
+// and at the end of the row:
+//   4. Write the sums, divided by those of the exponentials; or the partial result of a chunk.
 //
+// z, the score s and the options on edges: core/params.h. L is LeakyReLU.
 // Words, vectors, pack and unpack: rows.h. Names from other files:
 // group_forward.h:
 //   Outputs o            the results of ForwardParams, with their types
-//   origin_of            the maximum, or 0 for -inf: what is subtracted from scores
-//   GroupWorker          does for groups what Worker does for items
+//   origin_of            what is subtracted from scores: their maximum, or 0 if it is -inf
+//   GroupWorker          does for groups what Worker, below, does for items
 // groups.h, schedule.h, engine.h:
 //   Grouping             which items are grouped: takes(item); walk: calls one function for groups, another
 //                        for other items
-//   forward_degree       rows are grouped if the mean degree is below it
-//   parallel_items       calls a function on ranges of items of equal cost; parallel_range: on
-//                        any range
+//   forward_degree       the mean number of edges per work item below which rows are grouped
+//   parallel_items       calls a function on ranges of items of equal cost in parallel; parallel_range does
+//                        so on any range
 // edges.h:
-//   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n; index: the
-//                        gathered rows; eid: positions in the user's order; factor: edge weight times
-//                        dropout, null for 1
-//   block_.transform(z)  z = gate * z (+ bias); score(L(z), i): the score: late bias, mask
-//   for_blocks           (item, f): f(begin, end, whether it is the first); for_edges<A>(h, n, f): f(i,
-//                        mask) for vectors of n edges of head h
-//   gather, scatter      an array of a block from and to a table [E, H]
+//   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n: their number;
+//                        index: the gathered rows; eid: positions in the user's order; factor: edge weight
+//                        times dropout, null for 1
+//   block_.transform(z)  turns raw scores into z. block_.score(L(z), i) returns scores: it adds the bias if
+//                        this comes after the LeakyReLU, and gives -inf where EdgeOptions::mask is 0
+//   for_blocks(item, f)  calls f(begin, end, whether it is the first) for the item's blocks
+//   for_edges<A>         (h, n, f): calls f(i, lanes) for vectors of n edges of head h; lanes beyond edge n
+//                        are not set in the mask `lanes`
+//   gather, scatter      copy rows of a table [E, H] to an array of a block, and back
 // gathered.h:
-//   Gathered values_     the rows of a block's neighbours, with features of the edges where these are added
-//                        to them (Feat::gathered). load, then aggregate(block, w, w2, a, a2, first): a +=
-//                        sum of w x, a2 with w2
+//   Gathered values_     the rows x of a block's neighbours, to which edge features are added if there are
+//                        any (Feat::gathered). After load, aggregate(block, w, w2, a, a2, first): a += sum
+//                        of w x, a2 += sum of w2 x
 // scores.h, group_scores.h:
-//   Score                fix(row), raw(block, z): raw scores; activate(z): L(z). kGathersValues: it reads
-//                        the values' rows
+//   Score                fix(row): sets the row; raw(block, z): raw scores; activate(z): L(z).
+//                        kGathersValues: raw reads the values' rows
 // merge.h:
-//   PartialSum           a packed sum of partial results: add(row, factor), packed()
+//   PartialSum           a packed sum of partial results: add(row, factor) adds one, packed() is the sum
 #include "group_forward.h"
 #include "kernels.h"
 #include "merge.h"
@@ -44,8 +48,9 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The online softmax of a row or item, per head: largest score so far, sum of exp(score - largest), the part
-// of it over edges with z > 0, and the factor `rescale` of earlier sums, after a block with a larger score.
+// The online softmax of a row or work item, per head: the largest score so far; sum of exp(score - largest);
+// positive, the part of this sum that edges with z > 0 have; and rescale, by which sums of earlier blocks are
+// multiplied after a block with a larger score.
 template <class A>
 struct Softmax {
   int heads;
@@ -58,7 +63,7 @@ struct Softmax {
   }
 };
 
-// Writes the results of a row.
+// Writes the results of a whole row.
 template <class T>
 class RowWriter {
  public:
@@ -68,8 +73,8 @@ class RowWriter {
     if (o.bias) pack(shape, o.bias, bias_);
   }
 
-  // a, a2: packed sums of w m exp(score - largest) v, a2 over edges with z > 0. They are divided by s.sum,
-  // and cleared for heads without mass.
+  // a: the packed sum of (edge weight times dropout) exp(score - largest) v; a2: that over edges with z > 0.
+  // Their heads are divided by s.sum; where this is 0 they are replaced by 0.
   void operator()(int64_t row, const Softmax<A>& s, A* a, A* a2) {
     const int heads = shape_.heads;
     for (int h = 0; h < heads; ++h) {
@@ -78,7 +83,7 @@ class RowWriter {
       A* stats = o_.stats + (row * heads + h) * 2;
       stats[0] = empty ? kInfinity<A> : s.largest[h], stats[1] = empty ? A(0) : log(s.sum[h]);
       if (o_.positive_mass) o_.positive_mass[row * heads + h] = s.positive[h] * factor_[h];
-      // The factor 0 alone does not clear: 0 times a value that is not finite is nan.
+      // The factor 0 alone would not do: 0 times a value that is not finite is nan.
       for (int d = h * shape_.packed; empty && d < (h + 1) * shape_.packed; ++d) {
         a[d] = 0;
         if (o_.positive) a2[d] = 0;
@@ -94,7 +99,7 @@ class RowWriter {
   Buffer<A> factor_, bias_;
 };
 
-// Processes items that are not grouped.
+// Processes work items that are not grouped, such as long rows and chunks of split rows.
 template <class T, class Score>
 class Worker {
  public:
@@ -147,12 +152,12 @@ class Worker {
     }
     values_.load(block_, !Score::kGathersValues);  // else the score has gathered the same rows
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
-    // Stores scores, because the row's sum is not known yet. finish_attention replaces them.
+    // The row's sum is not known yet: `attention` gets the scores, which finish_attention replaces.
     if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
   }
 
-  // Step 2 for one head. Writes to s scores, to w weights (exponentials times the edges' weights), and to w2
-  // the same with 0 where z <= 0. Returns whether earlier sums must be multiplied by softmax_.rescale.
+  // Step 2 for head h of n edges. Writes scores to s, exponentials times the edges' weights to w, and to w2
+  // the same but 0 where z <= 0. Returns whether earlier sums must be multiplied by softmax_.rescale.
   bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
     V top = splat<A, kLanes<A>>(-kInfinity<A>);
     for_edges<A>(h, n, [&](int i, auto inside) {
@@ -184,7 +189,7 @@ class Worker {
     return rescale;
   }
 
-  // Writes the partial result of a chunk to its slot.
+  // Writes the partial result of a chunk of a split row to its slot.
   void keep_partial(int64_t slot) {
     const RowShape& shape = values_.shape();
     unpack(shape, a_, nullptr, o_.partial_out + slot * shape.size());
@@ -201,12 +206,12 @@ class Worker {
   EdgeBlock<T> block_;
   Softmax<A> softmax_;
   RowWriter<T> write_;
-  Buffer<A> edges_;   // raw scores, scores, weights, weights with z > 0
-  Buffer<A> a_, a2_;  // packed accumulators
+  Buffer<A> edges_;   // four arrays: z, s, w and w2 of block()
+  Buffer<A> a_, a2_;  // packed sums weighted by w and w2
 };
 
-// Merges the chunks of the split rows [first, last): their sums, relative to the largest score of each chunk,
-// are scaled to the largest of the row and added up.
+// Merges the chunks of the split rows [first, last). A chunk's sums are relative to its own largest score:
+// they are scaled to that of the row, and added up.
 template <class T>
 void merge_split_rows(const ForwardParams& p, const Outputs<T>& o, int64_t first, int64_t last) {
   using A = Acc<T>;
@@ -236,8 +241,8 @@ void merge_split_rows(const ForwardParams& p, const Outputs<T>& o, int64_t first
   }
 }
 
-// Replaces the scores in the attention array, which Worker has left there for rows that are not grouped, by
-// the attention.
+// For the work items [first, last) that are not grouped: replaces the scores that Worker has left in the
+// attention array by the attention.
 template <class T>
 void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping, int64_t first,
                       int64_t last) {
@@ -264,7 +269,8 @@ void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Groupin
   }
 }
 
-// make_score() and make_group_score(most rows) return the score for rows alone and for groups.
+// make_score() returns the object that computes scores of rows alone, make_group_score(most rows of a group)
+// that for groups.
 template <class T, class MakeScore, class MakeGroupScore>
 void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make_score,
          const MakeGroupScore& make_group_score) {

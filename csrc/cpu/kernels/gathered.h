@@ -1,12 +1,13 @@
-// The gathered rows of a block's edges, together with features of the edges, for the operations of rows.h.
+// The operations of rows.h on the gathered rows of a block's edges, with features of the edges added.
 #pragma once
 
 #include "edges.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// Features [E, H, D] are added either to the gathered rows, x_e = x[index_e] + feat[eid_e], or to the fixed
-// row r of the other end, r + feat[eid_e].
+// A gathered matrix x, and features `feat` [E, H, D] of the edges, or null. Of edge e they are added either
+// to the gathered row, x_e = x[index_e] + feat[eid_e] (Feat::gathered), or to the fixed row r of its other
+// end, r + feat[eid_e] (Feat::fixed).
 template <class T>
 class Gathered {
  public:
@@ -23,10 +24,11 @@ class Gathered {
 
   const RowShape& shape() const { return rows_.shape; }
   const Rows<T>& rows() const { return rows_; }
-  // x_e [n, H, D], if features are added to the gathered rows.
+  // The sums x_e [n, H, D] of the block's edges, if features are added to the gathered rows.
   const A* sums() const { return sums_; }
 
-  // Callers call this first for every block. fresh: the block's rows are not in cache yet.
+  // Callers call this for every block before the functions below. fresh: whether the block's rows are not in
+  // cache yet, so that they are prefetched.
   void load(const EdgeBlock<T>& block, bool fresh) {
     limit_ = fresh ? block.limit : 0;
     if (!summed()) return;
@@ -34,8 +36,8 @@ class Gathered {
     limit_ = 0;
   }
 
-  // Like the functions of Rows, with the features. The first one that is called for a block brings its rows
-  // into cache.
+  // The functions of Rows, with the features added. The one that is called first for a block brings its rows
+  // into cache, so that the next ones need not prefetch (limit_ = 0).
   void dots(const EdgeBlock<T>& block, const A* r, A* s) {
     if (feat_.data && !summed())
       rows_.pair_dots(block.index, block.n, limit_, r, feat_, block.eids_ahead(), block.eids_limit(), s);
@@ -63,8 +65,10 @@ class Gathered {
   }
 
  private:
+  // Whether features are added to the gathered rows.
   bool summed() const { return feat_.data && side_ == Feat::gathered; }
 
+  // Calls f(rows, index) with the rows to process: x_e if features are added to them, else the matrix.
   template <class F>
   void with_rows(const EdgeBlock<T>& block, const F& f) const {
     if (summed())
@@ -76,8 +80,8 @@ class Gathered {
   Rows<T> rows_, feat_;
   Feat side_;
   Buffer<A> sums_;
-  int32_t own_[kBlock];  // indices into sums_
-  int64_t limit_ = 0;
+  int32_t own_[kBlock];  // 0, 1, ...: the index of each edge's row in sums_
+  int64_t limit_ = 0;    // how many indices may be read in order to prefetch the block's rows
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -1,5 +1,6 @@
-// Backward: the gradients of the scores of a block's edges and of the options on edges, from the scores and
-// g . v. The formulas and their letters are those of BackwardParams (core/params.h).
+// Backward: the gradients of the scores of a block's edges and of the options on edges, computed from the
+// scores and the products g . v. The formulas and their letters are those of BackwardParams (core/params.h):
+// ds is the gradient of the score s, dz that of z, and draw (d raw) that of the raw score.
 #pragma once
 
 #include "groups.h"
@@ -16,12 +17,12 @@ template <class T>
 struct Arrays {
   using A = Acc<T>;
   const T *value, *out, *positive, *grad_out;
-  bool whole_rows;
+  bool whole_rows;  // whether csr has all edges of its rows (not BackwardParams::part_of_rows)
   const A *alpha_src, *alpha_dst, *stats, *positive_mass, *attention, *grad_attention;
   A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *node_stats,
       *partial_alpha, *row_sums, *partial_sums;
   T* grad_feat;
-  A* edges;  // [E, 2, H]: weight, draw; user's edge order; or null
+  A* edges;  // [E, 2, H], user's edge order: f alpha and draw, saved by the pass over destinations; or null
   Arrays(const BackwardParams& p, void* edges)
       : value(static_cast<const T*>(p.value)),
         out(static_cast<const T*>(p.out)),
@@ -48,20 +49,20 @@ struct Arrays {
         edges(static_cast<A*>(edges)) {}
   // Whether grad_alpha_dst is computed from `positive`, instead of gradients per edge.
   bool from_positive() const { return grad_alpha_dst && !grad_raw; }
-  // Whether edge tensors besides those of EdgeOptions are read or written.
+  // Whether arrays with an entry per edge are read or written, apart from those of EdgeOptions.
   bool per_edge() const {
     return grad_attention || grad_bias || grad_gate || grad_weight || grad_raw || grad_feat;
   }
 };
 
-// The arrays of a block, with an entry per edge and head, and the steps that compute them.
+// The arrays of a block or group that have an entry per edge and head, and the steps that compute them.
 template <class T, class Order = HeadMajor>
 class EdgeGradients {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
-  // writes: this pass writes the gradients of the edges' options.
+  // writes: whether this pass writes the gradients of the options on edges.
   EdgeGradients(const Arrays<T>& a, int heads, bool writes)
       : a_(a),
         heads_(heads),
@@ -77,18 +78,20 @@ class EdgeGradients {
     for (int h = 0; h < heads; ++h) delta[h] += rest[h];
   }
 
-  // The inputs are t = g . (v + e), which callers write, and the destinations' statistics, in this order.
+  // The inputs: t = g . (v + e), which callers write, and max, log_sum and delta of the edges' destinations,
+  // which the functions stats_of_... copy from node_stats.
   A* t() const { return array(0); }
   A* largest() const { return array(1); }
   A* log_sum() const { return array(2); }
   A* delta() const { return array(3); }
-  // The results are z after start(), and after solve() f alpha and draw, the gradient of raw, in this order.
+  // The results: start() writes z; solve(), or guess() and settle(), write the weights f alpha and draw.
   A* z() const { return array(4); }
   A* weight() const { return array(5); }
   A* draw() const { return array(6); }
 
-  // These load the destinations' statistics: of the one of each edge (in the pass over the sources), of an
-  // item's row for all of its blocks, or of the rows of a group.
+  // These copy the statistics of each edge's destination to largest(), log_sum() and delta(). stats_of_edges,
+  // for the pass over the sources, gathers them. In that over the destinations, stats_of_row copies them from
+  // the row of a work item, for all of its blocks, and stats_of_rows from the rows of a group.
   void stats_of_edges(const EdgeBlock<T, Order>& block) {
     const int64_t stride = int64_t(heads_) * kNodeStats;
     gather<Order, 3>(a_.node_stats + heads_, block.index, block.n, block.limit, heads_, stride, largest(),
@@ -118,15 +121,15 @@ class EdgeGradients {
     });
   }
 
-  // Returns alpha at i, from the z of start().
+  // Returns alpha of the entries at i. z: those that start() has computed.
   template <class Score>
   V alpha(const Score& score, const EdgeBlock<T, Order>& block, V z, int i) const {
     const V s = block.score(score.activate(z), i);
     return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
 
-  // Computes z, and keeps the raw scores if the gradient of the gate is wanted. rows: the arguments of
-  // Score::raw between the block and the result.
+  // Computes z(), and a copy of the raw scores if the gradient of the gate is wanted. rows: the arguments of
+  // Score::raw between the block and its result.
   template <class Score, class... Rows>
   void start(Score& score, EdgeBlock<T, Order>& block, const Rows&... rows) {
     score.raw(block, rows..., z());
@@ -134,7 +137,7 @@ class EdgeGradients {
     block.transform(z());
   }
 
-  // Computes weight(), draw() and the gradients of the options, from t() and z().
+  // Computes weight(), draw() and the gradients of the options, from t(), z() and the statistics.
   template <class Score>
   void solve(const Score& score, const EdgeBlock<T, Order>& block) {
     add_gamma(block);
@@ -144,10 +147,10 @@ class EdgeGradients {
     });
   }
 
-  // These are solve() in two steps, for rows whose edges are all available. delta in node_stats is computed
-  // from `out`, which is rounded. guess() computes with it the gradients of the scores, ds, and leaves them
-  // in draw(). Their sum over the row, rest(), would be 0 with an exact delta. settle() subtracts alpha rest,
-  // and has the results of solve().
+  // These are solve() in two steps, for passes that see all edges of a row. delta in node_stats is computed
+  // from `out`, which is rounded. guess() computes with it the gradients ds of the scores, and writes them to
+  // draw(). Their sum over the row, which would be 0 with an exact delta, is the residual of delta, rest().
+  // settle() subtracts alpha rest() from ds, and computes the results of solve().
   template <class Score>
   void guess(const Score& score, const EdgeBlock<T, Order>& block) {
     add_gamma(block);
@@ -165,7 +168,8 @@ class EdgeGradients {
     });
   }
 
-  // Calls f(array) for the arrays of a block that settle() reads, except rest().
+  // Calls f(array) for the arrays of a block that settle() reads, except rest(): callers save them in
+  // between.
   template <class Score, class F>
   void each_guess(const Score& score, EdgeBlock<T, Order>& block, F&& f) const {
     f(alpha()), f(draw());
@@ -175,14 +179,15 @@ class EdgeGradients {
     block.each_setting(writes_weight_, f);
   }
 
-  // Sets rest() for the blocks of an item.
+  // Fills rest() for all blocks of a work item. rest: [H], the residual of its row.
   void set_rest(const Item& item, const A* rest) {
     const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
     for (int h = 0; h < heads_; ++h)
       for_edges<A>(h, n, [&](int i, auto) { store_vector(this->rest() + i, splat<A, kLanes<A>>(rest[h])); });
   }
 
-  // Sets rest() for a group's rows, and corrects their delta in node_stats.
+  // For a group, after guess(): fills rest() with the residuals of its rows, and adds them to delta in
+  // node_stats, which the pass over the sources reads.
   void sum_rows(const Group& group) {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -197,7 +202,8 @@ class EdgeGradients {
     });
   }
 
-  // Adds draw() to sums[h], over the edges of the block: after guess() that sums up ds.
+  // sums[h] += the sum of draw() over the block's edges; after guess() these are ds, whose sum is the
+  // residual.
   void add_draw(const EdgeBlock<T, Order>& block, A* sums) const {
     for (int h = 0; h < heads_; ++h) {
       V total{};
@@ -207,7 +213,8 @@ class EdgeGradients {
     }
   }
 
-  // keep() saves weight() and draw() in the scratch `edges`; find() loads them in the pass over the sources.
+  // keep() saves weight() and draw() in the scratch Arrays::edges; find() loads them in the pass over the
+  // sources.
   void keep(const EdgeBlock<T, Order>& block) const {
     scatter<Order, 2>(weight(), size_, block.eid, block.n, heads_, a_.edges);
   }
@@ -216,7 +223,7 @@ class EdgeGradients {
     gather<Order, 2>(a_.edges, eid, block.n, block.eids_limit(), heads_, 2 * heads_, weight(), size_);
   }
 
-  // Writes the requested gradients of the edges' options.
+  // Writes the gradients of the options on edges that are wanted.
   void scatter_options(const EdgeBlock<T, Order>& block) const {
     const auto write = [&](const A* from, A* to) {
       if (to) scatter<Order>(from, 0, block.eid, block.n, heads_, to);
@@ -235,15 +242,15 @@ class EdgeGradients {
     block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
   }
 
-  // Returns ds, the gradient of the score. An edge with all of its row's weight (alpha = 1) has none: an
-  // exact 0 (nan if dalpha is not finite) keeps rounding from making one.
+  // Returns ds, the gradient of the score. It is 0 for an edge with all of its row's weight (alpha = 1),
+  // which is set exactly, because rounding would give another value; it is nan if dalpha is not finite.
   V grad_score(const EdgeBlock<T, Order>& block, int i, V alpha) const {
     const V t = load_vector<V>(this->t() + i);
     const V dalpha = block.factor ? load_vector<V>(block.factor + i) * t : t;
     return alpha * (alpha == 1 ? dalpha * 0 : dalpha - load_vector<V>(delta() + i));
   }
 
-  // Writes the results of solve() at i, from alpha and the gradient of the score.
+  // Writes the results of solve() at i, from alpha and ds.
   template <class Score>
   void finish(const Score& score, const EdgeBlock<T, Order>& block, int i, V alpha, V ds) {
     const V dz = ds * score.slope(load_vector<V>(z() + i));
@@ -258,7 +265,7 @@ class EdgeGradients {
 
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }
   A* gamma() const { return array(7); }
-  A* raw() const { return array(8); }  // later the gradient of the gate
+  A* raw() const { return array(8); }  // raw scores, which finish() replaces by the gradient of the gate
   A* grad_bias() const { return array(9); }
   A* grad_weight() const { return array(10); }
   A* alpha() const { return array(11); }

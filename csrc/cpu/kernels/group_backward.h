@@ -1,5 +1,6 @@
-// Backward of groups of short rows. Names from other files: the heads of backward.cpp and group_forward.h,
-// and HeadSums (head_sums.h), which sums over each head's columns of many rows.
+// Backward of groups of short rows. The letters are those of BackwardParams (core/params.h); draw (d raw) is
+// the gradient of the raw score. Names from other files: the heads of backward.cpp and group_forward.h, and
+// HeadSums (head_sums.h), which sums over each head's columns of many rows.
 #pragma once
 
 #include "gradients.h"
@@ -8,9 +9,10 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 // AdditiveSources (backward_additive.h) for groups, where no product g . v per edge is needed. With S and S'
-// the sums over a source's edges of f alpha g and f alpha g L'(z), grad_value = S and grad_alpha_src = v . S'
-// - sum of alpha delta L'(z). If each edge has all of its destination's weight, the latter is 0 up to
-// rounding, and is set to 0: the sum of 1 - alpha tells.
+// the sums over a source's edges of f alpha g and of f alpha g L'(z),
+//   grad_value = S      grad_alpha_src = v . S' - sum of alpha delta L'(z)
+// If each of the edges has all of its destination's weight (the sum of 1 - alpha is 0), grad_alpha_src is 0
+// up to rounding, and is set to 0.
 template <class T>
 class AdditiveGroups {
  public:
@@ -113,14 +115,15 @@ class AdditiveGroups {
   Columns<T> grads_;
   EdgeBlock<T, EdgeMajor> block_;
   EdgeGradients<T, EdgeMajor> edges_;
-  // Per edge: the weight in S, the one in S' (that times the slope L'), alpha delta slope, 1 - alpha.
+  // Four arrays with an entry per edge and head: the weight f alpha of S, the weight f alpha L'(z) of S',
+  // alpha delta L'(z), and 1 - alpha.
   Buffer<A> weights_;
-  Buffer<A> tails_, shared_, products_;  // per row: the sums of the last two, and v . S'
-  Buffer<A> sum2_;                       // rows of S'
+  Buffer<A> tails_, shared_, products_;  // [rows, H]: sums of alpha delta L'(z), of 1 - alpha; v . S'
+  Buffer<A> sum2_;                       // [rows, H, Dv]: S'
   HeadSums<A> head_sums_;
 };
 
-// FeatureRows (backward.cpp) for groups.
+// The passes of FeatureRows (backward.cpp), which handles rows alone, for groups.
 template <class T, class Score>
 class FeatureGroups {
  public:
@@ -183,7 +186,7 @@ class FeatureGroups {
   }
 
  private:
-  // Returns the group's rows of a result [N, size] as the place of sums.
+  // Returns the group's rows of a result [N, size], as where sums are to be written.
   static SumRows<T> rows(const Group& group, int64_t size, void* result) {
     return {static_cast<T*>(result) + group.row * size};
   }
@@ -197,7 +200,7 @@ class FeatureGroups {
 
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  bool over_rows_, given_;  // given_: the first pass has saved weights and gradients of the edges
+  bool over_rows_, given_;  // given_: whether the pass over the destinations has saved f alpha and draw
   int heads_;
   A* attn_;
   Score& score_;

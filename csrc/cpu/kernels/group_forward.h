@@ -1,29 +1,32 @@
 // Forward of a group of short rows:
-//   1. Scores of all edges and heads, from raw scores and the options on edges.
-//   2. Exponentials, weights, and the statistics of the rows.
-//   3. Returned attention, if it is asked for.
-//   4. Weighted sums of the values, divided by the rows' sums of exponentials; rows without mass are cleared.
+//   1. Compute scores of all edges and heads, from raw scores and the options on edges.
+//   2. Compute exponentials, weights, and the statistics of the rows.
+//   3. Write the attention, if it is asked for.
+//   4. Write weighted sums of the values, divided by the rows' sums of exponentials. Where such a sum is 0
+//      (no edges, or all scores -inf), the weighted sum is set to 0.
 //
-// Words and vectors: rows.h. Names from other files:
+// z, the score s, max, log_sum and the options on edges: core/params.h. L is LeakyReLU. Words and vectors:
+// rows.h. Names from other files:
 // groups.h:
-//   Group                rows, n edges; row, begin: the first ones. each(f): f(r, first edge, end) per row;
-//                        each_edge(f): f(r, e)
-//   for_heads            (heads, f): f(width, h) for vectors that cover the heads
+//   Group                `rows` rows from `row` on, with n edges from `begin` on. each(f) calls f(r, first
+//                        edge, end) for each row, each_edge(f) calls f(r, e) for each edge
+//   for_heads(heads, f)  calls f(width, h) for vectors that cover the heads
 // columns.h:
 //   Columns values_      the matrix that is gathered. aggregate: out[r] = factor[r] * sum of w x + bias, and
 //                        the same with w2
-//   Fetch                what is prefetched meanwhile: (the number of indices that may be read, whether the
-//                        group's rows are in cache)
-//   for_columns          (n, f): f(width, i) for vectors of n elements, and then for single ones
+//   Fetch                what aggregate prefetches: (how many indices may be read, whether the rows that the
+//                        group gathers are in cache)
+//   for_columns(n, f)    calls f(width, i) for vectors of n elements, and then for single elements
 // edges.h:
-//   EdgeBlock block_     a block's edges. load(begin, end, whether positions are wanted); n; index: the
-//                        gathered rows; eid: positions in the user's order; factor: edge weight times
-//                        dropout, null for 1
-//   block_.transform(z)  z = gate * z (+ bias); score(L(z), i): the score: late bias, mask
-//   block_.each(f)       f(i) for vectors of all entries
+//   EdgeBlock block_     the group's edges. load(begin, end, whether positions are wanted); n: their number;
+//                        index: the gathered rows; eid: positions in the user's order; factor: edge weight
+//                        times dropout, null for 1
+//   block_.transform(z)  turns raw scores into z. block_.score(L(z), i) returns scores: it adds the bias if
+//                        this comes after the LeakyReLU, and gives -inf where EdgeOptions::mask is 0
+//   block_.each(f)       calls f(i) for vectors of all entries
 // scores.h, group_scores.h:
-//   Score                raw(block, group, z); activate(z): L(z). kGathersValues: it has read the values'
-//                        rows
+//   Score                raw(block, group, z): raw scores; activate(z): L(z). kGathersValues: raw has read
+//                        the values' rows
 #pragma once
 
 #include "group_scores.h"
@@ -50,7 +53,8 @@ struct Outputs {
         bias(static_cast<const T*>(p.out_bias)) {}
 };
 
-// The maximum to subtract from scores: 0 instead of -inf, so that exp(-inf) is 0 and not nan.
+// Returns what to subtract from scores whose maximum is `largest`: 0 instead of -inf, because -inf - -inf is
+// nan.
 template <class A, class V>
 [[gnu::always_inline]] static inline V origin_of(V largest) {
   return largest == -kInfinity<A> ? V{} : largest;
@@ -103,8 +107,9 @@ class GroupWorker {
   A* sums(const Group& group) const { return rows_ + group.rows * heads_; }
   A* factors(const Group& group) const { return rows_ + 2 * group.rows * heads_; }
 
-  // Replaces scores s by exponentials. Writes to w these times the edges' weights, if there are any, to w2
-  // the same with 0 where z <= 0, if `positive` is wanted, and the statistics of the rows.
+  // Replaces the scores s by exponentials. Writes to w the exponentials times block_.factor, unless that is
+  // null; to w2 the same but 0 where z <= 0, if `positive` is wanted; and the results that belong to rows
+  // (stats, positive_mass).
   void softmax(const Group& group, const A* z, A* s, A* w, A* w2) {
     const int heads = heads_, entries = group.rows * heads;
     A *largest = rows_, *sum = sums(group), *factor = factors(group),
@@ -139,11 +144,11 @@ class GroupWorker {
         for (int e = begin; e < end; ++e) {
           const W p = load_vector<W>(s + e * heads + h);
           total += p;
-          if (o_.positive)  // false for nan, which thus enters both sums
+          if (o_.positive)  // nan <= 0 is false, so that a nan enters both sums
             plus += load_vector<W>(z + e * heads + h) <= 0 ? W{} : p;
         }
         store_vector(sum + r * heads + h, total);
-        // The sum is 0 without edges, or if all scores are -inf; never if one is nan.
+        // `total` is 0 without edges, or if all scores are -inf; it is not 0 if a score is nan.
         const W inverse = total == 0 ? W{} : 1 / total;
         store_vector(factor + r * heads + h, inverse);
         if (o_.positive) store_vector(positive + r * heads + h, plus * inverse);
@@ -162,7 +167,8 @@ class GroupWorker {
     });
   }
 
-  // Writes the attention, w times the inverse sum of the row. attention: scratch.
+  // Writes the attention, which is w divided by the row's sum. attention: scratch for all entries of the
+  // group.
   void write_attention(const Group& group, const A* w, A* attention) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -175,7 +181,8 @@ class GroupWorker {
     scatter<EdgeMajor>(attention, 0, block_.eid, block_.n, heads_, o_.attention);
   }
 
-  // Clears rows and heads whose sum is 0: 0 times a value that is not finite is nan.
+  // Sets `out` to the bias, and `positive` to 0, in rows and heads whose sum of exponentials is 0: there
+  // aggregate has multiplied by 0, which gives nan for a value that is not finite.
   void clear(const Group& group, T* out, T* positive) const {
     const A* sum = sums(group);
     Bits<A> none = 0;  // an integer of the sums' size, so that the compiler vectorizes the loop
@@ -196,8 +203,8 @@ class GroupWorker {
   Columns<T> values_;
   Score score_;
   EdgeBlock<T, EdgeMajor> block_;
-  Buffer<A> edges_;  // raw scores; scores, then exponentials; weights; weights with z > 0
-  Buffer<A> rows_;   // largest score, sum of exponentials, its inverse, its logarithm
+  Buffer<A> edges_;  // four arrays: z, s, w and w2 of softmax()
+  Buffer<A> rows_;   // [4, rows, H]: largest score, sum of exponentials, its inverse, its logarithm
   Buffer<A> bias_;
 };
 

@@ -1,9 +1,10 @@
-// The scores of scores.h for groups of short rows. There is no fix(row), because a group has several rows:
-// edges find theirs by its number. All arrays are edge-major.
-//   raw(block, group, z)                    z = raw score of each edge
+// The scores of scores.h for groups of short rows. There is no fix(row), because a group has several rows: an
+// edge finds its row by Group::row_of. Arrays per edge and head are edge-major.
+//   raw(block, group, z)   writes the raw score of each edge and head to z
 //   accumulate(block, group, fetch, draw, a, a2)
-//                                           a[r] = the gradient of row r; a2[r], unless null: what it adds
-//                                           to that of attn; fetch: as in columns.h; draw is overwritten
+//                          computes a[r], the gradient of row r of the group, and unless a2 is null a2[r],
+//                          what row r contributes to the gradient of attn. draw (d raw) is the gradient of
+//                          the raw score per edge and head, and may be overwritten; fetch: columns.h
 #pragma once
 
 #include "columns.h"
@@ -11,8 +12,8 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// raw = the score term of the gathered node + that of the row: alpha_src + alpha_dst, or in the pass over the
-// sources alpha_dst + alpha_src.
+// raw = the score term of the gathered node + that of the group's row: alpha_src + alpha_dst, or in the pass
+// over the sources alpha_dst + alpha_src.
 template <class T>
 class AdditiveGroupScore : public Activation<T> {
  public:
@@ -20,8 +21,8 @@ class AdditiveGroupScore : public Activation<T> {
   using Block = EdgeBlock<T, EdgeMajor>;
   static constexpr bool kGathersValues = false;
 
-  // gathered: the term of node j and head h is at j * stride + h, with stride > H inside node_stats. fixed:
-  // the rows' terms [N, H], or null for 0.
+  // gathered: the term of node j and head h is at j * stride + h, where stride is H, or more if the terms are
+  // a part of node_stats (gradients.h). fixed: the terms [N, H] of the rows, or null for 0.
   AdditiveGroupScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
       : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 

@@ -1,4 +1,4 @@
-// Groups of short rows.
+// Groups of short rows of a CSR, which are processed together.
 //
 // A row that is processed alone (rows.h) loops over its heads, and fills only as many lanes of a vector as it
 // has edges. With a few edges per row, the work per row and head dominates. Therefore consecutive short rows
@@ -19,18 +19,18 @@ namespace dfgnn::cpu::DFGNN_ISA {
 // Consecutive whole rows with consecutive edges.
 struct Group {
   const Item* items;
-  int rows, n;            // number of rows, and of their edges
-  int64_t row, begin;     // first row, and the position of its first edge in the CSR
-  const int32_t* row_of;  // [n] the edges' rows, relative to `row`
+  int rows, n;            // the number of rows, and of their edges
+  int64_t row, begin;     // the first row, and the position of its first edge in the CSR
+  const int32_t* row_of;  // [n]: the row of each edge, relative to `row`
 
-  // Calls f(r, first edge, end) for all rows, with edges relative to `begin`.
+  // Calls f(r, first edge, end) for each row, with rows relative to `row` and edges relative to `begin`.
   template <class F>
   [[gnu::always_inline]] void each(const F& f) const {
-    const Item* const items = this->items;  // members would be read again after each store
+    const Item* const items = this->items;  // local copies: members would be read again after each store of f
     const int64_t begin = this->begin;
     for (int r = 0, n = rows; r < n; ++r) f(r, int(items[r].begin - begin), int(items[r].end - begin));
   }
-  // Calls f(r, edge) for all edges, without a loop per row, whose end would be mispredicted.
+  // Calls f(r, edge) for each edge in one loop: the processor would mispredict the ends of a loop per row.
   template <class F>
   [[gnu::always_inline]] void each_edge(const F& f) const {
     const int32_t* const row_of = this->row_of;
@@ -38,7 +38,7 @@ struct Group {
   }
 };
 
-constexpr int kMostRows = 64;  // of a group
+constexpr int kMostRows = 64;  // the most rows of a group
 
 // Whether HeadSums rounds like Rows::dots for this dimension: it does where a head has at most kRun vectors,
 // which both add up one after another.
@@ -50,9 +50,9 @@ static inline bool has_dots(int dim) {
 // Decides which items of a plan are grouped, and how many rows a group has at most.
 class Grouping {
  public:
-  // Decides for one pass, over the rows of csr. p: ForwardParams or BackwardParams; A: accumulators; degree:
-  // rows are grouped below this mean degree; possible: whether the caller has code for groups in this case.
-  // The rows of a group have at most 4096 columns, so that they stay in the first level of cache.
+  // Decides for one pass over the rows of csr. p: ForwardParams or BackwardParams; degree: rows are grouped
+  // if work items have fewer edges on average; possible: whether the caller has code for groups in this case.
+  // The rows of a group have at most 4096 columns together, so that they stay in the first level of cache.
   template <class A, class Params>
   static Grouping of(const Params& p, const Csr& csr, RowWay way, int64_t degree, bool possible = true) {
     const Shape& s = p.shape;
@@ -66,10 +66,12 @@ class Grouping {
   }
 
   int most_rows() const { return most_rows_; }
+  // Whether this work item is processed in a group.
   bool takes(const Item& item) const { return on_ && item.slot < 0 && item.end - item.begin <= kBlock; }
 
-  // Of the items [first, last), calls grouped(each) if some are grouped, and alone(each) if some are not.
-  // There each(f) calls f(Group) for all groups, or f(Item) for all other items.
+  // If some of the work items [first, last) are grouped, calls grouped(each), and if some are not,
+  // alone(each). These make an object f with the buffers for such rows, and call each(f), which calls
+  // f(Group) for every group, or f(Item) for every work item that is not grouped.
   template <class Grouped, class Alone>
   void walk(const Csr& csr, int64_t first, int64_t last, const Grouped& grouped, const Alone& alone) const {
     int64_t taken = 0;
@@ -105,7 +107,7 @@ class Grouping {
       ++rows;
     for (int r = 0, at = 0; r < rows; ++r) {
       const int end = items[r].end - items[0].begin;
-      do store_vector(row_of + at, Rows{} + r);  // the next row overwrites the excess
+      do store_vector(row_of + at, Rows{} + r);  // the next row overwrites lanes beyond this one's edges
       while ((at += kLanes<float>) < end);
       at = end;
     }

@@ -1,13 +1,14 @@
 // Sums over the columns of each head, [count, H] for `count` feature rows, of terms that the caller computes
-// a vector at a time, such as the products of a dot product. They round like Rows::dots: forward may compute
-// a score by one of the two, and backward by the other.
+// a vector at a time, such as the products of a dot product. These sums round like Rows::dots (rows.h),
+// because forward may compute a score by HeadSums and backward by Rows::dots, or the reverse.
 #pragma once
 
 #include "rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// How many elements a step processes at a time, so that they stay in the first level of cache.
+// How many columns are processed before their sums are formed, so that their terms stay in the first level of
+// cache.
 constexpr int kColumnsAtOnce = 2048;
 
 // a and b consist of heads of 2 * L lanes. Returns a vector of heads of L lanes, first those of a, then those
@@ -61,9 +62,10 @@ class HeadSums {
         products_(int64_t(most_) * lanes_ + kLanes<A> * kLanes<A>) {}
 
   // Writes sums [count, H]. The caller's each(add) calls add(term) for each row, and its term(width, at, own,
-  // total) returns total plus the terms of `width` columns from `at` on. It applies own(x) to one factor x,
-  // which sets lanes to 0 whose columns the vector before has, too. Less than a vector may be written beyond
-  // the end of `sums`. paired: heads consist of whole pairs (simd.h), and term has a width of two vectors.
+  // total) returns total plus the terms of `width` columns from `at` on. It multiplies terms by 0 in lanes
+  // whose columns the vector before has, too, by applying own(x) to one factor x. Less than a vector is
+  // written beyond the end of `sums`. paired: heads consist of whole Pairs (simd.h), and term has a width of
+  // two vectors.
   template <bool paired = false, class Each>
   [[gnu::always_inline]] void operator()(const Each& each, A* sums) const {
     const auto run = [&](const auto& products) __attribute__((always_inline)) {
@@ -107,6 +109,7 @@ class HeadSums {
   }
 
  private:
+  // The function `own` for vectors of which no other vector has a column: it changes nothing.
   struct All {
     template <class X>
     X operator()(X x) const {
@@ -114,7 +117,7 @@ class HeadSums {
     }
   };
 
-  // Sums W heads of W columns at a time, whose products stay in registers.
+  // Sums W heads of W columns at a time, whose terms stay in registers.
   template <class Each>
   [[gnu::always_inline]] void of_squares(const Each& each, A* sums) const {
     constexpr int W = kLanes<A>;
@@ -164,7 +167,7 @@ class HeadSums {
     }
   }
 
-  // The same for heads of P pairs of vectors, or if P is 0 of any number of them.
+  // Does the same as of_heads for heads of P pairs of vectors, or if P is 0 of any number of pairs.
   template <int P, class Term>
   [[gnu::always_inline]] void of_pairs(const Term& term, A* to) const {
     constexpr int W = kLanes<A>;
@@ -178,9 +181,9 @@ class HeadSums {
   }
 
   int heads_;
-  RowShape row_, head_;
-  int lanes_, most_;    // elements of products_ that a row takes; rows that it holds
-  Buffer<A> products_;  // [most_, H, head_.width], and what sum_lanes reads beyond
+  RowShape row_, head_;  // of a row as one head, and of one of its heads
+  int lanes_, most_;     // how many elements of products_ a row takes; how many rows products_ holds
+  Buffer<A> products_;   // terms [most_, H, head_.width], and behind them what sum_lanes also reads
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

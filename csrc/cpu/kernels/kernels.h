@@ -1,4 +1,4 @@
-// Declares the functions of one instruction set that the dispatcher calls.
+// Declares the kernels of the instruction set DFGNN_ISA, which cpu/dispatch.cpp calls.
 #pragma once
 
 #include "cpu/kernel_list.h"

@@ -1,9 +1,10 @@
-// Rows of several blocks in backward's pass over the destinations. The error of delta (EdgeGradients::guess)
-// is known only after the last of a row's edges, so that the pass runs over these rows twice: first for the
-// scores and g . v, then for the sums. In between, a few scalars per edge and head are saved, for one row at
-// a time. The chunks of a split row may belong to different threads: Pieces first runs over all chunks of
-// a few rows, then over the same chunks again. Their scalars are saved up to a limit and recomputed beyond
-// it.
+// Rows of several blocks in backward's pass over the destinations. The residual of delta, which is what delta
+// lacks because `out` is rounded (EdgeGradients::guess in gradients.h), is known only after the last of a
+// row's edges. Therefore the pass runs over these rows twice: first it computes scores and g . v, then sums.
+// In between a few scalars per edge and head are saved, of one row at a time.
+//
+// The chunks of a split row may belong to different threads: Pieces runs over all chunks of a few rows, and
+// then over the same chunks again. Their scalars are saved up to a limit, and computed again beyond it.
 #pragma once
 
 #include "gradients.h"
@@ -11,16 +12,18 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// The most scalars that split rows may save at a time; or as many as the gradients of query, key and value
-// have elements, if these are more (run_pieces in backward.cpp).
+// The most scalars that chunks of split rows may save at a time, unless the gradients of query, key and value
+// have more elements: then that number (run_pieces in backward.cpp).
 constexpr int64_t kMostKept = int64_t(1) << 24;
-// How many chunks per thread are processed together.
+// How many chunks of split rows per thread are processed together.
 constexpr int64_t kPiecesPerThread = 4;
 
+// Returns the number of blocks of a work item.
 static inline int64_t num_blocks(const Item& item) { return (item.end - item.begin + kBlock - 1) / kBlock; }
 
-// Functors for EdgeGradients::each_guess, which calls them with each array of a block, of `size` elements.
-// They save the arrays one after another, restore them, and count them.
+// Functors for EdgeGradients::each_guess, which calls them with each array of a block, of `size` elements:
+// SaveArrays copies the arrays to `to`, one behind the other, RestoreArrays restores them, CountArrays counts
+// them. An array of constants is restored by letting its pointer point to the copy.
 template <class A>
 struct SaveArrays {
   A* to;
@@ -51,13 +54,14 @@ struct CountArrays {
   }
 };
 
-// Processes the chunks of split rows in two runs, several rows at a time: enough for all threads, and few
-// enough to be in cache for the second run. A chunk's number k counts the chunks that are processed together.
+// Processes the chunks of split rows in two runs, several rows at a time: enough rows for all threads, and
+// few enough to be in cache for the second run. A chunk is named by its number k among those processed
+// together.
 template <class A>
 class Pieces {
  public:
-  // numbers: scalars that a block saves; least: rows are taken until they have this number of chunks; most:
-  // scalars that may be saved at a time, beyond which they are recomputed.
+  // numbers: how many scalars a block saves. least: rows are taken until they have this number of chunks.
+  // most: how many scalars may be saved at a time; those of further chunks are computed again.
   Pieces(const Csr& csr, int heads, int64_t numbers, int64_t least, int64_t most)
       : csr_(csr),
         heads_(heads),
@@ -85,9 +89,10 @@ class Pieces {
   }
 
   const Item& item(int64_t k) const { return csr_.items[items_[slots_[k]]]; }
-  // The residuals of delta [H]: the first run writes those of chunk k, the second reads those of its row.
+  // The residuals of delta [H]: the first run writes what chunk k contributes, the second reads its row's
+  // sum.
   A* rest(int64_t k) const { return rests_ + k * heads_; }
-  // Where chunk k's scalars are saved, or null beyond the limit.
+  // Where the scalars of chunk k are saved, or null if they are not.
   A* kept(int64_t k) const { return k < num_kept_ ? kept_ + k * of_piece_ : nullptr; }
 
   // For a few rows at a time: calls first(k) for all their chunks k, adds up rest() over each row, calls
@@ -122,11 +127,13 @@ class Pieces {
 
   const Csr& csr_;
   int heads_;
-  int64_t least_, of_piece_, num_kept_;  // of_piece_: scalars that a chunk saves; num_kept_: chunks that do
-  Buffer<int64_t> items_;                // the work item of each slot, or -1
-  Buffer<int64_t> slots_;                // the slots of the chunks being processed, by their number k
-  Buffer<A> rests_;                      // [chunks being processed, H]
-  Buffer<A> kept_;
+  int64_t least_;          // rows are taken until they have this number of chunks
+  int64_t of_piece_;       // the most scalars that a chunk saves
+  int64_t num_kept_;       // how many of the chunks processed together save scalars
+  Buffer<int64_t> items_;  // the work item of each slot, or -1
+  Buffer<int64_t> slots_;  // the slots of the chunks being processed, by their number k
+  Buffer<A> rests_;        // [chunks being processed, H]
+  Buffer<A> kept_;         // [num_kept_, of_piece_]
 };
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

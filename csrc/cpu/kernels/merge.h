@@ -6,7 +6,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// A packed sum (rows.h) of partial results.
+// A sum of rows, such as the partial results of a split row. It is packed (rows.h).
 template <class A>
 class PartialSum {
  public:
@@ -17,7 +17,7 @@ class PartialSum {
     for (int64_t d = 0; d < shape_.packed_size(); ++d) sum_[d] = 0;
   }
 
-  // sum[h] += factor[h] row[h]; row: [H, D]; factor null: 1.
+  // sum[h] += factor[h] row[h] for all heads h. row: [H, D], not packed; factor: [H], or null for 1.
   void add(const A* row, const A* factor) {
     pack(shape_, row, row_);
     if (factor) scale_heads<A>(shape_, factor, row_);
@@ -31,8 +31,8 @@ class PartialSum {
   Buffer<A> sum_, row_;
 };
 
-// Writes an item's packed sum to its row of `result` [N, H, D] T, or to its slot of `partial` [slots, H, D]
-// acc.
+// Writes the packed sum of a work item, unpacked, to its row of `result` [N, H, D] T, or if it is a chunk of
+// a split row to its slot of `partial` [slots, H, D] acc.
 template <class T>
 static void write_sum(const Item& item, const RowShape& shape, const Acc<T>* sum, void* result,
                       void* partial) {
@@ -42,7 +42,8 @@ static void write_sum(const Item& item, const RowShape& shape, const Acc<T>* sum
     unpack(shape, sum, nullptr, static_cast<Acc<T>*>(partial) + item.slot * shape.size());
 }
 
-// For each split row: result[row] = sum of the row's slots of `partial` [slots, H, dim].
+// For each split row: result[row] = sum of the row's slots of `partial`. partial: [slots, heads, dim] acc;
+// result: [rows, heads, dim] T.
 template <class T>
 static void merge_splits(const Csr& csr, const Parallel& parallel, int heads, int dim, const void* partial,
                          void* result) {

@@ -1,6 +1,6 @@
 // Scores of GATv2 with projected edge attributes, and the sums of which their derivatives consist
-// (core/pair_scores.h, which defines x, W, s and sigma). Edges are processed in blocks: the projection of a
-// block's attributes stays in cache.
+// (pair_scores and pair_sums of core/pair_scores.h, which defines u, v, x, W, m, s and sigma). Edges are
+// processed in blocks, so that the projection W x of a block's attributes stays in cache.
 #include "ahead.h"
 #include "kernels.h"
 #include "merge.h"
@@ -9,7 +9,7 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 namespace {
 
-constexpr int kMost = 64;           // edges of a block
+constexpr int kMost = 64;           // the most edges of a block
 constexpr int64_t kMostParts = 64;  // the most that pair_parts() returns
 
 // Returns the lanes of the widest vectors, of at least 16 bytes, that divide a head; 1 if none does.
@@ -26,8 +26,9 @@ int padded(int size) {
   return (size + W - 1) / W * W;
 }
 
-// load_flags returns W flags, bytes of 0 or 1, as integers; store_flags writes whether x > 0, as flags. They
-// use intrinsics, because gcc converts vectors of bytes one by one, which takes longer than everything else.
+// load_flags returns W flags, which are bytes of 0 or 1, as integers; store_flags writes for each lane the
+// flag x > 0. They use intrinsics, because gcc converts the lanes of vectors of bytes one by one, which takes
+// longer than all other work.
 template <class A, int W>
 [[gnu::always_inline]] inline Vec<Bits<A>, W> load_flags(const uint8_t* p) {
   if constexpr (W == 1) {
@@ -73,7 +74,8 @@ template <class A, int W>
   }
 }
 
-// Computes R rows and V vectors of columns of the c of `multiply`, below.
+// Computes a tile of the result c of multiply(), below: R rows and V vectors of columns. a, b and c begin at
+// the tile's first row, column, and element.
 template <class A, int W, int R, int V>
 [[gnu::always_inline]] inline void multiply_tile(int inner, const A* a, const A* b, int cols, A* c) {
   using X = Vec<A, W>;
@@ -95,6 +97,7 @@ template <class A, int W, int R, int V>
     for (int v = 0; v < V; ++v) store_vector(c + r * cols + v * W, sums[r][v]);
 }
 
+// Computes R rows of c, in tiles.
 template <class A, int W, int R>
 void multiply_rows(int inner, const A* a, const A* b, int cols, A* c) {
   int at = 0;
@@ -102,7 +105,7 @@ void multiply_rows(int inner, const A* a, const A* b, int cols, A* c) {
   for (; at < cols; at += W) multiply_tile<A, W, R, 1>(inner, a, b + at, cols, c + at);
 }
 
-// c = a b of a [rows, inner], b [inner, cols] and c [rows, cols]; W divides cols.
+// Matrix product c = a b with a [rows, inner], b [inner, cols] and c [rows, cols]. W divides cols.
 template <class A, int W>
 void multiply(int rows, int inner, int cols, const A* a, const A* b, A* c) {
   const int size = rows / 4 * 4;
@@ -111,7 +114,7 @@ void multiply(int rows, int inner, int cols, const A* a, const A* b, A* c) {
   for (int r = size; r < rows; ++r, a += inner, c += cols) multiply_rows<A, W, 1>(inner, a, b, cols, c);
 }
 
-// pair_scores. The edges of adjacent work items, whatever their rows, form blocks of kMost.
+// pair_scores. A block is kMost consecutive edges, whichever rows they belong to.
 template <class A, int W>
 class Scores {
   using V = Vec<A, W>;
@@ -148,12 +151,12 @@ class Scores {
   }
 
  private:
-  // Returns a row of a table, or zeros without a table.
+  // Returns a row of a table [N, H, D], or a row of zeros if the table is null.
   const A* rows(const void* table, int64_t row) const {
     return table ? static_cast<const A*>(table) + row * size_ : static_cast<const A*>(zeros_);
   }
 
-  // Computes the scores of the n_ edges of a block, and begins the next one.
+  // Computes the scores of the n_ edges collected so far, and begins the next block.
   void block() {
     if (p_.attrs) {
       const A* attr = static_cast<const A*>(p_.attr);
@@ -165,7 +168,8 @@ class Scores {
     n_ = 0;
   }
 
-  // Computes the scores of edge e of the block. given: whether `positive` is passed, instead of computed.
+  // Computes the scores of edge e of the block. given: whether the caller has passed `positive`; else it is
+  // written to new_positive.
   template <bool given>
   void edge(int e) {
     A* const score = static_cast<A*>(p_.score) + eid_[e] * p_.heads;
@@ -178,16 +182,16 @@ class Scores {
     for (; h < p_.heads; ++h) score[h] = sum<A, W>(head<given>(e, h));
   }
 
-  // Returns the sum of head h's terms as a vector, whose lanes are still to be added up.
+  // Returns the sum over head h of attn sigma m as a vector, whose lanes are still to be added up.
   template <bool given>
   [[gnu::always_inline]] V head(int e, int h) {
-    const A *x = col_[e], *y = row_[e], *w = terms_ + int64_t(e) * size_, *a = attn_;
+    const A *u = col_[e], *v = row_[e], *projected = terms_ + int64_t(e) * size_, *a = attn_;
     const uint8_t* flags = given ? p_.positive + eid_[e] * size_ : nullptr;
     uint8_t* to = given ? nullptr : p_.new_positive + eid_[e] * size_;
     const A slope = A(p_.slope);
     V total{};
     for (int c = h * p_.dim, end = c + p_.dim; c < end; c += W) {
-      const V m = load_vector<V>(x + c) + load_vector<V>(y + c) + load_vector<V>(w + c);
+      const V m = load_vector<V>(u + c) + load_vector<V>(v + c) + load_vector<V>(projected + c);
       if constexpr (given) {
         total += load_vector<V>(a + c) * (load_flags<A, W>(flags + c) != 0 ? m : m * slope);
       } else {
@@ -199,24 +203,26 @@ class Scores {
   }
 
   const PairScoreParams& p_;
-  int size_, n_ = 0;
-  Buffer<A> zeros_, attn_, proj_, attr_, terms_;  // proj_: [attrs, H D]; terms_: W x of the block's edges
-  const A *row_[kMost], *col_[kMost];
-  int64_t eid_[kMost];
+  int size_, n_ = 0;  // H D; the number of edges in the block so far
+  // [H D]; [H D]; the transpose of W, [attrs, H D]; x of the block's edges; W x of the block's edges
+  Buffer<A> zeros_, attn_, proj_, attr_, terms_;
+  const A *row_[kMost], *col_[kMost];  // v and u of the block's edges
+  int64_t eid_[kMost];                 // their positions in the user's order
 };
 
-// pair_sums: the sums over each row's edges, W^T s, and s x^T. The slope sigma has two values, so that those
-// of a group of kGroup adjacent columns have 2^kGroup combinations. table_ has, for each group and
-// combination, the sum of the group's rows of W times their slopes: an edge's W^T s is the sum of its groups'
-// entries, times the weights of their heads. The transpose, s x^T, adds the edge's x times these weights to
-// the entry of each group's combination in a second table, found_, which finish() multiplies with the slopes.
+// pair_sums: the sums of s over each row's edges, W^T s of each edge, and the sum of s x^T over all edges.
+// The slope sigma has two values, so that the slopes of a group of kGroup adjacent columns have 2^kGroup
+// combinations. table_ has, for each group of columns and combination, the sum of the group's rows of W times
+// their slopes: an edge's W^T s is the sum of its groups' entries, each times the weight of its head. For s
+// x^T, an edge adds x times this weight to the same entries of a second table, found_, which finish()
+// multiplies by the slopes.
 template <class A, int W>
 class RowSums {
   using V = Vec<A, W>;
   static constexpr int kGroup = kPairColumns, kKinds = 1 << kGroup;
 
  public:
-  // of_proj: [H D, attrs], written by finish(); or null
+  // of_proj: [H D, attrs], which finish() writes; or null.
   RowSums(const PairScoreParams& p, A* of_proj)
       : p_(p),
         of_proj_(of_proj),
@@ -248,7 +254,7 @@ class RowSums {
     __builtin_memcpy(to, sums_, size_ * sizeof(A));
   }
 
-  // Writes of_proj, from the sums in found_.
+  // Writes of_proj from found_, after the last work item.
   void finish() const {
     if (!of_proj_) return;
     for (int c = 0; c < size_; ++c)
@@ -263,7 +269,8 @@ class RowSums {
  private:
   // Whether W^T s or s x^T is wanted.
   bool products() const { return p_.of_attr || of_proj_; }
-  // kind: a combination of slopes, whose bit c is set if the slope of the group's column c is 1.
+  // Return where the entry of a group and kind begins in a table, and the slope of a group's column. kind: a
+  // combination of slopes, of which bit c is set if the slope of the group's column c is 1.
   int64_t entry(int group, int kind) const { return (int64_t(group) * kKinds + kind) * width_; }
   A slope(int kind, int column) const { return kind >> column & 1 ? A(1) : A(p_.slope); }
 
@@ -277,7 +284,7 @@ class RowSums {
       }
   }
 
-  // Adds the first `count` edges of eid_ to the row's sums.
+  // Adds s of the first `count` edges of eid_ to the row's sums.
   void add(int count) {
     const A *weight = static_cast<const A*>(p_.weight), slope = A(p_.slope);
     for (int h = 0; h < p_.heads; ++h)
@@ -291,13 +298,13 @@ class RowSums {
       }
   }
 
-  // Writes an edge's W^T s, and adds its s x^T to found_, as far as they are wanted.
+  // For an edge: writes W^T s, if that is wanted, and adds its part of s x^T to found_, if that is wanted.
   void multiply_edge(int64_t eid) {
     const uint8_t* flags = p_.positive + eid * size_;
     for (int g = 0; g < groups_; ++g) {
       uint32_t four;
       __builtin_memcpy(&four, flags + g * kGroup, sizeof four);
-      at_[g] = entry(g, four * 0x10204080u >> 28);  // the lowest bits of four bytes, side by side
+      at_[g] = entry(g, four * 0x10204080u >> 28);  // kind: the lowest bits of four flags, side by side
     }
     A* const made = attr_ + width_;
     const int64_t bytes = p_.attrs * sizeof(A);
@@ -310,7 +317,8 @@ class RowSums {
     if (p_.of_attr) __builtin_memcpy(static_cast<A*>(p_.of_attr) + eid * p_.attrs, made, bytes);
   }
 
-  // The same for N vectors of attributes from k on. W^T s goes to made[k ...].
+  // Does the same as multiply_edge for N vectors of attributes, from attribute k on. W^T s is written to
+  // made[k ...].
   template <int N>
   void multiply_columns(int64_t eid, int k, A* made) {
     if (p_.of_attr && of_proj_) return multiply_columns<N, true, true>(eid, k, made);
@@ -323,7 +331,7 @@ class RowSums {
     const A* weight = static_cast<const A*>(p_.weight) + eid * p_.heads;
     V total[N] = {}, x[N];
     for (int n = 0; n < N; ++n) x[n] = load_vector<V>(attr_ + k + n * W);
-    // Local copies, because a store of a vector may alias members.
+    // Local copies of members, which the compiler would read again after each store of a vector.
     const int of_head = p_.dim / kGroup, heads = p_.heads;
     const int64_t* entries = at_;
     const A* const table = table_ + k;
@@ -346,11 +354,12 @@ class RowSums {
 
   const PairScoreParams& p_;
   A* of_proj_;
-  int size_, groups_, width_;  // width_: attributes, padded to whole vectors
-  Buffer<A> sums_, attr_;      // attr_: an edge's attributes, then their gradients
+  int size_, groups_, width_;  // H D; the number of groups of columns; attributes, padded to whole vectors
+  Buffer<A> sums_;             // [H D]: a row's sums of s, which become `out`
+  Buffer<A> attr_;             // [2, width]: an edge's attributes x, and behind them W^T s
   Buffer<A> table_, found_;    // [groups, kKinds, width], at entry(group, kind)
-  Buffer<int64_t> at_;         // the entries of an edge's groups
-  int64_t eid_[kMost];
+  Buffer<int64_t> at_;         // [groups]: where the entries of an edge's groups begin in table_ and found_
+  int64_t eid_[kMost];         // positions of some of a row's edges in the user's order
 };
 
 template <class A, int W>
@@ -367,7 +376,8 @@ void sums_as(const PairScoreParams& p, const Parallel& parallel) {
   merge_splits<A>(p.csr, parallel, p.heads, p.dim, p.partial_out, p.out);
 }
 
-// Calls f(an accumulator, constant width) for the call's type; a type of 16 bits is refused before.
+// Calls f(an object of p.dtype, the width of vectors as a constant). Callers refuse other types than f32 and
+// f64.
 template <class F>
 void with_lanes(const PairScoreParams& p, const F& f) {
   if (p.dtype == DType::f64)

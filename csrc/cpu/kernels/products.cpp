@@ -1,4 +1,5 @@
-// sddmm and spmm: products of rows along edges, and weighted sums of rows.
+// sddmm and spmm (ProductParams in core/params.h): dot products of the feature rows of an edge's two nodes,
+// and weighted sums of neighbours' feature rows.
 #include "edges.h"
 #include "kernels.h"
 #include "merge.h"

@@ -4,8 +4,8 @@
 //
 // Words, vectors, packed rows: rows.h. DFGNN_ISA: the instruction set (simd.h). Names from other files:
 // ahead.h:
-//   Ahead       (e): the index of the row to prefetch during edge e; index[e]: that of its own row;
-//               prefetch<bytes>: does so
+//   Ahead       ahead(e): the index of the row to prefetch while edge e is processed; ahead.index[e]: the
+//               index of e's own row; prefetch<bytes>(p): prefetches the row at p
 // simd.h:
 //   load_pair   2 W elements as their even and their odd ones
 //   sum4        (v, sums): the sums of the lanes of four vectors
@@ -17,7 +17,8 @@ namespace {
 
 // Functors of aggregations. tile(head, at) returns the functor for a tile that begins at this head and at
 // element `at` of a packed row. operator() adds to sum and sum2 what edge e contributes to one vector; x is
-// its vector of the gathered row, h and v are the vector's head and element relative to the tile.
+// that vector of the edge's gathered row, h and v are the vector's head and first element relative to the
+// tile. two: whether there is a second sum.
 template <class T, int W, bool two>
 struct Weighted {
   static constexpr bool kTwo = two;
@@ -45,9 +46,9 @@ struct LeakyWeighted {
   }
 };
 
-// Adds to a and a2 the sums over a block's edges, for `H` heads from `head` on and `V` vectors of each from
-// `vector` on. fresh, fresh2: a, a2 start from 0. The sums themselves start from 0 in every block, because
-// sums of sums round less.
+// Adds to a and a2 the sums over a block's edges, for H heads from `head` on and V vectors of each head from
+// `vector` on. fresh, fresh2: a, a2 start from 0. The sums of the block start from 0 even if a and a2 do not,
+// because sums of sums round less.
 template <class T, int W, bool paired, int H, int V, class Terms>
 void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vector, int n,
                     const Terms& all_terms, Acc<T>* a, Acc<T>* a2, bool fresh, bool fresh2) {
@@ -89,7 +90,7 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
     }
 }
 
-// Covers all heads and vectors of a row with tiles.
+// Does the same for all heads and vectors of a row, in tiles.
 template <class T, int W, bool paired, class Terms>
 void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
                    bool fresh, bool fresh2) {
@@ -126,7 +127,7 @@ void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& 
 
 // Functors of dot products: they return what an edge contributes to the sum of its products for a vector x of
 // its gathered row. feature, packed: the vector's position in a row and in a packed row; last: whether it is
-// the last vector of its head. start(edge) comes before the edge's vectors.
+// the last vector of its head. start(edge) is called before the edge's vectors are.
 template <class T, int W>
 struct RowTerm {
   const Acc<T>* r;
@@ -159,7 +160,7 @@ struct PairTerm {
                                            bool last) const {
     const Vector sum = load<T, W>(y.row(ahead.index[edge]) + feature) + load_vector<Vector>(r + packed);
     if (!last) return x * sum;
-    // The columns that the vector before has, too, count once.
+    // Columns that the vector before has, too, are set to 0, so that they count once.
     return x * (before<Acc<T>, W>(0, y.shape.packed - y.shape.dim) ? Vector{} : sum);
   }
 };
@@ -219,9 +220,9 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
   }
 }
 
-// Writes to row y_index_e of y the vectors term(e, h, position in the row, position in a packed row). A
-// head's last vector is written first, because its second copies may be wrong (rows.h): the vector before
-// overwrites them.
+// Writes to row y_index[e] of y the vectors term(e, h, position in the row, position in a packed row), for n
+// edges e and all heads h. A head's last vector is written first, because its second copies of features may
+// be wrong (rows.h), and the vector before overwrites them.
 template <class T, int W, class Term>
 void write_rows(const RowShape& shape, int n, const int32_t* y_index, T* y, const Term& term) {
   for (int e = 0; e < n; ++e)
@@ -388,7 +389,7 @@ void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row
     constexpr int W = width.value;
     using Vector = Vec<A, W>;
     for (int h = 0; h < shape.heads; ++h, row += shape.dim)
-      for (int v = shape.vectors - 1; v >= 0; --v) {  // last vector first: its second copies may be wrong
+      for (int v = shape.vectors - 1; v >= 0; --v) {  // the last vector first, as in write_rows
         const int at = h * shape.packed + v * W;
         const Vector x = load_vector<Vector>(a + at) * (factor ? factor[h] : A(1));
         store<T, W>(row + feature(shape, v, W), bias ? x + load_vector<Vector>(bias + at) : x);

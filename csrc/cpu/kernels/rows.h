@@ -3,20 +3,21 @@
 //   dots:             s[h][e]  = x[index_e, h] . r[h]
 //   aggregate:        a[h]    += sum_e w[h][e] x[index_e, h]      (for one or two sets of weights)
 //   leaky_dots:       s[h][e]  = attn[h] . L(u_e[h]),  u_e[h] = x[index_e, h] + r[h],  L = LeakyReLU
-//   leaky_aggregate:  a[h]    += sum_e w[h][e] L'(u_e[h]),  a2[h] += sum_e w[h][e] L(u_e[h])
+//   leaky_aggregate:  a[h]    += sum_e w[h][e] L'(u_e[h]),  a2[h] += sum_e w[h][e] L(u_e[h]),  L' = dL/du
 // and operations on rows of features per edge. Arrays with an entry per edge and head are "head-major": entry
 // (h, e) lies at h * kBlock + e.
 //
 // A row of accumulators (r and a above) is "packed": each head consists of whole vectors. The last vector of
 // a head covers its last `width` features. If the width does not divide the dimension it overlaps the one
 // before, so that no masks are needed and nothing is read beyond a row. `a` holds the overlapping features
-// twice; their second copy is in the last vector. In `r` and `attn` it is 0, and therefore what
-// leaky_aggregate adds there is wrong: unpack and scatter_row overwrite it. In a paired shape vectors come in
-// pairs (simd.h).
+// twice; their second copy is in the last vector. In `r` and `attn` the second copy is 0, so that dot
+// products count a feature once. What leaky_aggregate adds to the second copy in `a` is therefore wrong, and
+// unpack and scatter_row overwrite it with the first one. In a paired shape vectors come in pairs (simd.h).
 //
 // Other words and names that the CPU kernels have in common:
-//   row, item        a node that aggregates, or in a pass over the sources a source; a work item: a row or a
-//                    chunk of it
+//   row              of the CSR: a destination, or in a pass over the sources a source. A feature row: the
+//                    features [H, D] of a node or an edge
+//   item             a work item: a row of the CSR, or a chunk of one
 //   block            at most kBlock edges of one row, which are processed together
 //   group            consecutive short rows with up to 128 edges (groups.h). Its arrays per edge and head
 //                    are "edge-major": entry (h, e) lies at e * H + h
@@ -29,10 +30,11 @@
 //   Vec<A, W>        a vector of W lanes; kLanes<A>: lanes of the widest one. V: such a vector
 //   load<T, W>       W features as accumulators; store: the reverse. load_vector, store_vector: without
 //                    conversion
-//   splat            a vector of one number; sum, max: over the lanes of a vector; larger: of two numbers;
-//                    exp1: the exponential of one number
+//   splat            a vector of equal lanes; sum, max: over the lanes of a vector; larger, exp1: the larger
+//                    of two scalars, the exponential of a scalar
 //   before<A, W>     (begin, end): the mask of the lanes l with begin + l < end
-//   Pair             the even and the odd ones of 2 W elements: bfloat16 is converted so (kInPairs)
+//   Pair             a vector of the even and one of the odd ones of 2 W elements, as which bfloat16 is read
+//                    (kInPairs)
 //   Buffer<A>        an array that lives as long as its scope
 #pragma once
 
@@ -40,7 +42,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-constexpr int kBlock = 64;
+constexpr int kBlock = 64;  // the most edges of a block
 // The longest run of vectors that a dot product adds one after another. Sums of such sums round less.
 constexpr int kRun = 32;
 
@@ -65,8 +67,8 @@ static inline RowShape row_shape(int heads, int dim) {
   return {heads, dim, width, vectors, dim - width, vectors * width, false};
 }
 
-// The shape of a matrix of T, paired if possible. It must not be (may_pair) where features of edges are added
-// to the rows, which is done in the order of memory (Rows::add_pairs).
+// Returns the shape of a matrix of T, paired if possible. may_pair: false where features of edges are added
+// to the rows, because Rows::add_pairs keeps the order of memory.
 template <class T>
 static inline RowShape matrix_shape(int heads, int dim, bool may_pair = true) {
   RowShape shape = row_shape<Acc<T>>(heads, dim);
@@ -74,7 +76,7 @@ static inline RowShape matrix_shape(int heads, int dim, bool may_pair = true) {
   return shape;
 }
 
-// Calls f(integral constant width) with the vector width of the shape.
+// Calls f(integral constant width) for a `width` that is known at run time only.
 template <class A, int W = kLanes<A>, class F>
 [[gnu::always_inline]] static inline void with_width(int width, const F& f) {
   if constexpr (W == 1) {
@@ -94,7 +96,7 @@ template <class T, class F>
   with_width<Acc<T>>(shape.width, [&](auto width) { f(width, std::false_type()); });
 }
 
-// First feature of vector v of a head.
+// Returns the first feature of vector v of a head.
 static inline int feature(const RowShape& shape, int v, int width) {
   return v == shape.vectors - 1 ? shape.last : v * width;
 }
@@ -108,18 +110,20 @@ struct Rows {
 
   const T* row(int64_t k) const { return data + k * shape.size(); }
 
-  // limit: the number of indices that may be read to prefetch; 0 if the rows are in cache already.
+  // The formulas are at the head of this file. limit: how many entries of `index` may be read in order to
+  // prefetch; 0 if the rows are in cache already.
   void dots(const int32_t* index, int n, int64_t limit, const A* r, A* s) const;
   void leaky_dots(const int32_t* index, int n, int64_t limit, const A* r, const A* attn, A slope, A* s) const;
   // w2, a2: a second set of weights and its accumulator, or null. fresh: a and a2 start from 0.
   void aggregate(const int32_t* index, int n, int64_t limit, const A* w, const A* w2, A* a, A* a2,
                  bool fresh) const;
-  // a2: or null; it never starts from 0. fresh: a starts from 0.
+  // a2: a second sum, which never starts from 0; or null. fresh: a starts from 0.
   void leaky_aggregate(const int32_t* index, int n, int64_t limit, const A* r, A slope, const A* w, A* a,
                        A* a2, bool fresh) const;
 
-  // s[h][e] = x[index_e, h] . (r[h] + y[y_index_e, h]). The sum is rounded as by add_pairs, which the pass
-  // with the other ends of the edges fixed uses for the same scores.
+  // s[h][e] = x[index_e, h] . (r[h] + y[y_index_e, h]). The sum r + y is rounded as by add_pairs, which
+  // computes it for the same scores in the pass that gathers the rows r, so that both passes find equal
+  // scores.
   void pair_dots(const int32_t* index, int n, int64_t limit, const A* r, const Rows& y,
                  const int32_t* y_index, int64_t y_limit, A* s) const;
   // sum[e] = x[index_e] + y[y_index_e]; sum: [n, H, D]
@@ -139,11 +143,12 @@ template <class T>
 void scatter_leaky(const RowShape& shape, const Acc<T>* x, int n, const Acc<T>* r, const Acc<T>* attn,
                    Acc<T> slope, const Acc<T>* w, const int32_t* y_index, T* y);
 
-// Packs a row [H, D], with zeros as second copies.
+// Packs a row [H, D], with zeros as the second copies of overlapping features.
 template <class T>
 void pack(const RowShape& shape, const T* row, Acc<T>* packed);
 
-// Unpacks: row[h] = factor[h] a[h] + bias[h]. factor: or null for 1; bias: packed, or null for 0.
+// Unpacks: row[h] = factor[h] a[h] + bias[h]. a and bias are packed. factor: [H], or null for 1; bias: or
+// null for 0.
 template <class T>
 void unpack(const RowShape& shape, const Acc<T>* a, const Acc<T>* factor, T* row,
             const Acc<T>* bias = nullptr);

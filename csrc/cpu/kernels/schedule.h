@@ -1,4 +1,4 @@
-// Divides a plan's items among threads.
+// Divides a plan's work items (rows, or chunks of rows: core/params.h) among threads.
 #pragma once
 
 #include "cpu/engine.h"
@@ -6,15 +6,17 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-// The cost of a row, in edges, beside its edges: reading and writing its own features, and overhead.
+// What a work item costs in addition to its edges, as a number of edges: it reads and writes its own row, and
+// has overhead.
 constexpr int64_t kRowCost = 4;
-// The fewest edges per thread. With fewer, another thread costs more than it saves.
+// The cost, as a number of edges, below which another thread takes more time than it saves.
 constexpr int64_t kMinChunkCost = 4096;
 
 // The fewest rows per thread in passes that only stream rows.
 constexpr int64_t kRowsPerThread = 256;
 
-// Divides a plan's items into chunks of equal cost.
+// Divides a plan's work items into ranges of equal cost, here called chunks, of which there are at most
+// `most`.
 class Chunks {
  public:
   Chunks(const Csr& csr, int64_t most) : csr_(csr) {
@@ -25,7 +27,8 @@ class Chunks {
 
   int64_t count() const { return count_; }
 
-  // The first item of a chunk. The cost before item k is begin_k + kRowCost * k, which never decreases.
+  // Returns the first work item of a chunk, or behind the last chunk the number of work items. It is found by
+  // bisection: the cost before work item k is begin_k + kRowCost * k, which never decreases.
   int64_t boundary(int64_t chunk) const {
     if (chunk == count_) return csr_.num_items;
     const int64_t target = cost_ / count_ * chunk;
@@ -45,7 +48,7 @@ class Chunks {
   int64_t cost_ = 0, count_;
 };
 
-// Calls body(first, last) on ranges that cover [0, n); grain: the fewest per thread.
+// Calls body(first, last) in parallel on ranges that cover [0, n), of at least `grain` elements.
 template <class Body>
 static void parallel_range(const Parallel& parallel, int64_t n, int64_t grain, const Body& body) {
   if (n == 0) return;
@@ -53,7 +56,7 @@ static void parallel_range(const Parallel& parallel, int64_t n, int64_t grain, c
   parallel.run(0, n, grain, run, const_cast<Body*>(&body));
 }
 
-// Calls body(first, last) on ranges of items of equal cost: their edges, and four more for each item.
+// Calls body(first, last) in parallel on ranges of work items that cost the same, by Chunks.
 template <class Body>
 static void parallel_items(const Parallel& parallel, const Csr& csr, const Body& body) {
   const Chunks chunks(csr, int64_t(parallel.num_threads) * 8);

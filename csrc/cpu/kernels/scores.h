@@ -2,12 +2,12 @@
 // one end of the edges, the item's row, and gathers the other: destinations are fixed in forward and in the
 // first pass of backward, sources in the second one. (rows.h explains blocks and packed rows.)
 //   fix(row)        sets the row of the following edges
-//   raw(block, z)   z = raw score; EdgeBlock::transform then applies the options
+//   raw(block, z)   writes raw scores to z, which EdgeBlock::transform then turns into z of core/params.h
 //   activate(z)     LeakyReLU;  slope(z): its derivative
-//   kGathersValues  with fixed destinations, raw() reads the rows of the values
+//   kGathersValues  whether raw() reads the rows of the values, if destinations are fixed
 // DotScore and AdditiveV2Score, whose ends are feature rows, also compute backward's sums over a row's edges.
-// draw is the gradient of raw per edge; a and a2 are packed:
-//   load(block)                 the first part of raw(), for blocks whose scores are not needed
+// draw (d raw) is the gradient of the raw score per edge and head; a and a2 are packed:
+//   load(block)                 loads the gathered rows as raw() does, for blocks whose scores are not needed
 //   accumulate(block, draw, a, a2, first)
 //                               a += the gradient of the fixed row, without a common factor; a starts
 //                               from 0 if `first`
@@ -19,6 +19,7 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
+// activate() and slope() of all scores.
 template <class T>
 class Activation {
  public:
@@ -34,8 +35,8 @@ class Activation {
   A slope_;
 };
 
-// raw = the score term of the gathered node + that of the row: alpha_src + alpha_dst, or in the pass over the
-// sources alpha_dst + alpha_src.
+// raw = the score term of the gathered node + that of the fixed row: alpha_src + alpha_dst, or in the pass
+// over the sources alpha_dst + alpha_src.
 template <class T>
 class AdditiveScore : public Activation<T> {
  public:
@@ -43,8 +44,8 @@ class AdditiveScore : public Activation<T> {
   using V = Vec<A, kLanes<A>>;
   static constexpr bool kGathersValues = false;
 
-  // gathered: the term of node j and head h is at j * stride + h, with stride > H inside node_stats. fixed:
-  // the rows' terms [N, H], or null for 0.
+  // gathered: the term of node j and head h is at j * stride + h, where stride is H, or more if the terms are
+  // a part of node_stats (gradients.h). fixed: the terms [N, H] of the fixed rows, or null for 0.
   AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
       : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
 
@@ -104,8 +105,9 @@ class DotScore : public Activation<T> {
     for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= scale_;
   }
 
-  // grad_feat = draw * scale * query (unless draw is null) + w * value (unless w is null) for each edge.
-  // query: the fixed row; value: a packed row.
+  // For each edge: grad_feat = draw * scale * query (unless draw is null) + w * value (unless w is null).
+  // query is the fixed row, `value` a packed row of value_shape, which is shape() if both summands are
+  // wanted. Scales draw in place.
   void scatter_feat(const EdgeBlock<T>& block, A* draw, const A* w, const A* value,
                     const RowShape& value_shape, T* grad_feat) const {
     if (draw) block.update(draw, [&](V v, int) { return v * scale_; });
@@ -119,8 +121,8 @@ class DotScore : public Activation<T> {
   Buffer<A> row_;
 };
 
-// raw = attn . LeakyReLU(gathered row + fixed row). activate() is the identity, because this LeakyReLU is the
-// only one.
+// raw = attn . LeakyReLU(gathered row + fixed row). This LeakyReLU is the only one: activate() is the
+// identity.
 template <class T>
 class AdditiveV2Score : public Activation<T> {
  public:
@@ -149,7 +151,7 @@ class AdditiveV2Score : public Activation<T> {
     gathered_.leaky_dots(block, row_, attn_, slope_, z);
   }
 
-  // a2 += the contribution to the gradient of attn, unless a2 is null.
+  // a2, unless it is null, += what the block's edges contribute to the gradient of attn.
   void accumulate(const EdgeBlock<T>& block, const A* draw, A* a, A* a2, bool first) const {
     gathered_.leaky_aggregate(block, row_, slope_, draw, a, a2, first);
   }

@@ -1,5 +1,6 @@
-// Second derivatives of attention on the CPU: what both passes share. These are the division of work items
-// into groups of rows, the buffers of a group, and the arguments of second_order().
+// Second derivatives of attention on the CPU (second_order.cpp): what both passes share. That is the division
+// of work items into groups of rows, the buffers of a group, and the arguments of second_order(). A cotangent
+// is that of the gradient of the named tensor.
 #pragma once
 
 #include "merge.h"
@@ -8,21 +9,21 @@
 
 namespace dfgnn::cpu::DFGNN_ISA {
 
-constexpr int kMostEdges = EdgeMajor::kEdges;
+constexpr int kMostEdges = EdgeMajor::kEdges;  // the most edges of a group
 
 // Divides work items into groups: consecutive whole rows of at most kMostEdges edges together, or a block of
 // a longer row.
 class Groups {
  public:
-  // columns: of the widest rows that are summed. The rows of a group, unless it is a single one, have at most
-  // 4096 columns together, so that their sums stay in the first level of cache.
+  // columns: how many columns the widest rows have that are summed. The rows of a group have at most 4096
+  // columns together, unless it has one row, so that their sums stay in the first level of cache.
   explicit Groups(int64_t columns) : most_rows_(int(larger<int64_t>(1, 4096 / larger<int64_t>(columns, 1)))) {
     if (most_rows_ > kMostRows) most_rows_ = kMostRows;
   }
   int most_rows() const { return most_rows_; }
 
-  // Calls of_rows(group) for groups of the items [first, last), and of_row(item) for longer rows and chunks
-  // of split rows.
+  // For the work items [first, last): calls of_rows(group) for groups of whole rows, and of_row(item) for
+  // rows that do not fit in a group and for chunks of split rows.
   template <class OfRows, class OfRow>
   void walk(const Csr& csr, int64_t first, int64_t last, const OfRows& of_rows, const OfRow& of_row) {
     for (int64_t k = first; k < last;) {
@@ -36,7 +37,8 @@ class Groups {
     }
   }
 
-  // Calls f(block, whether it is the first) for the blocks of an item; an item without edges has one block.
+  // Calls f(block, whether it is the first) for the blocks of a work item, each a Group with this row alone.
+  // A work item without edges has one block.
   template <class F>
   void each_block(const Item& item, const F& f) {
     for (int32_t begin = item.begin; begin == item.begin || begin < item.end; begin += kMostEdges) {
@@ -48,6 +50,7 @@ class Groups {
   }
 
  private:
+  // Whether a work item is a whole row that fits in a group.
   static bool fits(const Item& item) { return item.slot < 0 && item.end - item.begin <= kMostEdges; }
 
   // Returns the group that begins with the first of these items.
@@ -62,11 +65,11 @@ class Groups {
   }
 
   int most_rows_;
-  int32_t row_of_[kMostEdges];
+  int32_t row_of_[kMostEdges];  // Group::row_of of the group that was made last
 };
 
-// A table [N, size], whose rows are read a group at a time as accumulators: in place, or from a converted
-// copy. Rows of a table that is null are zeros.
+// The rows of a group's own nodes in a table [N, size]. of(group) returns them as accumulators [rows, size]:
+// in place, or as a converted copy. If the table is null, they are zeros.
 template <class T>
 class OwnRows {
  public:
@@ -94,7 +97,8 @@ class OwnRows {
   Buffer<A> rows_;
 };
 
-// Results of a group, [rows, size], and the total over the blocks of a longer row.
+// Sums [rows, size] over the edges of each row of a group; and for a row of several blocks, the total over
+// them.
 template <class A>
 class Sums {
  public:
@@ -114,7 +118,8 @@ class Sums {
     if (first) total_.clear(size_);
     for (int64_t d = 0; d < size_; ++d) total_[d] += rows_[d];
   }
-  // Writes the total to the item's row of `result` or, for a chunk, to its slot of `partial`.
+  // Writes the total to the item's row of `result`, or for a chunk of a split row to its slot of `partial`;
+  // nothing if `result` is null.
   template <class T>
   void write(const Item& item, void* result, void* partial) const {
     if (!result) return;
@@ -135,7 +140,7 @@ class Sums {
   Buffer<A> rows_, total_;
 };
 
-// The arguments of second_order(), as both passes use them.
+// The arguments of second_order(), with the types and sizes that both passes need.
 template <class T>
 class Call {
  public:
@@ -160,15 +165,16 @@ class Call {
 
   const SecondParams& p;
   HeadSizes size;
-  int64_t row, value_row;  // columns of keys, of values
-  int64_t stride;          // scalars per edge and head in SecondParams::numbers
-  int width;               // lanes of vectors, which fit in a head of keys and in one of values
+  int64_t row, value_row;  // the columns of a row of keys, and of one of values
+  int64_t stride;          // the number of scalars per edge and head in SecondParams::numbers
+  int width;               // the lanes of vectors, which fit in a head of keys and in one of values
 
   bool pairs() const { return p.score == Score::additive_v2; }
   Vectors<A> vectors() const { return {vectors_, vectors_ + row, A(p.negative_slope)}; }
   A* numbers() const { return static_cast<A*>(p.numbers); }
 
-  // Returns the rows of `columns` elements at `data`; if it is null, one row of zeros for all.
+  // Returns the table with rows of `columns` elements at `data`; if that is null, one with a row of zeros for
+  // all.
   Table<T> table(const void* data, int64_t columns) const {
     return data ? Table<T>{static_cast<const T*>(data), columns} : Table<T>{zeros_, 0};
   }
@@ -176,7 +182,7 @@ class Call {
 
  private:
   Buffer<T> zeros_;
-  Buffer<A> vectors_;  // GATv2's vector and its cotangent
+  Buffer<A> vectors_;  // GATv2's vector attn, and the cotangent of the gradient of attn
 };
 
 template <class T>

@@ -1,5 +1,6 @@
 // Second derivatives of attention on the CPU: the pass over the destinations, as second_order.cpp describes
-// it. Names: second_edges.h (the letters), second_rows.h and second_call.h.
+// it. Letters and scalars per edge: second_edges.h; feature rows: second_rows.h; groups and buffers:
+// second_call.h.
 #include "second_call.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -10,7 +11,7 @@ class Destination {
  public:
   using A = Acc<T>;
 
-  // attn: [H, D], to which the gradient of GATv2's vector is added; or null
+  // attn: [H, D], to which the rows' contribution to the gradient of GATv2's vector is added; or null
   Destination(const Call<T>& call, A* attn)
       : call_(call),
         p_(call.p),
@@ -27,7 +28,7 @@ class Destination {
         attn_sums_(call.pairs() ? call.row : 0, groups.most_rows()),
         row_sums_(int64_t(kSecondSums) * call.size.heads) {}
 
-  // Processes a group of rows that fit in a block.
+  // Processes a group of whole rows.
   void operator()(const Group& group) {
     A* const sums = edges_.sums();
     start(group);
@@ -41,7 +42,7 @@ class Destination {
     grad_sums_.template write<T>(group, p_.grad_grad_out);
   }
 
-  // Processes a longer row. Split rows are left to run_pieces().
+  // Processes a row that does not fit in a group. Chunks of split rows are left to run_pieces().
   void operator()(const Item& item) {
     if (item.slot >= 0) return;
     measure(item, row_sums_);
@@ -50,10 +51,11 @@ class Destination {
     settle(item, row_sums_);
   }
 
-  // A row longer than a block takes three steps. Each is done for all chunks of a split row, and the chunks'
-  // sums are added up, before the next one. measure() computes the sums of alpha, alpha f p and alpha t, of
-  // which SecondEdges::divide makes delta and tau; add_moments() the sum of alpha y; settle() the gradients.
-  // sums: [kSecondSums, H], of the row, or in the first two steps of a chunk.
+  // A row of several blocks takes three steps. measure() computes the sums of alpha, alpha f p and alpha t,
+  // of which SecondEdges::divide makes delta and tau; add_moments() computes kappa; settle() the gradients.
+  // The chunks of a split row take a step together, and their sums are added up before the next one. sums:
+  // [kSecondSums, H], of which measure() and add_moments() write what this item contributes; all else in it
+  // is of the whole row.
   void measure(const Item& item, A* sums) {
     __builtin_memset(sums, 0, sizeof(A) * kSecondSums * call_.size.heads);
     groups.each_block(item, [&](const Group& group, bool) {
@@ -91,7 +93,7 @@ class Destination {
 
  private:
   bool additive() const { return p_.score == Score::additive; }
-  int64_t keyed() const { return additive() ? 0 : call_.row; }  // columns of queries and keys; GAT has none
+  int64_t keyed() const { return additive() ? 0 : call_.row; }  // columns of a query or key; GAT has none
 
   static Gathering<T> gathering(const Call<T>& call) {
     const SecondParams& p = call.p;
@@ -108,7 +110,8 @@ class Destination {
             call.table(in_value ? p.of_feat : nullptr, call.value_row)};
   }
 
-  // fresh: the rows of the group's edges are not in cache yet, so that they are to be prefetched.
+  // fresh: whether the feature rows of the group's edges are not in cache yet, so that they are to be
+  // prefetched.
   Edges<T> edges(bool fresh) const {
     const int64_t limit = fresh ? block_.limit : 0;
     Edges<T> edges{
@@ -144,8 +147,8 @@ class Destination {
     add_ends(group, p_.of_src, p_.of_dst, edges_.t_raw());
   }
 
-  // out = src[source] + dst[destination], per edge and head. Either may be null and is then 0; if both are,
-  // out is not changed.
+  // out = src[source] + dst[destination], per edge and head. A table that is null counts as 0; if both are
+  // null, `out` is not changed.
   void add_ends(const Group& group, const void* src, const void* dst, A* out) const {
     const int heads = call_.size.heads;
     if (src)
@@ -159,7 +162,8 @@ class Destination {
     });
   }
 
-  // Computes alpha, f p - delta, t - tau and y of a block again, from the products that measure() saved.
+  // Computes alpha, f p - delta, t - tau and y of a block from the products that measure() saved. sums: the
+  // row's.
   void again(const Group& group, const A* sums) {
     start(group);
     gather<EdgeMajor, 4>(call_.numbers(), block_.eid, block_.n, 0, edges_.heads(), 4 * edges_.heads(),
@@ -168,8 +172,9 @@ class Destination {
     edges_.centre(block_, group, sums);
   }
 
-  // Computes the factors of the edges, saves those that the pass over the sources reads, and sums up rows. If
-  // the scratch has four scalars per edge and head (second_numbers), the fourth, by_u(), only fills it.
+  // Computes the factors of the edges, saves those that the pass over the sources reads, and computes the
+  // sums of feature rows. If the scratch has four scalars per edge and head (second_numbers), by_u() is
+  // saved, too, though nothing reads it, because scatter() writes all scalars of an entry.
   void finish(const Group& group, const A* sums) {
     edges_.settle(block_, group, sums);
     if (call_.stride == 3)
@@ -185,7 +190,8 @@ class Destination {
       for (int64_t d = 0; d < call_.row; ++d) attn_[d] += attn_sums_[r * call_.row + d];
   }
 
-  // Computes the sums of rows, weighted by the factors.
+  // Computes the sums of gathered feature rows, weighted by the factors, and the gradient of the edges'
+  // features.
   void add_rows(const Group& group) {
     const DestinationRows<T> rows = this->rows(group, false);
     const Factors<A> by{edges_.by_p(), edges_.by_raw(), edges_.by_t_raw(), edges_.by_u()};
@@ -212,7 +218,7 @@ class Destination {
   Buffer<A> row_sums_;  // [kSecondSums, H] of a longer row
 };
 
-// Calls f(pass, item) for the chunks of split rows, in parallel. make() returns a Destination.
+// Calls f(pass, item) for the chunks of split rows, in parallel. pass: a Destination that make() returns.
 template <class Make, class F>
 void each_piece(const Csr& csr, const Parallel& parallel, const Make& make, const F& f) {
   parallel_items(parallel, csr, [&](int64_t first, int64_t last) {
@@ -252,7 +258,8 @@ void run_pieces(const Call<T>& call, const Parallel& parallel, Acc<T>* attn) {
   }
   each_piece(p.csr, parallel, make, [&](auto& pass, const Item& item) { pass.add_moments(item, at(item)); });
   merge(3, 4);
-  // Each chunk adds to its own part of attn's gradient, which are then added up in the order of the slots.
+  // Each chunk has its own part of the gradient of attn. The parts are then added up in the order of the
+  // slots, so that the result does not depend on threads.
   Buffer<A> parts(attn ? p.csr.num_slots * call.row : 0);
   if (attn) parts.clear(p.csr.num_slots * call.row);
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {

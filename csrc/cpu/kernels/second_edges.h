@@ -1,18 +1,22 @@
-// Second derivatives of attention on the CPU: the scalars per edge and head, edge-major, for the edges of a
-// group of rows. The letters are those of docs/internals/second_derivatives.md. S is the number that is
-// differentiated: the sum of the first backward pass' results, each times its cotangent (`of_...`).
+// Second derivatives of attention on the CPU (second_order.cpp): the scalars per edge and head, edge-major,
+// for the edges of a group of rows. The letters are those of docs/internals/second_derivatives.md. S is the
+// scalar that is differentiated: the sum of the first backward pass' results, each times its cotangent
+// (`of_...`). Of that pass, ds, dz and draw (d raw) are the gradients of the score, of z and of the raw score
+// (core/params.h).
 //   raw, z       the raw score of forward, and the argument of its LeakyReLU
 //   f, m         edge weight times dropout mask; the mask alone
 //   p            g . (v + e) + gamma, of which f p is the derivative of the loss by alpha
-//   t_raw, t, u  the factors of draw, of ds and of f alpha in S
+//   t_raw, t, u  what draw, ds and f alpha are multiplied by in S
 //   delta, tau   the sums over a row of alpha f p and of alpha t
-//   y            the derivative of S by alpha; d: that by the score
-//   A, R, M      the derivatives of S by p, by raw and by t_raw; that by u is f alpha. In code, A is a type
+//   y, d         the derivatives of S by alpha and by the score
+//   kappa        the sum over a row of alpha y
+//   A, R, M      the derivatives of S by p, by raw and by t_raw, of which R and M are multiplied by dot's
+//                scale; the derivative by u is f alpha. In code, A is a type
 //
-// There are three loops over a row's edges. weigh() and sum() compute the sums of alpha, of alpha f p and of
-// alpha t; centre() and sum_moments() the sum of alpha y; settle() the derivatives of S. y is computed from
-// f p - delta and t - tau. It differs from the y of that page by a constant of the row, which d does not
-// contain, and is small where f p and t hardly vary.
+// There are three loops over a row's edges. In the first, weigh() and sum() compute the sums of alpha, of
+// alpha f p and of alpha t; in the second, centre() and sum_moments() compute kappa; in the third, settle()
+// computes the derivatives of S. y is computed from f p - delta and t - tau. It differs from the y of the
+// page above by a constant of the row, which has no effect on d, and is small where f p and t hardly vary.
 #pragma once
 
 #include "cpu/second_order.h"
@@ -29,7 +33,7 @@ static inline Vec<A, W> odd_lanes(Vec<A, W> a, Vec<A, W> b, std::integer_sequenc
   return __builtin_shufflevector(a, b, (2 * I + 1)...);
 }
 
-// Reads four scalars of each of W adjacent entries, and writes the k-th ones of all entries to out[k].
+// Reads W adjacent entries of four scalars, and writes the k-th scalars of all entries to out[k], k < 4.
 template <class A, int W>
 static inline void split_fours(const A* fours, Vec<A, W>* out) {
   constexpr auto lanes = std::make_integer_sequence<int, W>();
@@ -64,21 +68,22 @@ class SecondEdges {
 
   int heads() const { return heads_; }
   int size() const { return size_; }
-  // The input of take(), [n, H, 4]: raw and t_raw without the factor `scale`, p without gamma, u.
+  // [n, H, 4]: what callers compute for take(): raw and t_raw without dot's scale, p without gamma, and u.
   A* products() const { return products_; }
   // raw, t_raw, p and u are four consecutive arrays, which callers save after take(), and restore.
   A* raw() const { return array(0); }
   A* t_raw() const { return array(1); }
-  // Results of settle(), four consecutive arrays: the derivatives of S by the four products that take() has
-  // read: A, scale R, scale M, f alpha.
+  // Results of settle(), four consecutive arrays: A, R, M and f alpha, which are the derivatives of S by the
+  // four scalars p, raw, t_raw and u of products().
   A* by_p() const { return array(4); }
   A* by_raw() const { return array(5); }
   A* by_t_raw() const { return array(6); }
   A* by_u() const { return array(7); }
-  // [rows, kSecondSums, H]: the sums that sum() and sum_moments() write
+  // [rows, kSecondSums, H]: the sums that sum() and sum_moments() write, of alpha, alpha f p, alpha t and
+  // alpha y.
   A* sums() const { return sums_; }
 
-  // Splits products() into the arrays raw, t_raw, p and u, with the factor `scale` of dot's raw score.
+  // Splits products() into the arrays raw, t_raw, p and u, and multiplies the first two by dot's scale.
   void take(const Block& block) {
     block.each([&](int i) {
       V four[4];
@@ -88,8 +93,8 @@ class SecondEdges {
     });
   }
 
-  // Adds gamma to p, and computes z, t and alpha. By forward's statistics alpha's sum over a row is 1 up to
-  // rounding; centre() divides it by this sum.
+  // Adds gamma to p, and computes z, t and alpha. alpha is computed from forward's statistics, so that its
+  // sum over a row is 1 up to rounding; centre() divides alpha by this sum.
   void weigh(Block& block, const Group& group) {
     find_stats(group);
     __builtin_memcpy(z(), raw(), size_ * sizeof(A));
@@ -129,8 +134,9 @@ class SecondEdges {
     });
   }
 
-  // sums [rows, kSecondSums, H]: divides the sums of alpha f p and alpha t by that of alpha, which makes them
-  // delta and tau. A sum of alpha that is 0, of a row without mass, is replaced by 1.
+  // Divides the sums of alpha f p and alpha t in sums [rows, kSecondSums, H] by that of alpha, which makes
+  // them delta and tau. A sum of alpha that is 0 (a row without edges, or with scores of -inf alone) is
+  // replaced by 1.
   void divide(int rows, A* sums) const {
     for (int r = 0; r < rows; ++r, sums += kSecondSums * heads_)
       for (int h = 0; h < heads_; ++h) {
@@ -141,8 +147,8 @@ class SecondEdges {
   }
 
   // Divides alpha by its sum, and computes f p - delta, t - tau (in place of t) and y. sums: after divide().
-  // The score of an edge with all of its row's weight, alpha = 1, has no gradient: an exact 0 (nan if a
-  // factor is not finite) keeps rounding from making one.
+  // For an edge with all of its row's weight (alpha = 1) both differences are 0, which is set exactly (nan if
+  // f p or t is not finite), because rounding would give its score a gradient.
   void centre(const Block& block, const Group& group, const A* sums) {
     spread<3>(group, sums, 0);
     const A* of_weight = find(p_.of_weight, block, 17);
@@ -160,7 +166,7 @@ class SecondEdges {
     });
   }
 
-  // Writes to sums() the sums of alpha y over the edges of each row.
+  // Writes to sums() kappa, the sum of alpha y over the edges of each row.
   void sum_moments(const Group& group) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -173,8 +179,8 @@ class SecondEdges {
     });
   }
 
-  // Computes by_p(), by_raw(), by_t_raw() and by_u(), and writes the gradients of gamma and of the edges'
-  // bias, gate and weight that are wanted. sums: those of the rows, with the sum of alpha y.
+  // Computes by_p(), by_raw(), by_t_raw() and by_u(), and writes those gradients of gamma and of the edges'
+  // bias, gate and weight that are wanted. sums: [rows, kSecondSums, H], of which it reads kappa.
   void settle(const Block& block, const Group& group, const A* sums) {
     spread<1>(group, sums, 3);
     const A *of_weight = p_.of_weight ? array(17) : nullptr, *of_gate = p_.of_gate ? array(15) : nullptr;
@@ -182,7 +188,7 @@ class SecondEdges {
       const V alpha = load_vector<V>(this->alpha() + i), y = load_vector<V>(this->y() + i);
       const V slope = leaky_slope(load_vector<V>(z() + i), slope_);
       const V d = alpha * (alpha == 1 ? y * 0 : y - load_vector<V>(row_array(0) + i));
-      // by_z is the derivative of S by z; dz, as in params.h, that of the loss.
+      // by_z is the derivative of S by z; dz is that of the loss.
       const V by_z = d * slope, dz = alpha * load_vector<V>(centred() + i) * slope;
       const V t = load_vector<V>(this->t() + i);
       V moved = t, by_u = alpha, by_raw = by_z, by_t_raw = dz;
@@ -204,12 +210,14 @@ class SecondEdges {
     write(array(13), block, p_.grad_gate), write(array(18), block, p_.grad_weight);
   }
 
-  // Adds the kinds [first, last) of sums() of a block to `sums` [kSecondSums, H] of its row, a longer one.
+  // For a block of a longer row: adds sums() number `first` to last - 1 to `sums` [kSecondSums, H] of the
+  // row.
   void add(int first, int last, A* sums) const {
     for (int i = first * heads_; i < last * heads_; ++i) sums[i] += sums_[i];
   }
 
-  // Writes to `sums` [rows, H] the sums of by_raw() over the edges of each row.
+  // Writes to `sums` [rows, H] the sums of by_raw() over the edges of each row: for GAT, the gradients of the
+  // score terms.
   void sum_raw(const Group& group, A* sums) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -222,7 +230,8 @@ class SecondEdges {
   }
 
  private:
-  // 12, 13, 18: gradients of bias, gate and weight; 14, 15, 17: their cotangents; 16: gamma.
+  // Arrays that have no function below: 12, 13, 18 are the gradients of bias, gate and weight; 14, 15, 17 the
+  // cotangents of_bias, of_gate and of_weight; 16 gamma.
   static constexpr int kArrays = 22;
   A* array(int k) const { return arrays_ + int64_t(k) * size_; }
   A* p() const { return array(2); }
@@ -232,26 +241,28 @@ class SecondEdges {
   A* t() const { return array(10); }
   A* y() const { return array(11); }
   A* centred() const { return array(4); }              // f p - delta, until settle() replaces it by A
-  A* row_array(int k) const { return array(19 + k); }  // what spread() has copied to the edges
+  A* row_array(int k) const { return array(19 + k); }  // values of rows, copied by spread_rows()
 
   // Returns x times the dropout mask.
   V masked(const Block& block, V x, int i) const {
     return block.dropout ? x * load_vector<V>(block.dropout + i) : x;
   }
 
-  // Gathers the entries of the block's edges from a table [E, H] into array k. Returns it, or null without a
-  // table.
+  // Gathers the entries of the block's edges from a table [E, H] into array k, and returns this; or null if
+  // the table is null.
   const A* find(const void* table, const Block& block, int k) {
     if (table)
       gather<EdgeMajor>(static_cast<const A*>(table), block.eid, block.n, 0, heads_, heads_, array(k), 0);
     return table ? array(k) : nullptr;
   }
+  // Writes an array to the rows of the block's edges in a table [E, H], unless that is null.
   void write(const A* from, const Block& block, void* table) const {
     if (table) scatter<EdgeMajor>(from, 0, block.eid, block.n, heads_, static_cast<A*>(table));
   }
 
-  // Copies K kinds of the rows' sums [rows, kSecondSums, H], from `first` on, to row_array(0 ...) of each of
-  // the rows' edges. spread_rows: the same from [rows, kinds, H], from the first kind on.
+  // Copies the K sums of each row from number `first` on, of sums [rows, kSecondSums, H], to the entries of
+  // the row's edges in row_array(0), row_array(1) ... spread_rows() does so for the first K of [rows, kinds,
+  // H].
   template <int K>
   void spread(const Group& group, const A* sums, int first) {
     spread_rows<K>(group, sums + first * heads_, kSecondSums);
@@ -269,7 +280,8 @@ class SecondEdges {
     });
   }
 
-  // Copies the maxima and log_sums of the rows (ForwardParams::stats) to row_array(0) and (1) of their edges.
+  // Copies max and log_sum of the rows (ForwardParams::stats) to the entries of their edges in row_array(0)
+  // and row_array(1).
   void find_stats(const Group& group) {
     const A* stats = static_cast<const A*>(p_.stats) + group.row * heads_ * 2;
     for (int r = 0; r < group.rows; ++r)
@@ -279,11 +291,11 @@ class SecondEdges {
   }
 
   const SecondParams& p_;
-  // size_: elements of an array, and a vector (16 to 64 bytes) more, so that equal entries of all arrays do
-  // not compete for one set of the cache.
+  // size_: the elements of an array. It has a vector (16 to 64 bytes) more than its entries need, so that the
+  // same entry of all arrays does not fall into one set of the cache.
   int heads_, size_;
   A slope_, scale_;
-  bool after_;
+  bool after_;  // EdgeOptions::bias_after
   Buffer<A> arrays_, products_, sums_, stats_;
 };
 

@@ -1,9 +1,10 @@
 // Second derivatives of attention on the CPU: products_of_dot, sums_of_dot and sums_of_destinations of
 // second_rows.h, for dot products and GAT.
 //
-// Pointers to rows have the letters of that file: k, v, q, g; an o before a letter stands for its cotangent
-// (ok, ov, oq), an f behind it for the edge's features that are added to it (kf, okf, vf, ovf). Of an edge,
-// p, raw, t and u are the factors, x and y a key and its cotangent with features, z and o those of a value.
+// Pointers to feature rows have the letters of that file: k, v, q, g. An o before a letter stands for the
+// cotangent of its gradient (ok, ov, oq), an f behind it for the edge's features that are added to it (kf,
+// okf, vf, ovf). p, raw, t and u are an edge's factors (A, R, M and f alpha). Vectors with features added: x
+// and y of k and ok, z and o of v and ov (in products(): x and y of both pairs).
 #include "second_rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {

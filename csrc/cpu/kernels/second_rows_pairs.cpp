@@ -1,9 +1,10 @@
 // Second derivatives of attention on the CPU: products_of_pairs, sums_of_pairs and sums_of_pairs_back of
 // second_rows.h, for GATv2. A pair is the row v of a source and the row x of a destination, which GATv2 adds
-// up with the edge's features: w = v + x + e. m = V + X + F are their cotangents.
+// up with the edge's features: w = v + x + e. m = V + X + F is the sum of the cotangents of their gradients.
 //
-// Pointers to rows: v, x, g and f (the features); with an o before, the cotangents: ov, ox and of. a and n,
-// or a[] and o[], are GATv2's vector and its cotangent. Of an edge, p, raw, t and u are the factors.
+// Pointers to feature rows: v, x, g and f (the edge's features); with an o before, the cotangent of the
+// gradient: ov, ox and of. a and n, or a[] and o[], are GATv2's vector and the cotangent of its gradient. p,
+// raw, t and u are an edge's factors (A, R, M and f alpha).
 #include "second_rows.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {

@@ -1,5 +1,6 @@
 // Second derivatives of attention on the CPU: the pass over the sources, as second_order.cpp describes it.
-// Names: second_edges.h, second_rows.h and second_call.h.
+// Letters and scalars per edge: second_edges.h; feature rows: second_rows.h; groups and buffers:
+// second_call.h.
 #include "second_call.h"
 
 namespace dfgnn::cpu::DFGNN_ISA {
@@ -27,7 +28,7 @@ class Source {
                                : call.row,
                   groups.most_rows()) {}
 
-  // Processes a group of rows that fit in a block.
+  // Processes a group of whole rows, whose edges fit together in a block.
   void operator()(const Group& group) {
     add(group);
     value_sums_.template write<T>(group, p_.grad_value);
@@ -36,7 +37,7 @@ class Source {
     else
       key_sums_.template write<T>(group, p_.grad_src);
   }
-  // Processes longer rows, and chunks of split rows.
+  // Processes a row that does not fit in a group, or a chunk of a split row.
   void operator()(const Item& item) {
     groups.each_block(item, [&](const Group& group, bool first) {
       add(group);
@@ -65,8 +66,8 @@ class Source {
     return edges;
   }
 
-  // Reads the factors that the pass over the destinations has saved for the group's edges, and writes the
-  // sums of its rows to value_sums_ and key_sums_.
+  // Reads the factors A, R and M that the pass over the destinations has saved for the group's edges, and
+  // writes the sums of the group's rows to value_sums_ and key_sums_.
   void add(const Group& group) {
     block_.load(group.begin, group.begin + group.n, true);
     gather<EdgeMajor, 3>(call_.numbers(), block_.eids_ahead(), block_.n, block_.eids_limit(), edges_.heads(),

@@ -104,8 +104,8 @@ static inline Vec<A, W> splat(A a) {
 constexpr __mmask16 kAll = 0xffff;
 #endif
 
-// Conversions of 16-bit floats, in vectors of W >= 4 lanes. widen: the bits, to 32 bits each. to_float,
-// from_float: the first argument only names the type.
+// Conversions of 16-bit floats, in vectors of W >= 4 lanes. widen extends each lane's 16 bits to 32 by zeros.
+// The first argument of to_float and from_float only names the 16-bit type.
 template <int W>
 static inline Vec<uint32_t, W> widen(Vec<uint16_t, W> v) {
 #if defined(__AVX512F__)
@@ -135,7 +135,8 @@ static inline Vec<float, W> to_float(Half, Vec<uint16_t, W> v) {
 #if defined(__F16C__)
   if constexpr (W == 8) return bit_cast<Vec<float, W>>(_mm256_cvtph_ps(bit_cast<__m128i>(v)));
 #endif
-  // Shifting exponent and mantissa and scaling by 2^112 is right except for inf and nan.
+  // Shifting exponent and mantissa and scaling by 2^112 is right except for inf and nan, whose exponent is
+  // set afterwards.
   const auto u = widen<W>(v);
   const auto magnitude = (u & 0x7fffu) << 13;
   auto f = bit_cast<Vec<uint32_t, W>>(bit_cast<Vec<float, W>>(magnitude) * 0x1p112f);
@@ -165,7 +166,7 @@ static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
   return __builtin_convertvector(h | (u & 0x80000000u) >> 16, Vec<uint16_t, W>);
 }
 
-// Calls f with an object of the feature type.
+// Calls f with an object of the feature type that `type` names, for f to deduce the type.
 template <class F>
 static inline void with_type(DType type, const F& f) {
   switch (type) {
@@ -210,7 +211,7 @@ static inline void store(T* p, Vec<Acc<T>, W> v) {
   }
 }
 
-// Returns x[lane] for each lane. Lanes are below W, and W elements may be read.
+// Returns the vector whose lane l is x[lane[l]]. The entries of `lane` are below W; W elements of x are read.
 template <class A, int W>
 [[gnu::always_inline]] static inline Vec<A, W> spread(const A* x, Vec<Bits<A>, W> lane) {
 #if defined(__AVX2__) && __has_builtin(__builtin_shuffle)
@@ -224,8 +225,8 @@ template <class A, int W>
   return out;
 }
 
-// Pairs: 2 W elements as two vectors, of the even and of the odd ones. For bfloat16 that takes one operation
-// per vector, where a vector of adjacent elements takes two.
+// A Pair is 2 W elements as two vectors, of the even and of the odd ones. Reading bfloat16 so takes one
+// operation per vector, where a vector of adjacent elements takes two. kInPairs: whether T is read so.
 template <class T>
 constexpr bool kInPairs = std::is_same_v<T, BFloat16>;
 
@@ -262,7 +263,8 @@ static inline void store_pair(T* p, Pair<Acc<T>, W> x) {
   store_pair<T, W>(p, x, std::make_integer_sequence<int, W>());
 }
 
-// Interleaves a and b, a[0], b[0], a[1], b[1] ..., and separates them.
+// store_interleaved writes a[0], b[0], a[1], b[1] ... to p; load_interleaved reads them back, a as `even` and
+// b as `odd`.
 template <class A, int W>
 static inline void store_interleaved(A* p, Vec<A, W> a, Vec<A, W> b) {
   if constexpr (W == 1)
@@ -354,7 +356,7 @@ static inline A larger(A a, A b) {
   return a > b ? a : b;
 }
 
-// Returns the largest lane. Lanes with NaN may be ignored: callers find NaN in the sum of exponentials.
+// Returns the largest lane. It can miss lanes with NaN, which callers find in the sum of exponentials.
 template <class A, int W>
 static inline A max(Vec<A, W> v) {
   if constexpr (W == 2) {
@@ -388,7 +390,8 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<Bits<A>, W> n) {
   return p * a * b;
 }
 
-// The same for an n that is given twice: as an accumulator, and as an integer in `bits`.
+// Does the same for an n that is given twice: as an accumulator, which AVX-512 has an instruction for, and as
+// an integer in `bits`.
 template <class A, int W>
 static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W> bits) {
 #if defined(__AVX512F__)
@@ -402,7 +405,7 @@ static inline Vec<A, W> scale_by_power(Vec<A, W> p, Vec<A, W> n, Vec<Bits<A>, W>
   return scale_by_power<A, W>(p, bits);
 }
 
-// These return the larger and the smaller of x and a bound, or x if it is nan.
+// at_least returns the larger of x and a bound, at_most the smaller; both return x if it is nan.
 template <class A, int W>
 static inline Vec<A, W> at_least(Vec<A, W> x, A bound) {
 #if defined(__AVX512F__)
@@ -466,7 +469,7 @@ static inline Vec<A, W> log(Vec<A, W> x) {
   constexpr bool single = sizeof(A) == 4;
   constexpr int mantissa = single ? 23 : 52;
   using B = Vec<Bits<A>, W>;
-  using Unsigned = std::make_unsigned_t<Bits<A>>;  // unused lanes: differences may wrap
+  using Unsigned = std::make_unsigned_t<Bits<A>>;  // because differences may wrap around in unused lanes
   const auto bits = bit_cast<Vec<Unsigned, W>>(x);
   const B n = bit_cast<B>(bits - bit_cast<Unsigned>(A(0x1.6a09e667f3bcdp-1))) >> mantissa;
   const Vec<A, W> m = bit_cast<Vec<A, W>>(bits - bit_cast<Vec<Unsigned, W>>(n << mantissa));
@@ -485,7 +488,7 @@ static inline Vec<A, W> log(Vec<A, W> x) {
 static inline float log(float x) { return __builtin_logf(x); }
 static inline double log(double x) { return __builtin_log(x); }
 
-// The exponential of one number, by the same polynomial.
+// Returns the exponential of a scalar, by the polynomial of exp.
 template <class A>
 static inline A exp1(A x) {
   return exp<A, 16 / sizeof(A)>(splat<A, 16 / sizeof(A)>(x))[0];

@@ -1,4 +1,5 @@
-// Score terms of additive attention, alpha_src and alpha_dst, and their gradients: core/terms.h.
+// Score terms of additive attention, alpha_src and alpha_dst, and their gradients. core/terms.h defines the
+// arguments and formulas.
 #include "head_sums.h"
 #include "kernels.h"
 #include "schedule.h"
@@ -54,10 +55,10 @@ void terms_as(const TermsParams& p, const Parallel& parallel) {
   });
 }
 
-// For the rows [first, last) and V vectors of columns from `at` on: adds to grad_feat what comes from the
-// terms, and writes to `sums` [kTermsSums, H, dim] the sums of TermsBackwardParams over these rows. vectors:
-// both as accumulators, [2, H, dim]. head_of: the columns' heads. wide: whether each vector is within one
-// head.
+// For the rows [first, last) and V vectors of columns from `at` on: adds to grad_feat the gradient by way of
+// the terms, and writes to `sums` [kTermsSums, H, dim] the sums of TermsBackwardParams over these rows.
+// vectors: both attention vectors as accumulators, [2, H, dim]. head_of: the head of each column. wide:
+// whether each vector of columns is within one head.
 template <class T, int W, int V, bool wide>
 void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                   int64_t first, int64_t last, int64_t at, Acc<T>* sums) {
@@ -76,8 +77,8 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
     of_src[k] = load_vector<X>(vectors + at + k * W), of_dst[k] = load_vector<X>(vectors + size + at + k * W);
   }
   Buffer<A> padded(heads + W);
-  // Returns the gradients of a row's terms [H] so that W elements can be read from any head on: in place, or
-  // near the end of the array as a copy.
+  // Returns row n of `terms` [rows, H], which are gradients of terms, so that W elements can be read from any
+  // head on: in place, or near the end of the array as a copy in `padded`.
   const auto row_of = [&](const void* terms, int64_t n, int64_t rows, A* padded)
                           __attribute__((always_inline)) {
                             const A* row = static_cast<const A*>(terms) + n * heads;
@@ -85,15 +86,15 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
                             __builtin_memcpy(padded, row, std::size_t(heads) * sizeof(A));
                             return static_cast<const A*>(padded);
                           };
-  // Returns for each column of vector k the entry of its head.
+  // Returns for each column of vector k the entry of its head in row [H].
   const auto of_columns = [&](const A* row, int k) __attribute__((always_inline)) -> X {
     if constexpr (wide)
       return splat<A, W>(row[head[k]]);
     else
       return spread<A, W>(row + head[k], lanes[k]);
   };
-  // both: whether the rows have both terms, which those below num_rows[1] do; the others have only
-  // alpha_src's.
+  // Processes the rows [begin, end). both: whether these have both terms, as those below num_rows[1] have;
+  // the others have alpha_src alone.
   const auto walk = [&](int64_t begin, int64_t end, auto both) {
     for (int64_t n = begin; n < end; ++n) {
       const int64_t here = n * size + at;
@@ -135,8 +136,8 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
   }
 }
 
-// The same for all columns of [H, dim] from `at` on, in tiles of some_columns, with narrower vectors for the
-// last columns.
+// Does the same as some_columns for all columns of [H, dim] from `at` on, with narrower vectors for the last
+// ones.
 template <class T, int W = kLanes<Acc<T>>>
 void some_rows(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                int64_t first, int64_t last, Acc<T>* sums, int64_t at = 0) {
