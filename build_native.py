@@ -214,7 +214,7 @@ def add_engine(ninja: NinjaFile, cxx: list[str], extra: list[str]) -> tuple[list
 
 def cpu_flags(extra: list[str]) -> list[str]:
     sanitizers = sanitizer_flags()
-    debug = ["-O1", "-g1", "-fno-omit-frame-pointer", *sanitizers] if sanitizers else []
+    debug = ["-O0", "-g1", "-fno-omit-frame-pointer", *sanitizers] if sanitizers else []
     return [*COMMON, *HOST, *CPU, *debug, *extra]
 
 
