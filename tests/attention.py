@@ -114,9 +114,10 @@ def rounding_band(dtype):
     return 1e-12 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps
 
 
-def check(score, graph, inputs, note="", extra=0.0, **options):
-    """Error against the float64 oracle <= 2 x that of plain PyTorch in the same dtype + rounding + extra."""
-    attention = function(score)
+def check(score, graph, inputs, note="", extra=0.0, attention=None, **options):
+    """Error against the float64 oracle <= 2 x that of plain PyTorch in the same dtype + rounding + extra.
+    attention: the function, by default that of the score."""
+    attention = attention or function(score)
     value = inputs[VALUES[score]]
     plain = function(score, reference)
     actual = run(attention, graph, inputs, **options)

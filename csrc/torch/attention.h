@@ -219,6 +219,8 @@ struct Attention : Graphs<Backend> {
         Backend::has_tiles(p.score, p.dtype, p.shape),
         "tiles: expected additive or dot attention in 16 bits on CUDA, with heads of 8, 16, 32, 64 or 128");
     check.require(!p.edge.any(), "tiles: expected no edge tensors and no dropout");
+    check.require(p.score != Score::dot || p.negative_slope == 1,
+                  "tiles: expected no negative_slope in dot attention");
   }
 
   struct Outputs {

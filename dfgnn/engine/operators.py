@@ -126,6 +126,7 @@ class DispatchedCall:
         edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
         backward = self.graph_args.rev_indices is not None
         edges = self.return_attention or any(x is not None for x in edge)
+        edges = edges or (self.score == "dot" and self.numbers.negative_slope != 1)  # no tiles
         with transforms.untransformed():
             args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
         return DispatchedCall(
@@ -134,7 +135,7 @@ class DispatchedCall:
 
 
 def graph_args(graph, score: str, value: Any, edges: bool, backward: bool, schedule: str) -> GraphArgs:
-    """The graph as a `DispatchedCall` takes it. edges: whether the ids of edges are needed."""
+    """The graph as a `DispatchedCall` takes it. edges: as in `plan.choose.plan`."""
     return graph._planner.arguments(
         *value.shape[1:],
         value.dtype,

@@ -122,7 +122,7 @@ def _not_eager(inputs: AttentionInputs) -> str | None:
 
 def _run_eager(inputs: AttentionInputs) -> Results:
     graph, score, t, numbers, return_attention, schedule, sink, _ = inputs
-    edges = return_attention
+    edges = return_attention or (score == "dot" and numbers.negative_slope != 1)  # no tiles
     for x in t[4:-1]:
         edges = edges or x is not None
     # Each argument of an autograd function costs time, so that the options are passed only if one is given.
@@ -202,6 +202,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
     positive = _saves_positive(inputs, backward, transformed)
     with transforms.untransformed():
         edges = return_attention or any(x is not None for x in tensors[4:-1])
+        edges = edges or (score == "dot" and numbers.negative_slope != 1)  # no tiles
         args = graph_args(graph, score, tensors.value, edges, backward, schedule)
     call = DispatchedCall(graph, args, score, numbers, return_attention, positive)
     if transformed:

@@ -76,7 +76,8 @@ def attention(
         if not 0 < dropout_p <= 1:
             return None
         given += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
-    handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", dropout_p > 0, backward)
+    edges = dropout_p > 0 or (score == "dot" and slope != 1)  # no tiles
+    handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
     numbers = _new(Numbers, (slope, scale, dropout_p, 0))
     positive = additive and backward and dst.requires_grad
     call = _new(EagerCall, (graph, handle, score, numbers, False, positive, 0))

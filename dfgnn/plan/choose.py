@@ -74,8 +74,9 @@ def plan(
     """The plan of one direction of a graph for a feature shape.
 
     schedule: one of ``SCHEDULES``, alone or with a bound (see ``parse``), or "auto" for the cheapest by
-    estimate. edges: the call has edge tensors or dropout, or returns attention. once: the graph is used for
-    one step, so that planning must not wait for the GPU.
+    estimate. edges: the call has edge tensors, dropout or a LeakyReLU around the score of dot attention, or
+    returns attention: kernels on tiles have none of these. once: the graph is used for one step, so that
+    planning must not wait for the GPU.
 
     Raises ValueError for an unknown schedule or layer, or a schedule that this device, feature shape or graph
     does not have.
@@ -117,7 +118,10 @@ def _candidates(
     candidates = cost.on_rows(stats, packable, device)
     refusal = tiles.refusal(shape.dim, shape.dtype, device.kind)
     if refusal is None and (edges or shape.layer not in cost.CHUNK_COST):
-        refusal = "GATv2 and calls with edge tensors, dropout or returned attention have no tiles"
+        refusal = (
+            "GATv2, dot attention with a negative_slope and calls with edge tensors, dropout or returned "
+            "attention have no tiles"
+        )
     if refusal is None and stats.num_edges:
         candidates += (cost.on_tiles(direction, shape),)
     return candidates, refusal

@@ -134,6 +134,8 @@ def _luck_of_large_scores(call, leaves):
     kinds = ("shift up", "shift down", "one value")
     large = [leaves[name].detach().abs() for name, kind in call.special if kind in kinds]
     unit = 2.0**-53 if call.dtype == torch.float64 else 2.0**-24
+    if call.dtype == torch.float64:  # plain PyTorch is the oracle there, and has no error
+        large += [leaves[name].detach().abs() for name, kind in call.special if kind == "-1e9"]
     return max((unit * x.max().item() for x in large if x.numel()), default=0.0)
 
 
@@ -152,8 +154,10 @@ def _compare(name, x, plain, expected, floor, call, luck):
         floor = math.sqrt(max(x.numel(), 1)) + floor
     floor = 0.0 if positive else floor * (3 if softmax and not products else 1)
     error, allowed = (relative_error(y, expected, floor) for y in (x, plain))
-    # A dot product of many columns, added up in another order, may be exact in plain PyTorch by luck.
-    bands = 4 if softmax or positive else 2 if products else 1
+    # A dot product of many columns, added up in another order, may be exact in plain PyTorch by luck; the
+    # gradient of edge_weight has the attention for a factor, whose relative error is that of an exponent.
+    reordered = products or "edge_proj" in call.tensors
+    bands = 4 if softmax or positive or argument == "edge_weight" else 2 if reordered else 1
     # So may be a sum over a long row: what its roundings make of it grows with the root of its length.
     longest, rounded = luck
     bands *= max(1, math.sqrt(longest) / 16)

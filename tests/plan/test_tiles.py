@@ -6,7 +6,7 @@ from attention import check, function, make_inputs, run
 from graph_checks import canonical
 from graphs import GRAPHS
 
-from dfgnn import Graph, reference
+from dfgnn import Graph, functional, reference
 from dfgnn.plan import tiles
 from dfgnn.runtime.arguments import ops
 
@@ -188,6 +188,43 @@ def test_accuracy_of_options(dtype):
     check("dot", graph, {**inputs, "out_bias": bias}, "sizes ", schedule="tiles", scale=0.3)
 
 
+def attention_under_a_compiler(*args, **options):
+    call = torch.compile(functional.dot_attention, backend="aot_eager", fullgraph=True)
+    return call(*args, **options)
+
+
+def attention_under_a_transform(graph, query, key, value, **options):
+    def call(query):
+        return functional.dot_attention(graph, query, key, value, **options)
+
+    return torch.func.vmap(call)(query[None])[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out_bias", [False, True])
+@pytest.mark.parametrize(
+    "call", [functional.dot_attention, attention_under_a_compiler, attention_under_a_transform]
+)
+def test_a_leaky_relu_around_the_dot_product_takes_no_tiles(call, out_bias):
+    graph = without_duplicates(*cliques(), "cuda")
+    inputs = make_inputs("dot", graph, 4, 32, torch.float16)
+    assert graph.plan(4, 32, torch.float16, layer="dot").schedule == "tiles"
+    bias = {"out_bias": torch.randn(4, 32).to("cuda", torch.float16)} if out_bias else {}
+    check("dot", graph, {**inputs, **bias}, attention=call, negative_slope=0.2)
+    with pytest.raises(ValueError, match="'tiles' is not available.*negative_slope"):
+        functional.dot_attention(graph, **inputs, negative_slope=0.2, schedule="tiles")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("score", ["gat", "dot"])
+def test_a_sink_on_tiles(score):
+    graph = without_duplicates(*cliques(), "cuda")
+    inputs = make_inputs(score, graph, 4, 32, torch.float16)
+    inputs["sink"] = torch.randn(4).to("cuda", torch.float16)
+    for schedule in ("auto", "tiles", "natural"):
+        check(score, graph, inputs, f"{schedule} ", extra=0.01, schedule=schedule)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_equal_inputs_give_equal_bits(score):
@@ -288,7 +325,7 @@ def test_refusals():
     for reason, on, tensors, options in cases:
         with pytest.raises(ValueError, match=f"schedule: 'tiles' is not available.*{reason}"):
             function("gat")(on, **tensors, **options, schedule="tiles")
-    with pytest.raises(ValueError, match="GATv2 and calls"):
+    with pytest.raises(ValueError, match="GATv2, dot attention with"):
         function("gatv2")(graph, **make_inputs("gatv2", graph, 2, 32, torch.bfloat16), schedule="tiles")
 
 

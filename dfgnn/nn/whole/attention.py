@@ -255,7 +255,7 @@ def attention_layer(spec: LayerSpec, graph: Graph, t: LayerTensors, dtype: torch
         x.dtype,
         operators.PLAN_LAYERS[spec.score],
         "auto",
-        spec.dropout_p > 0 or has_edges,
+        spec.dropout_p > 0 or has_edges or (spec.score == "dot" and spec.negative_slope != 1),  # no tiles
         train,
     )
     flags = FEAT_IN_KEY | FEAT_IN_VALUE if has_edges and not additive else 0
