@@ -1,17 +1,19 @@
 // Two operators for GATv2 whose edges have attributes x_e, projected by W: pair_scores computes the scores,
 // pair_sums the sums over edges that their derivatives contain. Derivatives of any order consist of these two
-// (docs/internals/second_derivatives.md). row(e) and col(e) are the destination and the source of edge e: v
-// [rows, H, D] belongs to the destinations, u [cols, H, D] to the sources. E, H and D are defined in
-// params.h. All arrays but `positive` have one type, float or double.
+// (docs/internals/second_derivatives.md). Edge e goes from source col(e) to destination row(e). u [cols, H,
+// D] are the feature rows of the sources, v [rows, H, D] those of the destinations; E is the number of edges,
+// H that of heads, D the size of a head. All arrays but `positive` have one type, float or double.
 //   m[e, h, d] = u[col(e), h, d] + v[row(e), h, d] + (W x_e)[h, d],     positive[e, h, d] = m[e, h, d] > 0
 //   pair_scores:  score[e, h] = sum_d attn[h, d] sigma[e, h, d] m[e, h, d],
-//                 sigma = 1 where positive, else slope
+//                 sigma = 1 where positive, else slope: the derivative of LeakyReLU(m), and sigma m is
+//                 LeakyReLU(m)
 //   pair_sums:    with s[e, h, d] = weight[e, h] sigma[e, h, d],
 //                 out[i, h, d] = sum over the row's edges of s,  of_attr[e] = W^T s[e],
 //                 of_proj = sum_e s[e] x_e^T
 // Where attn is 1 and weight is the gradient of score, out, of_attr and of_proj are the gradients of v, of
-// the attributes x and of the projection W. A caller may pass `positive` to pair_scores. Both operators are
-// then linear in every other argument. Only `positive`, of one byte per element, has E x H x D elements.
+// the attributes x and of the projection W. If the caller passes `positive` to pair_scores, both operators
+// are linear in every other argument, so that their derivatives are calls of the same two operators. Only
+// `positive`, of one byte per element, has E x H x D elements.
 #pragma once
 
 #include "params.h"

@@ -39,11 +39,14 @@ struct CudaBackend {
   static void backward(const BackwardParams& p, const Tensor& t) {
     launched(cuda::backward(p, stream_of(t)));
   }
-  // Whether backward of dot attention saves per-edge alpha and ds (BackwardParams::handed). With features of
-  // the edges it always does. Else it does not with source partitions, which are separate launches, nor with
-  // tiles, nor if these scalars and the partial results of split rows together would take more than
-  // kMostScratch times the memory of one feature array, whose number of rows is taken as the mean of the
-  // numbers of destinations and sources.
+  // Whether backward saves per-edge alpha and ds (BackwardParams::handed), which only dot attention does.
+  // With features of the edges it always does. Else it does if all of these hold:
+  //   - at least one direction of the graph has edge ids, by which `handed` is indexed;
+  //   - neither direction has tiles;
+  //   - neither has source partitions, which are separate launches;
+  //   - these scalars and the partial results of split rows together take at most kMostScratch times the
+  //     memory of one feature array, whose number of rows is taken as the mean of the numbers of destinations
+  //     and sources.
   static constexpr int64_t kMostScratch = 3;
   static bool hands_over(const BackwardParams& p) {
     const Shape& s = p.shape;

@@ -99,8 +99,9 @@ struct Graphs {
     return c;
   }
 
-  // Checks that there are no source partitions, or that kernels support them for such features: the work
-  // items of later partitions add to what their row contains, which in 16 bits would be rounded each time.
+  // Checks that the plan has no source partitions (Csr::num_parts), or that dtype and head size allow them.
+  // Work items of later partitions add to what is in the row already: in 16 bits each addition would round,
+  // and kernels for heads above kWideBytes cannot add.
   static void check_parts(const Checker& check, const Csr& csr, DType dtype, const Shape& shape) {
     const int bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 0;
     check.require(csr.num_parts == 0 || (bytes && shape.value_dim * bytes <= kWideBytes),

@@ -61,7 +61,7 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 namespace {
 
-// The most partial sums of grad_attn, which attention_parts() returns.
+// Upper bound of attention_parts(), the number of partial sums of grad_attn.
 constexpr int64_t kMostParts = 1024;
 
 // One pass of backward for dot or additive_v2, for rows that are processed alone. Over the destinations

@@ -14,8 +14,8 @@ namespace {
 constexpr int kTogether = 4;  // how many edges share a load of the node's matrix
 constexpr int kAhead = 12;    // by how many edges tables are prefetched ahead
 
-// Returns the lanes of the narrowest vectors, of at least 16 bytes, that hold n elements in as few vectors as
-// the widest vectors do.
+// Returns how many lanes vectors for n elements have: halves the widest vector while n elements fit into one
+// half, down to 16 bytes.
 template <class A>
 int lanes_for(int n) {
   int width = kLanes<A>;

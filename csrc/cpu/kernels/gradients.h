@@ -1,6 +1,7 @@
 // Backward: the gradients of the scores of a block's edges and of the options on edges, computed from the
 // scores and the products g . v. The formulas and their letters are those of BackwardParams (core/params.h):
-// ds is the gradient of the score s, dz that of z, and draw (d raw) that of the raw score.
+// ds is the gradient of the score s, dz that of z (EdgeOptions in core/params.h: the raw score after gate and
+// bias), and draw (d raw) that of the raw score.
 #pragma once
 
 #include "groups.h"

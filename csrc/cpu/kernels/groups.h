@@ -70,8 +70,9 @@ class Grouping {
   bool takes(const Item& item) const { return on_ && item.slot < 0 && item.end - item.begin <= kBlock; }
 
   // If some of the work items [first, last) are grouped, calls grouped(each), and if some are not,
-  // alone(each). These make an object f with the buffers for such rows, and call each(f), which calls
-  // f(Group) for every group, or f(Item) for every work item that is not grouped.
+  // alone(each). `grouped` and `alone` are the caller's: each makes a function object f with the buffers that
+  // it needs, and calls each(f). This calls f(Group) for every group, or, from `alone`, f(Item) for every
+  // work item that is not grouped.
   template <class Grouped, class Alone>
   void walk(const Csr& csr, int64_t first, int64_t last, const Grouped& grouped, const Alone& alone) const {
     int64_t taken = 0;

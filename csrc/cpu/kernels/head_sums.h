@@ -24,8 +24,9 @@ template <class A, int L, bool neighbours, int... I>
            __builtin_shufflevector(a, b, (I / L * 2 * L + I % L + L)...);
 }
 
-// Returns a vector of heads that are reduced from D lanes, in the vectors at(k), at(k + 1) ..., to L lanes
-// each. As in sum4, lanes far apart are added until D / 4 lanes are left, and then neighbours.
+// The heads in the vectors at(k), at(k + 1), ... have D lanes each. Returns one vector in which each of these
+// heads has L lanes, which add up to the same sum. The order of additions is that of sum4 (simd.h), so that
+// results round alike: the halves of a head are added until D / 4 lanes are left, then neighbours.
 template <class A, int L, int D, class At>
 [[gnu::always_inline]] static inline Vec<A, kLanes<A>> folded(const At& at, int k = 0) {
   if constexpr (L == D)
@@ -181,8 +182,8 @@ class HeadSums {
   }
 
   int heads_;
-  RowShape row_, head_;  // of a row as one head, and of one of its heads
-  int lanes_, most_;     // how many elements of products_ a row takes; how many rows products_ holds
+  RowShape row_, head_;  // row_: the shape of a row, taken as a single head; head_: that of one head
+  int lanes_, most_;     // lanes_: how many elements of products_ a row takes; most_: how many rows it holds
   Buffer<A> products_;   // terms [most_, H, head_.width], and behind them what sum_lanes also reads
 };
 

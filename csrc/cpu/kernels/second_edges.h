@@ -5,7 +5,8 @@
 // (core/params.h).
 //   raw, z       the raw score of forward, and the argument of its LeakyReLU
 //   f, m         edge weight times dropout mask; the mask alone
-//   p            g . (v + e) + gamma, of which f p is the derivative of the loss by alpha
+//   p, gamma     g . (v + e) + gamma, of which f p is the derivative of the loss by alpha. gamma is
+//                grad_attention (core/params.h)
 //   t_raw, t, u  what draw, ds and f alpha are multiplied by in S
 //   delta, tau   the sums over a row of alpha f p and of alpha t
 //   y, d         the derivatives of S by alpha and by the score
@@ -179,8 +180,9 @@ class SecondEdges {
     });
   }
 
-  // Computes by_p(), by_raw(), by_t_raw() and by_u(), and writes those gradients of gamma and of the edges'
-  // bias, gate and weight that are wanted. sums: [rows, kSecondSums, H], of which it reads kappa.
+  // Computes the derivatives of S by p, raw, t_raw and u: by_p(), by_raw(), by_t_raw() and by_u(). Of the
+  // gradients of grad_attention (gamma) and of the edges' bias, gate and weight, writes those that are
+  // wanted. sums: [rows, kSecondSums, H], of which it reads kappa.
   void settle(const Block& block, const Group& group, const A* sums) {
     spread<1>(group, sums, 3);
     const A *of_weight = p_.of_weight ? array(17) : nullptr, *of_gate = p_.of_gate ? array(15) : nullptr;
@@ -210,8 +212,8 @@ class SecondEdges {
     write(array(13), block, p_.grad_gate), write(array(18), block, p_.grad_weight);
   }
 
-  // For a block of a longer row: adds sums() number `first` to last - 1 to `sums` [kSecondSums, H] of the
-  // row.
+  // For a block of edges of a longer row: adds the block's sums() with indices first ... last - 1 to those of
+  // the row, `sums` [kSecondSums, H].
   void add(int first, int last, A* sums) const {
     for (int i = first * heads_; i < last * heads_; ++i) sums[i] += sums_[i];
   }
@@ -241,7 +243,7 @@ class SecondEdges {
   A* t() const { return array(10); }
   A* y() const { return array(11); }
   A* centred() const { return array(4); }              // f p - delta, until settle() replaces it by A
-  A* row_array(int k) const { return array(19 + k); }  // values of rows, copied by spread_rows()
+  A* row_array(int k) const { return array(19 + k); }  // values of rows, by edge, as copied by spread_rows()
 
   // Returns x times the dropout mask.
   V masked(const Block& block, V x, int i) const {
@@ -260,9 +262,9 @@ class SecondEdges {
     if (table) scatter<EdgeMajor>(from, 0, block.eid, block.n, heads_, static_cast<A*>(table));
   }
 
-  // Copies the K sums of each row from number `first` on, of sums [rows, kSecondSums, H], to the entries of
-  // the row's edges in row_array(0), row_array(1) ... spread_rows() does so for the first K of [rows, kinds,
-  // H].
+  // Copies K of the kSecondSums sums of each row, from index `first` on, from sums [rows, kSecondSums, H] to
+  // the entries of the row's edges in row_array(0), ..., row_array(K - 1). spread_rows() copies the first K
+  // of rows [rows, kinds, H] in the same way.
   template <int K>
   void spread(const Group& group, const A* sums, int first) {
     spread_rows<K>(group, sums + first * heads_, kSecondSums);

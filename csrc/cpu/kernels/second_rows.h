@@ -59,7 +59,7 @@ class Fetching {
   static constexpr int kMost = 4;
   // limit: how many entries of `index` may be read; 0 turns prefetching off.
   Fetching(const int32_t* index, int64_t limit) : index_(index), limit_(limit) {}
-  // Adds a table with rows of `size` elements, for at most kMost tables.
+  // Adds a table with rows of `size` elements to those that are prefetched; call it at most kMost times.
   void add(const Table<T>& table, int64_t size) {
     if (table.stride == 0 || limit_ == 0) return;
     tables_[count_++] = {table.data, table.stride, size * int64_t(sizeof(T))};

@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;                    // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;                    // this lane owns edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);
@@ -436,7 +436,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;                    // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;                    // this lane owns edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);

@@ -76,12 +76,14 @@ __global__ void __launch_bounds__(kThreads) prepare_additive_kernel(const Backwa
 }
 
 // The pass over sources where no g . v of a single edge is needed: without gradients of edge tensors, without
-// grad_attention, gate and features of the edges, and for heads that a warp's registers hold. It gathers only
-// g, and reduces nothing per edge. With c_ij = f alpha LeakyReLU'(z)
+// grad_attention, gate and features of the edges, and for heads that a warp's registers hold. EDGE: the edges
+// have scalars (bias, mask, weight or dropout). It gathers only g, and reduces nothing per edge. With c_ij =
+// f alpha LeakyReLU'(z)
 //   sum_i c_ij (g_i . v_j) = v_j . (slope * sum_i f alpha g_i + (1 - slope) * sum_{z > 0} f alpha g_i),
-// so that the main loop computes only two weighted sums, as forward does. Where each edge of a source has all
-// of its destination's weight, grad_alpha_src is 0 but for rounding, and is set to 0. CHUNK: B edges, or the
-// LPH that a head's lanes own, if these are more; add_chunk then loads the rows after the first B.
+// so that the main loop computes only two weighted sums, as forward does. Where each edge of a work item has
+// all of its destination's weight, the item's part of grad_alpha_src is 0 but for rounding, and is set to 0.
+// CHUNK: B edges, or LPH if this is more; add_chunk then loads the rows after the first B. As CHUNK >= LPH,
+// no two lanes of a head own the same edge (PERIOD is LPH), and OwnEdges is not needed.
 template <class C, bool EDGE, int B>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
     additive_sources_kernel(const BackwardParams p, const Tiling t) {
@@ -104,13 +106,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
   constexpr bool EIDS = EDGE && SLOTS == 1;
   int index[EIDS ? 2 * SLOTS : SLOTS] = {};  // neighbours, and with EIDS the edges' ids
   Raw rows[B][NV];
-  const auto load_item = [&] { alpha_src = *me.template at<A>(p.alpha_src, me.row); };
+  const auto load_item = [&] { alpha_src = *me.template at<A>(p.alpha_src, me.row); };  // only for iterate()
   const auto load_edges = [&] {
     repeat<SLOTS>([&](int s) { stats[s] = load_stats(node_stats.at(index[s])); });
     load_rows<C, B>(grads, 0, index, rows);
   };
 
-  // ---- 3. Begin a row: load its value, and set its sums to 0.
+  // ---- 3. Begin a row: load its value, and set its sums to 0. The value is loaded here and not in
+  // load_item(), which may run for the next item before finish() reads value_row.
   Raw value_row[NV];
   // acc, acc_positive: sums of g by weight, over all edges and over those with z > 0. sum_delta: of alpha
   // L'(z) delta. shared_weight: of 1 - alpha, 0 if every edge has all of its destination's weight.
@@ -130,6 +133,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + me.hl < left;
+      // Without edge tensors the id is not used: a load is left out, unless ids were loaded ahead.
       const int eid = EDGE && (EIDS || edge.tensors) ? eid_at(s) : 0;
       const A factor = dropout.factor(s) * (EDGE ? edge.weight(eid) : A(1));
       const EdgeScore<T, EDGE> z(edge, alpha_src + stats[s].term, slope, eid);
@@ -155,12 +159,15 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
       shared_weight = me.across(shared_weight, t);
     }
 
-    // The gradient of alpha_src is linear in acc and acc_positive: those of row chunks can be added up.
+    // The gradient of alpha_src is linear in acc, acc_positive and sum_delta. So each row chunk computes its
+    // own from its sums, and the merge adds them up.
     A value[NV][VEC], grad_alpha = -sum_delta;
     me.unpack_row(value_row, value, A(1));
     repeat<NV, VEC>([&](int k, int c) {
       grad_alpha += value[k][c] * (slope * acc[k][c] + (1 - slope) * acc_positive[k][c]);
     });
+    // sum_delta is of this lane's own edges, the products are of its own columns: one sum over the head's
+    // lanes completes both.
     grad_alpha = reduce_sum<LPH>(grad_alpha);
     if (reduce_sum<LPH>(shared_weight) == 0) grad_alpha *= 0;  // a product, so that NaN remains NaN
     me.store_row(p.grad_value, p.partial_value, acc, A(1), row, slot);
@@ -173,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<C, Held::one_row>)
       }
     }
   };
-  constexpr Ahead AHEAD = LPH >= 4 ? Ahead::none : Ahead::all;
+  constexpr Ahead AHEAD = LPH >= 4 ? Ahead::none : Ahead::all;  // as measured (main_loop.cuh)
   main_loop<CHUNK, AHEAD, EIDS>(
       me, p.reverse, t.items, index, load_item, load_edges, begin, [] {}, iterate, finish);
 }
@@ -194,7 +201,7 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);
-  const int own = me.hl % Own::PERIOD;  // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;  // this lane owns the edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   A slope = A(p.negative_slope);
   keep(slope);

@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
   A slope = 1;  // there is no LeakyReLU after the score (see the head of this file)
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.reverse);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;                    // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;                    // this lane owns edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, Score::additive_v2, QUADS> pair(me, p.attn, A(p.negative_slope));
   A slope = 1;  // there is no LeakyReLU after the score (see the head of this file)

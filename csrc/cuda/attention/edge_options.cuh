@@ -26,7 +26,9 @@ struct EdgeReader {
   const EdgeOptions& o;
   int heads, head;
   uint64_t seed;
-  bool tensors;  // whether any of bias, gate, mask and weight is given: one test per edge in place of four
+  // Whether any of bias, gate, mask and weight is given: one test per edge in place of four. Else the only
+  // option on scalars is dropout.
+  bool tensors;
 
   __device__ __forceinline__ EdgeReader(const EdgeOptions& options, int heads_, int head_)
       : o(options),
@@ -76,9 +78,10 @@ struct Dropout {
   using A = Acc<T>;
   bool together;
   int head;
-  // If `together`, this lane drew for one of its edges, that of slot `turn`, and bit k says that head k of
-  // its four heads drops it; factor() fetches the bits from the lane that drew for a slot. Else bit s says
-  // that the lane's head drops its edge of slot s.
+  // If `together`, this lane drew for one of its edges, that of slot `turn`, and for four heads, of which its
+  // own head is one (head / 4 * 4 + k, k < 4). Bit k says that the k-th of them drops the edge; factor()
+  // fetches the bits from the lane that drew for a slot. Else bit s says that the lane's head drops its edge
+  // of slot s.
   uint32_t dropped = 0;
   A kept = 1;
   // eid_at(s): the id of the lane's edge in slot s

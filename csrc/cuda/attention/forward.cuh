@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kThreads, (forward_blocks<C, SCORE, EDGES>()))
 
   // ---- 1. The place of this lane, and the arrays that it reads.
   Place<C> me(t, p.shape, p.shape.value_dim, p.csr);  // on CUDA D = Dv
-  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of a chunk
+  const int own = me.hl % Own::PERIOD;                // this lane owns the edges own + s LPH of an iteration
   const EdgeReader<T> edge(p.edge, me.heads, me.head);
   const PairScore<C, SCORE, QUADS> pair(me, p.attn, A(p.negative_slope));
   const Terms<A> alpha_src = me.template terms<A>(p.alpha_src);

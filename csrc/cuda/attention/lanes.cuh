@@ -64,9 +64,10 @@
 //                       all of them; me.across(x, t), for an array: x = the sum
 //   me.load_row         (array, x, row): x = the lane's columns of the row, as loaded
 //   me.unpack_row       (raw, x, factor): x = factor raw as numbers, and 0 outside the head
-//   me.store_row        (array, partial, x, factor, row, slot, before = 1), if me.writes: the row becomes
-//                       factor x, plus before times its old contents if joins(slot). With slot >= 0 that
-//                       slot of `partial` becomes x, unscaled: the merge of a row's slots has the factor
+//   me.store_row        (array, partial, x, factor, row, slot, before = 1), if me.writes and the item exists:
+//                       the row becomes factor x, plus before times its old contents if joins(slot). With
+//                       slot >= 0 that slot of `partial` becomes x, unscaled: the merge of a row's slots has
+//                       the factor
 //   me.at<X>            (array, row): address of the head's X in an array with an X per row and head. For
 //                       neighbours' rows: me.terms<X>(array).at(row), and of feature rows
 //                       me.rows(array).load(row, k)
@@ -78,8 +79,8 @@
 //   of_lane<LPH>        (v, lane) returns v of another lane of the head. reduce_sum<W>(v): the sum over W
 //                       lanes, in all of them
 //   reduce_scatter      (x, hl): x = sums over a head's lanes, in each lane those of its own edges
-//   kMinBlocks          <C, Held>: a launch bound, which caps registers. Held says about how many rows a lane
-//                       keeps beside those in flight. clang-format spaces its brackets: < C, HELD >
+//   kMinBlocks          <C, Held>: a launch bound, which caps registers. Held: a class of register need, by
+//                       the rows that a lane keeps. clang-format spaces the brackets: < C, HELD >
 //   kThreads, kAll      threads of a block, which are kWarps warps; the mask of all lanes
 // main_loop.cuh:
 //   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
@@ -108,7 +109,8 @@
 // edge_options.cuh, softmax.cuh:
 //   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
 //                       ones
-//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: some are tensors
+//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: any of bias, gate,
+//                       mask and weight is given; else only dropout needs ids, which asks eid_at itself
 //   Dropout             (edge, heads_per_tile, eid_at): draws the masks of the own edges. factor(s) returns
 //                       that of own edge s: 0 or 1 / (1 - p). All lanes of the warp must call both, because
 //                       lanes of four heads may share one random draw
@@ -207,9 +209,9 @@ struct Config {
 template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 
-// A kernel's need of registers, which kMinBlocks goes by. It is named after about how many rows of T or A a
-// lane holds beside the neighbours' rows in flight. sums: accumulators alone, as no score is computed;
-// many_rows: five or more; most_rows: additive_v2 over sources with feature rows of the edges.
+// A class of register need, which kMinBlocks goes by, named after about how many rows of T or A a lane holds
+// beside the neighbours' rows in flight. sums: accumulators alone, as no score is computed; many_rows: five
+// or more; most_rows: additive_v2 over sources with feature rows of the edges.
 enum class Held { sums, one_row, two_rows, four_rows, many_rows, most_rows };
 
 // How many blocks a multiprocessor must be able to hold, as measured. This caps registers, because occupancy
@@ -267,8 +269,8 @@ __device__ __forceinline__ void reduce_scatter(A (&v)[N], int hl) {
 }
 
 // Programmatic dependent launch: a kernel may start while the one before it in the stream ends. Every kernel
-// that is launched in this way (launch.cuh) begins with this function, which waits until the results of the
-// kernel before are written, and allows the next kernel to start.
+// that is launched in this way (launch.cuh) begins with this function (kernels on rows: Place's constructor),
+// which waits until the results of the kernel before are written, and allows the next kernel to start.
 __device__ __forceinline__ void follow() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n\tgriddepcontrol.launch_dependents;" ::: "memory");

@@ -38,8 +38,9 @@ struct TileParams {
   int64_t num_items;
   int32_t num_rows, heads;
   const void *a, *b, *c, *d;
-  const float* row_term;                              // additive: alpha_dst; sources: alpha_src; null: 0
-  const void* col_stats;                              // forward: alpha_src (additive); sources: NodeStats
+  const float* row_term;  // the rows' score term, additive only: in forward alpha_dst, or null: 0; in sources
+                          // alpha_src
+  const void* col_stats;  // of the columns: in forward alpha_src (additive only); in sources NodeStats
   const RowStats<float>* row_stats;                   // destinations
   const void* out;                                    // destinations, for delta = g . (out - out_bias)
   const void* out_bias;                               // [H, D] or null; forward adds it

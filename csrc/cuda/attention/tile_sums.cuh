@@ -85,8 +85,9 @@ struct TileRows {
 
 // ---- sums ------------------------------------------------------------------------------------------
 
-// A chunk in shared memory, and the masks that say which of its pairs are edges: those of the lane's two
-// rows, shifted so that bit 8 n + e is of its column e (0 or 1) of the n-th group.
+// A chunk in shared memory. columns_c, columns_d, stats: where operands c and d of its columns, and the
+// columns' statistics, lie. mask[i]: which of the chunk's columns have an edge with the lane's row g + 8 i.
+// It is shifted right by 2 t, so that bit 8 n + j is for column 8 n + 2 t + j, j = 0 or 1.
 struct TileChunk {
   uint32_t mask[2], columns_c, columns_d;
   const char* stats;
@@ -96,8 +97,9 @@ struct TileChunk {
   }
 };
 
-// The sums of a pass for the warp's rows: c, of rows of operand c by dS; d, of rows of operand d by softmax
-// weight; positive, the same over edges with z > 0; mass and mass_positive, of the weights themselves.
+// The sums of a pass for the warp's rows: c adds up the columns' operand c, weighted by dS; d their operand
+// d, weighted by the softmax's weight; positive is d's sum over the edges with z > 0 alone; mass and
+// mass_positive are the sums of the weights over the edges of d and of positive.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 struct TileSums {
   using X = TileTraits<D, SCORE, PASS>;
@@ -270,8 +272,8 @@ __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const floa
   }
 }
 
-// Writes out (+ out_bias), `positive` and statistics of the warp's rows, or the partial results of a split
-// window.
+// Writes the results of forward for the warp's rows: out (+ out_bias), the array `positive` of ForwardParams,
+// and the statistics; or the partial results of a split window.
 template <typename T, int D, Score SCORE, bool POSITIVE>
 __device__ __forceinline__ void store_forward(const TilePlace<T, D>& me,
                                               const TileRows<T, D, SCORE, Pass::forward>& rows,

@@ -66,7 +66,7 @@ struct StructureParams {
                         // complete; or null
   int64_t* indptr[2];   // by destination [num_dst + 1], by source [num_src + 1]
   int32_t* indices[2];  // [room]: the other node of each edge
-  int32_t* eids[2];     // [room]
+  int32_t* eids[2];     // [room]: edge id of each entry
   int64_t* edge_map;    // [room]: id -> position in src and dst, -1 for an appended loop; or null
 
   // Scratch. Sorting goes from keys[0] and places[0] to keys[1] and places[1], or back and forth. The first

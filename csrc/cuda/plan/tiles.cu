@@ -89,7 +89,7 @@ struct Columns {
 };
 
 // For every step-th window: adds the numbers of its edges and of its distinct columns to `sums`, or, if
-// `sums` is null, writes how many chunks the window has. most: as in Columns::read.
+// `sums` is null, writes how many chunks the window has. most: at most this number of edges of a row count.
 __global__ void __launch_bounds__(kPlanThreads)
     columns_kernel(const int64_t* indptr, const int32_t* indices, int64_t num_rows, int64_t step, int most,
                    unsigned long long* sums, int64_t* chunks) {

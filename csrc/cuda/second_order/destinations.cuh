@@ -1,6 +1,8 @@
 // The pass over the destinations in the backward of attention's backward. Each row of the CSR, a destination
 // with its edges, takes three steps:
-//   multiply_row  computes four products of feature rows per edge and head: raw, t_raw, p without gamma, u
+//   multiply_row  computes four products of feature rows per edge and head: the raw score raw; t_raw, its
+//                 derivative in the direction of the cotangents; g . (v + e), which is p without gamma
+//                 (grad_attention), where p is the gradient that reaches f alpha; and u = g . (V + F)
 //   weigh_row     (edges.cuh) replaces these scalars by factors: A, R, M and f alpha
 //   add_up_row    adds up the feature rows of the edges' other ends, weighted by the factors: the gradients
 //                 of the destination's tensors. It also writes the gradients of the edges' features.
@@ -10,8 +12,10 @@
 // query, bias, gate, weight and feat, for GATv2 X and N of those of its query and attn. In code they are
 // of_value, ..., and of_x is the cotangent of the gradient of x. The capitals A (in code a type), R and M are
 // factors of an edge instead: the derivatives by p, raw and t_raw of the sum S that the page differentiates.
+// SecondParams calls key or alpha_src `src`, and query, x or alpha_dst `dst`: of_src is K, of_dst Q or X.
 // `argument` is that of GATv2's LeakyReLU, h = v + x + e, and of_argument is V + X + F. T is the type of
-// features, WARPS the number of warps of a team.
+// features, Acc<T> that of sums, kVec<T> the number of T in a load of 16 bytes; WARPS is the number of warps
+// of a team. scale is dot's factor of q . k, else 1.
 //
 // Names from other files:
 // edges.cuh:
@@ -19,29 +23,44 @@
 //   kRaw, ...       entries of x after multiply_row: kRaw, kTRaw (t_raw), kP (p without gamma), kU
 //   kByP, ...       entries after weigh_row: kByP (A), kByRaw (scale R), kByTRaw (scale M), kShare (f alpha)
 // teams.cuh:
-//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits. me.heads,
-//                   me.dim: H, D; me.tile.lanes: lanes of a head
-//   me.by_columns   a Share. head: the lane's head; ok: whether it exists; slot, slots: the lane takes the
-//                   edges slot, slot + slots, ... of a row; add_edges(row, sums, f): calls f(position, sums)
-//                   for each of these
+//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits
+//   me.heads        H; me.dim: D = Dv (always on CUDA), a multiple of kVec<T>, so that no load crosses
+//                   the end of a head
+//   me.by_columns   a Share, where a lane takes columns of some edges. head: the lane's head; ok: whether
+//                   this head exists; slot, slots: the lane takes the edges slot, slot + slots, ... of a row.
+//                   add_edges(row, sums, f) calls f(position in the CSR, part) for the lane's edges of the
+//                   row: f adds the edge to `part`, which starts at 0 and is added to `sums` after at most
+//                   kAtOnce = 64 edges, which limits rounding
 //   me.column       the first column of its head that the lane loads; me.step: from one load to the next
 //   me.head_of_row  (row): the index at which the lane's head begins in an array [.., H, D]
-//   me.writes       whether this lane stores the team's results; me.sync: waits for the team
-//   me.add_up_columns  adds up arrays over the lanes of the team that have the same columns of other edges
-//   me.for_rows     calls a function for the rows (RowEdges: row, begin, end) that the team takes
+//   me.writes       whether this lane stores results: its head exists, and of the lanes that have the same
+//                   sums after add_up_columns this is the first
+//   me.add_up_columns  (x): x = its sum over the team's lanes that have the same head and columns, but other
+//                   edges. All lanes of the team must call it
+//   me.for_rows     (csr, ranges, f) calls f(RowEdges: row, begin, end) for the team's rows: a launch with
+//                   WARPS = 1 takes the rows that the plan does not split, one with 16 those that it splits.
+//                   ranges (p.ranges): where each row's edges begin and end; null if each row is one work
+//                   item, which says so itself
 //   Sums<A, N>      N sums x[0], ..., which start at 0
-//   load_columns    (array, index, x): kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
+//   load_columns    (array, index, x): x = kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
 //                   stores them, load_acc_columns loads from an array of Acc<T>
-// attention/lanes.cuh: repeat, copy, kVec, kAll and follow. attention/edge_options.cuh: edge_id
+//   HeadTile tile   the launch's division of a warp: lanes of a head, and heads of a warp. The grid's x goes
+//                   over teams, its y over tiles of heads. block_warps(WARPS): warps of a block
+//   me.tile         the HeadTile. me.sync: waits for all lanes of the team
+// attention/, core/math.h:
+//   follow()        waits until the results of the kernel before are written
+//   edge_id         (csr, position) returns the edge's position in the user's order
+//   repeat<N>(f)    f(0), ..., f(N - 1), unrolled. copy(to, from): to = from. kAll: the mask of all lanes
 #pragma once
 
 #include "edges.cuh"
 
 namespace dfgnn::cuda {
 
-// The columns of an edge that a lane loads: key, value and their cotangents, with those of feat added where
-// options say so. GATv2's key is its value: since feat is never in GATv2's value (params.h), `key` is v + e
-// then, and `value` is v. GAT has no key. source, edge: indices in arrays [N_src, H, D] and [E, H, D].
+// The columns of an edge that a lane loads: key, value and the cotangents of their gradients, with those of
+// feat added where options say so. GATv2 has one tensor for both: `key` is v + e, for scores, and `value` is
+// v, for sums. GAT has no key, and `key` is not used. source, edge: indices in arrays [N_src, H, D] and
+// [E, H, D].
 template <typename T, Score SCORE>
 struct EdgeColumns {
   using A = Acc<T>;
@@ -63,8 +82,8 @@ struct EdgeColumns {
   }
 };
 
-// The columns of a destination that a lane loads: g; except for GAT also query and of_query; for GATv2 also
-// attn and of_attn.
+// The columns of a destination that a lane loads: grad_out in `grad`; except for GAT also query and of_query;
+// for GATv2 also attn and of_attn.
 template <typename T, Score SCORE>
 struct RowColumns {
   using A = Acc<T>;
@@ -129,7 +148,8 @@ __device__ __forceinline__ void multiply_row(const SecondParams& p, const Team<T
 }
 
 // A row's sums. grad, query and attn: a lane's columns of the gradients of grad_out, of query (not for GAT)
-// and of GATv2's attn. raw: for GAT the sum of R, the gradient of alpha_dst, in all lanes of a head.
+// and of GATv2's attn. raw: the sum of R, which only GAT reads, as the gradient of alpha_dst. Every lane of a
+// head computes it in each step over columns; that of the first step is stored.
 template <typename T, Score SCORE>
 struct RowSums {
   using A = Acc<T>;
@@ -203,7 +223,7 @@ __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, 
       me.add_up_columns(sums.query.x);
     }
     if constexpr (SCORE == Score::additive_v2) me.add_up_columns(sums.attn.x);
-    if (!inside || !me.writes()) continue;
+    if (!inside || !me.writes()) continue;  // to the next step, whose add_up_columns needs all lanes
     store_columns<T>(p.grad_grad_out, at_row, sums.grad.x);
     if constexpr (SCORE != Score::additive) store_columns<T>(p.grad_dst, at_row, sums.query.x);
     if constexpr (SCORE == Score::additive_v2)
@@ -211,9 +231,9 @@ __device__ __forceinline__ void add_up_row(const SecondParams& p, const Team<T, 
   }
 }
 
-// first_part: the index in grad_attn [attn_parts, H, D], which GATv2 alone has, of the first team's partial
-// sum: 0 for teams that are warps; the partial sums of teams that are blocks follow those. Each team sets its
-// own to 0 first.
+// Takes the three steps (head of this file) for each of the team's rows. first_part: the index in grad_attn
+// [attn_parts, H, D], which GATv2 alone has, of the first team's partial sum: 0 for teams that are warps; the
+// partial sums of teams that are blocks follow those. Each team sets its own to 0 first.
 template <typename T, Score SCORE, int WARPS>
 __global__ void __launch_bounds__(32 * block_warps(WARPS))
     second_destinations_kernel(const SecondParams p, const HeadTile tile, const int64_t first_part) {

@@ -1,40 +1,62 @@
 // The pass over the sources in the backward of attention's backward. A row of the reverse CSR is a source
-// with its edges. The gradients of its tensors are sums of feature rows of the destinations, weighted by the
-// factors that the pass over the destinations (destinations.cuh) has written. GATv2's factors do not contain
-// sigma, the slopes of LeakyReLU, which differ by column: they are computed again from value v, GATv2's query
-// x and the edges' features e. The letters are those of docs/internals/second_derivatives.md. On that page
-// capital letters are cotangents of gradients: V, K, Q, B, C, W, F of those of value, key, query, bias, gate,
-// weight and feat, for GATv2 X and N of those of its query and attn. In code they are of_value, ..., and of_x
-// is the cotangent of the gradient of x. The capitals A (in code a type), R and M are factors of an edge
-// instead: the derivatives by p, raw and t_raw of the sum S that the page differentiates.
+// with its edges. The gradients of the source's tensors are sums of feature rows of its edges' destinations,
+// weighted by factors of the edges, which the pass over the destinations (destinations.cuh) has written.
+//
+// Letters (docs/internals/second_derivatives.md):
+//   v, q, g, e, a   rows of value, query, grad_out and edge features; GATv2's attn. x: GATv2's row of the
+//                   destination, which is `query` in the code
+//   sigma           L'(v + x + e), the slopes of GATv2's LeakyReLU. They differ by column, so that the edges'
+//                   factors do not contain them, and this pass computes them again
+//   p               g . (v + e) + gamma (grad_attention), the gradient that reaches f alpha
+//   raw, t_raw      the raw score, and its derivative in the direction of the cotangents
+//   A, R, M         factors of an edge and head: the derivatives by p, raw and t_raw of S, the sum of the
+//                   first backward's results times their cotangents. In the code A is a type
+//   Q, N            cotangents of the gradients of q and a. In the code of_NAME is the cotangent of
+//                   grad_NAME. SecondParams calls key or alpha_src `src`, and query, x or alpha_dst `dst`: Q
+//                   is of_dst, N is of_attn, grad_key is grad_src
+//   scale           dot's factor of q . k; else 1
+// T is the type of features, Acc<T> that of sums, kVec<T> the number of T in a load of 16 bytes; WARPS is the
+// number of warps of a team.
 //
 // Names from other files:
 // edges.cuh:
-//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of finds them
-//   kByP, ...       entries of x: kByP (A), kByRaw (scale R), kByTRaw (scale M), kShare (f alpha)
+//   EdgeNumbers     the four factors x[4] of an edge and head. numbers_of(p, edge id, head) returns where
+//                   they are; kByP (A), kByRaw (scale R), kByTRaw (scale M): entries of x
 // teams.cuh:
-//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits. me.heads,
-//                   me.dim: H, D; me.tile.lanes: lanes of a head
-//   me.by_columns   a Share. head: the lane's head; ok: whether it exists; slot, slots: the lane takes the
-//                   edges slot, slot + slots, ... of a row; add_edges(row, sums, f): calls f(position, sums)
-//                   for each of these
+//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits
+//   me.heads        H; me.dim: D = Dv (always on CUDA), a multiple of kVec<T>, so that no load crosses
+//                   the end of a head
+//   me.by_columns   a Share, where a lane takes columns of some edges. head: the lane's head; ok: whether
+//                   this head exists. add_edges(row, sums, f) calls f(position in the CSR, part) for the
+//                   lane's edges of the row: f adds the edge to `part`, which starts at 0 and is added to
+//                   `sums` after at most kAtOnce = 64 edges, which limits rounding
 //   me.column       the first column of its head that the lane loads; me.step: from one load to the next
 //   me.head_of_row  (row): the index at which the lane's head begins in an array [.., H, D]
-//   me.writes       whether this lane stores the team's results; me.sync: waits for the team
-//   me.add_up_columns  adds up arrays over the lanes of the team that have the same columns of other edges
-//   me.for_rows     calls a function for the rows (RowEdges: row, begin, end) that the team takes
+//   me.writes       whether this lane stores results: its head exists, and of the lanes that have the same
+//                   sums after add_up_columns this is the first
+//   me.add_up_columns  (x): x = its sum over the team's lanes that have the same head and columns, but other
+//                   edges. All lanes of the team must call it
+//   me.for_rows     (csr, ranges, f) calls f(RowEdges: row, begin, end) for the team's rows: a launch with
+//                   WARPS = 1 takes the rows that the plan does not split, one with 16 those that it splits.
+//                   ranges (p.reverse_ranges): where each row's edges begin and end; null if each row is one
+//                   work item, which says so itself
 //   Sums<A, N>      N sums x[0], ..., which start at 0
-//   load_columns    (array, index, x): kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
+//   load_columns    (array, index, x): x = kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
 //                   stores them, load_acc_columns loads from an array of Acc<T>
-// attention/lanes.cuh: repeat, copy, kVec, kAll and follow. attention/edge_options.cuh: edge_id
+//   HeadTile tile   the launch's division of a warp: lanes of a head, and heads of a warp. The grid's x goes
+//                   over teams, its y over tiles of heads. block_warps(WARPS): warps of a block
+// attention/, core/math.h:
+//   follow()        waits until the results of the kernel before are written
+//   edge_id         (csr, position) returns the edge's position in the user's order
+//   repeat<N>(f)    f(0), ..., f(N - 1), unrolled. leaky_relu_grad(u, slope): L'(u)
 #pragma once
 
 #include "edges.cuh"
 
 namespace dfgnn::cuda {
 
-// What a lane loads once per source, for GATv2 only: its columns of value, attn and of_attn. row and column:
-// indices in arrays [N_src, H, D] and [H, D].
+// What a lane loads once per source and step over columns, for GATv2 only: its columns of value, attn and
+// of_attn. row and column: indices in arrays [N_src, H, D] and [H, D].
 template <typename T, Score SCORE>
 struct SourceColumns {
   using A = Acc<T>;
@@ -47,8 +69,9 @@ struct SourceColumns {
   }
 };
 
-// A row's sums. value, key: a lane's columns of the gradients of value and (dot) of key. raw: for GAT the sum
-// of R, the gradient of alpha_src, which all lanes of a head compute.
+// A row's sums. value, key: a lane's columns of the gradients of value and (dot) of key. raw: the sum of R,
+// which only GAT reads, as the gradient of alpha_src. Every lane of a head computes it in each step over
+// columns; that of the first step is stored.
 template <typename T, Score SCORE>
 struct SourceSums {
   using A = Acc<T>;
@@ -80,7 +103,9 @@ struct SourceSums {
   }
 };
 
-// Takes the rows of the reverse CSR, and writes the gradients of value, key (dot) and alpha_src (GAT).
+// Writes for each row j of the reverse CSR, as sums over its edges from j to i:
+//   grad_value  sum_i A g_i; for GATv2 plus sum_i sigma (R a + M N)
+//   grad_src    dot: grad_key = scale sum_i (R q_i + M Q_i); GAT: grad_alpha_src = sum_i R
 template <typename T, Score SCORE, int WARPS>
 __global__ void __launch_bounds__(32 * block_warps(WARPS))
     second_sources_kernel(const SecondParams p, const HeadTile tile) {
@@ -109,7 +134,7 @@ __global__ void __launch_bounds__(32 * block_warps(WARPS))
           static_cast<A*>(p.grad_src)[int64_t(row.row) * me.heads + by_columns.head] = sums.raw.x[0];
       }
       if constexpr (SCORE == Score::dot) me.add_up_columns(sums.key.x);
-      if (!inside || !me.writes()) continue;
+      if (!inside || !me.writes()) continue;  // to the next step, whose add_up_columns needs all lanes
       store_columns<T>(p.grad_value, at_row, sums.value.x);
       if constexpr (SCORE == Score::dot) store_columns<T>(p.grad_src, at_row, sums.key.x);
     }

@@ -40,14 +40,14 @@ __device__ __forceinline__ int mirrored(int begin) { return 0x7fffffff - begin; 
 // edges the rounding errors of all additions would accumulate.
 inline constexpr int kAtOnce = 64;
 
-// What a lane takes in one of the two ways: a head, and of a row's edges the slot-th one and every slots-th
-// from there on.
+// What a lane takes in one of the two ways: a head, and the edges slot, slot + slots, slot + 2 slots, ... of
+// a row.
 struct Share {
   int head, slot, slots;
   bool ok;  // whether the lane's head exists; else `head` is the last one, whose addresses are valid
 
-  // Adds this lane's edges of a row to `sum`. f(at, part) adds the edge at position `at` of the CSR to
-  // `part`.
+  // Adds this lane's edges of a row to `sum`. The caller's f(at, part) adds the edge at position `at` of the
+  // CSR to `part`, which starts at 0 and is added to `sum` after at most kAtOnce edges.
   template <class Sum, class F>
   __device__ __forceinline__ void add_edges(const RowEdges& row, Sum& sum, F f) const {
     for (int at = row.begin + slot; at < row.end;) {
@@ -75,8 +75,8 @@ struct Team {
   int id;          // index of the team among those of the same heads (blockIdx.y)
   int lane, warp;  // index of the lane in its warp, and of the warp in the team
   HeadTile tile;
-  int heads, dim;
-  Share by_columns, by_edges;
+  int heads, dim;  // H; D, which equals Dv on CUDA and is a multiple of V: no load crosses the end of a head
+  Share by_columns, by_edges;  // what this lane takes in either way (head of this file)
   int column, step;  // the first column of its head that the lane loads, and the distance to the next ones
 
   __device__ __forceinline__ Team(const Shape& s, HeadTile tile_)
@@ -90,6 +90,7 @@ struct Team {
     by_edges.slot = warp * by_edges.slots / WARPS + lane / tile.heads;
     column = lane % tile.lanes * V, step = tile.lanes * V;
   }
+  // Waits for all lanes of the team, and makes what they wrote to memory visible to one another.
   __device__ __forceinline__ void sync() const {
     if constexpr (WARPS == 1) {
       __syncwarp();
@@ -97,8 +98,8 @@ struct Team {
       __syncthreads();
     }
   }
-  // Whether this lane writes results: its head exists, and it is of the first of the team's copies, which all
-  // have the same sums after add_up_columns.
+  // Whether this lane writes results: its head exists, and the lane is in the first of the team's copies,
+  // which all have the same sums after add_up_columns.
   __device__ __forceinline__ bool writes() const { return by_columns.ok && by_columns.slot == 0; }
   // The index at which this lane's head begins in the given row of an array [.., H, D].
   __device__ __forceinline__ int64_t head_of_row(int row) const {
@@ -121,15 +122,16 @@ struct Team {
       });
     }
   }
-  // Adds up x over the copies of the team: over all lanes that have the same head and columns.
+  // Replaces each x[k] by its sum over the copies of the team: over the lanes that have the same head and
+  // columns, but other edges. All lanes of the team must call it.
   template <int N>
   __device__ __forceinline__ void add_up_columns(A (&x)[N]) const {
     add_up(x, tile.lanes * tile.heads);
   }
 
-  // Calls f(RowEdges) for the rows that this team takes: teams that are warps share the rows that the plan
-  // does not split, teams that are blocks those that it splits. ranges: {mirrored(begin), end} of each row,
-  // or null if each row is one work item.
+  // Calls f(RowEdges) for the rows that this team takes: a launch with WARPS = 1 shares the rows that the
+  // plan does not split among its teams, one with kTeamWarps those that it splits. ranges: {mirrored(begin),
+  // end} of each row, which replace begin and end of its work item; or null if each row is one work item.
   template <class F>
   __device__ __forceinline__ void for_rows(const Csr& csr, const int2* ranges, F f) const {
     const int64_t count = WARPS == 1 ? csr.num_items : csr.num_splits;
@@ -164,19 +166,19 @@ struct Team {
   }
 };
 
-// Loads the kVec<T> elements of an array of T from index `at` on, as Acc<T>; zeros if there is no array.
+// x = the kVec<T> elements of an array of T from index `at` on, as Acc<T>; zeros if the array is null.
 template <typename T>
 __device__ __forceinline__ void load_columns(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   Raw raw{};
   if (table) raw = load_raw(static_cast<const T*>(table) + at);
   Pack<T>::unpack(raw, x);
 }
-// Loads kVec<T> elements of an array of Acc<T>; zeros if there is no array.
+// x = the kVec<T> elements of an array of Acc<T> from index `at` on; zeros if the array is null.
 template <typename T>
 __device__ __forceinline__ void load_acc_columns(const void* table, int64_t at, Acc<T> (&x)[kVec<T>]) {
   repeat<kVec<T>>([&](int v) { x[v] = table ? static_cast<const Acc<T>*>(table)[at + v] : Acc<T>(0); });
 }
-// Stores kVec<T> elements, converted to T, from index `at` of an array on.
+// Stores x, converted to T, as the kVec<T> elements of an array of T from index `at` on.
 template <typename T>
 __device__ __forceinline__ void store_columns(void* table, int64_t at, const Acc<T> (&x)[kVec<T>]) {
   store_raw(static_cast<T*>(table) + at, Pack<T>::pack(x));
