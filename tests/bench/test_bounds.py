@@ -13,7 +13,7 @@ def test_bytes_of_one_kernel():
     gathered = 1000 * (64 + 4 + 32)  # 4 statistics of two heads are one sector
     streams = (2 * 50 + 100) * 64 + 3 * 50 * 8
     assert kernel.milliseconds(SIZE, 1, 1e9) == pytest.approx((gathered + streams) / 1e6)
-    # Streams alone bound it where the graph's bandwidth is beyond that of memory.
+    # Where gathered rows are (almost) free, the streams alone bound the time.
     assert kernel.milliseconds(SIZE, 1e9, 1) == pytest.approx(streams / 1e6)
 
 

@@ -114,7 +114,7 @@ def _layer_cases():
 
 
 def _constructor_cases(where, layers):
-    """Of each of the layers: (class, arguments that are right)."""
+    """Cases of wrong arguments of constructors. layers: (name, class, right arguments) of each."""
     for layer, cls, right in layers:
         names = ("heads", "num_heads") if "num_heads" in right else ("num_heads", "heads")
         other, name = names
@@ -213,7 +213,7 @@ def _pyg_cases():
 
 
 def _pyg_typed_cases(x, edges):
-    """Of layers whose edges have attributes or types that they cannot do without."""
+    """Cases of layers that need attributes or types of edges."""
     from dfgnn.nn import pyg
 
     rgat = pyg.RGATConv(6, 4, 3)

@@ -34,7 +34,8 @@ class Case:
         self.num_nodes = self.draw.randint(1, 60)
         num_edges = self.draw.randint(1, 400)
         self.edge_index = torch.randint(self.num_nodes, (2, num_edges))
-        if self.draw.random() < 0.2:  # a row that is longer than those which share a block
+        # One row too long to be grouped with other short rows (csrc/cpu/kernels/groups.h).
+        if self.draw.random() < 0.2:
             self.edge_index[1, : num_edges // 2] = 0
         self.heads, self.size = self.draw.choice(HEADS), self.draw.choice(SIZE)
         self.width = self.draw.choice(WIDTH)

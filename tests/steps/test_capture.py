@@ -255,7 +255,7 @@ def test_a_graph_that_stays_the_same(device, dropout):
     want, _, _ = trained([data] * 6, device, make_net, make_loss, captured=False)
     torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
     assert step.replays == 11 and not step.capacities
-    data.x.mul_(2)  # another graph now
+    data.x.mul_(2)  # written in place: the batch no longer counts as the same one, and is captured anew
     captures = step.captures
     before = step(data)
     assert step.captures == captures + (device == "cuda")
