@@ -66,7 +66,7 @@ def bmm(a, b, out=None):
     return product if out is None else out.copy_(product)
 
 
-_mine = itertools.repeat(True)  # for each call, whether this process makes it
+_mine = itertools.repeat(True)  # for each call in turn, whether this process (K of N) makes it
 
 
 def shared(function):

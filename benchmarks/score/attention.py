@@ -17,7 +17,8 @@ from . import data
 from .turns import Contestant, Step, captured, compare, release, significant
 
 PEERS = {"PyG": peers.pyg, "DGL": peers.dgl, "turbo-gnn": peers.turbo_gnn, "dgNN": peers.dgnn}
-# Where PyG stores several arrays [E, H, D], a CUDA graph of it would hold that memory beside the eager one's.
+# Graphs with more edges are not captured with PyG: it stores several arrays [E, H, D], and a CUDA graph would
+# hold that memory in addition to that of the eager calls.
 MOST_CAPTURED_EDGES = 20_000_000
 # Graphs that stay in memory between cases.
 MOST_KEPT_EDGES = 10_000_000
