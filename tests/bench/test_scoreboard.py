@@ -337,7 +337,7 @@ def test_the_strongest_alternative_is_named(score, results):
     text = module("pages").rendered("cuda-alternatives", results)
     assert "| ogbn-arxiv | 5, PyG compiled | 100, PyG fp32 |" in text  # bf16 of PyG is slower than its fp32
     assert "| reddit~ | – | – |" in text
-    assert "| geometric mean of 2 | – | – |" in text  # a mean leaves no graph out
+    assert "| geometric mean of 2 | – | – |" in text  # no mean, because one of the two graphs has no value
     assert "PyG was not compiled" not in text
     del results["cuda"]["cases"][2]
     text = module("pages").rendered("cuda-alternatives", results)

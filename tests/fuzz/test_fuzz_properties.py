@@ -147,7 +147,8 @@ def test_batches(device, case, data):
 def test_linear_in_the_values(device, case, data):
     spec, call = case
     name = "feat" if "feat" in call.tensors else "value"
-    assume(not {"out_bias", "edge_feat", "edge_attr"} & set(call.tensors))  # added to the values
+    # These are added to the values or the result, which are then not linear in the values.
+    assume(not {"out_bias", "edge_feat", "edge_attr"} & set(call.tensors))
     graph, (leaves, masks) = spec.build(device), call.inputs(device)
     factor = data.draw(st.sampled_from((-4.0, 0.0, 0.5, 1024.0)))
     expected = call(functional, graph, leaves, masks)

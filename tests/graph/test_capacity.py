@@ -199,8 +199,7 @@ def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, paddin
                 "general",
             )
         ),
-        # Compiled, the attributes of a layer with loops are rearranged by operations that depend on the
-        # edges.
+        # Compiled layers with loops gather edge attributes by positions that are computed from the edges.
         *((name, True) for name in ("gat", "transformer", "agnn", "gated", "gen", "general")),
     ],
 )

@@ -18,7 +18,7 @@ LAYERS = pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
 
 
 def random_edges(bipartite):
-    """Random edges and, because DGL's layers require it, one more into every destination."""
+    """Random edges, at least one into every destination, as DGL's layers require it."""
     num_src = N_SRC if bipartite else N_DST
     src = torch.randint(num_src, (80,))
     dst = torch.cat([torch.arange(N_DST), torch.randint(N_DST, (80 - N_DST,))])

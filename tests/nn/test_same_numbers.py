@@ -26,7 +26,7 @@ HEADS, SIZE, WIDTH = (1, 2, 3, 4, 8), (1, 3, 4, 8, 16, 20), (1, 3, 8)
 
 
 class Case:
-    """What a seed stands for: a graph, features and options."""
+    """A random graph, features and options, drawn from a seed."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -249,7 +249,7 @@ SUBJECTS = [
 
 
 def run(case, layer, args, options):
-    """The results, but for the attention, and the gradients of all that goes into them."""
+    """The results without the attention, and the gradients of all inputs and parameters."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
         out = layer(*args, **options)

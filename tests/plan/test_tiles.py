@@ -76,7 +76,7 @@ def test_bits_are_the_edges(graph, reverse):
         for row, mask in enumerate(masks):
             used |= mask & 0xFFFFFFFF
             edges += [(w * tiles.ROWS + row, columns[bit]) for bit in range(tiles.COLUMNS) if mask >> bit & 1]
-        # Every column is used but those that fill the chunk up, which repeat the first.
+        # Some row uses every column, except columns that fill up the chunk: these repeat the first one.
         count = used.bit_length()
         assert used == (1 << count) - 1 and columns[count:] == columns[:1] * (tiles.COLUMNS - count)
     rows = torch.repeat_interleave(csr.indptr.diff()).tolist()

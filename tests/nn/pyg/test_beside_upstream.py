@@ -324,7 +324,7 @@ def test_torchscript():
         theirs, ours = both(name)
         try:
             expected = results(torch.jit.script(theirs), name)
-        except RuntimeError:  # torch_geometric's cannot
+        except RuntimeError:  # torch_geometric's layer cannot be scripted: dfgnn's must fail, too
             with pytest.raises(RuntimeError):
                 torch.jit.script(ours)
             continue
