@@ -34,7 +34,8 @@ TARGET = os.environ.get("DFGNN_TARGET") or platform.machine()
 CROSS = platform.machine() != TARGET
 # Relative to ROOT, like the sources: no local path gets into a binary.
 BUILD_DIR = Path("build", "sanitized" if SANITIZERS else TARGET if CROSS else "native")
-# Of another processor, or with sanitizers: not where this checkout loads its libraries from.
+# Libraries for another processor or with sanitizers stay in their build folder, because this checkout loads
+# its libraries from dfgnn/lib.
 IN_PLACE = ROOT / (BUILD_DIR if SANITIZERS or CROSS else "dfgnn/lib")
 
 # The kernels of csrc/cpu/kernels are compiled once per instruction set; the engine picks one when it runs.
@@ -50,7 +51,7 @@ HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
 # Not -ffast-math: infinities and NaNs must behave.
 CPU = ["-fno-math-errno", "-ffp-contract=fast"]
 DEFAULT_ARCHS = "9.0"
-CUDA_MINUTES = 10  # of one core, for one architecture
+CUDA_MINUTES = 10  # about what compiling the CUDA sources for one architecture takes on one core
 LINK = ["--exclude-libs=ALL", "--wrap=log"]  # log: csrc/portable
 # A cross build has no torch of its target to link with, only a stub library without symbols.
 LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
@@ -222,7 +223,8 @@ def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> 
     objects, kernels = add_engine(ninja, cxx, extra)
     for source in sources("torch/cpu*.cpp"):
         objects.append(ninja.compile("cpu", source, cxx, cpu_flags(extra) + torch_flags(torch)))
-    # Kernels last: the linker keeps the first copy of an inline function, which every processor must run.
+    # Kernels last: the linker keeps the first copy of an inline function; it must be one that every processor
+    # can run, and objects of kernels may use newer instructions.
     inputs = [*objects, *kernels, libtorch(ninja, "cpu", torch, cxx)]
     link = [f"-Wl,{','.join(LINK)}", *sanitizer_flags()]
     return ninja.edge("link", BUILD_DIR / "libdfgnn_cpu.so", inputs, cxx, link)

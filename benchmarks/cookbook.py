@@ -38,7 +38,7 @@ def measure(title: str, code: str, nodes: int, edges: int, rounds: int) -> dict:
         r"^N, E, (.*) = [\d_]+, [\d_]+,", rf"N, E, \1 = {nodes}, {edges},", code, count=1, flags=re.M
     )
     module = ModuleType("a_block_of_the_cookbook")
-    sys.modules[module.__name__] = module  # where PyG looks up the types of a message
+    sys.modules[module.__name__] = module  # PyG looks up the module of a user's layer there
     torch.manual_seed(0)
     exec(compile(code, str(PAGE), "exec"), vars(module))
     times: dict[str, list[float]] = {"before": [], "after": []}

@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
         scale = size[1] ** -0.5
         for _ in range(args.repeats):
             for key in best:
-                adj = dglsp.spmatrix(ends, shape=shape)  # as models do, in every step
+                adj = dglsp.spmatrix(ends, shape=shape)  # models make the matrix anew in every step
                 best[key] = min(
                     best[key], step_time(WAYS[key], (adj, q * scale, k, v, mask), (q, k, v), args.device)
                 )

@@ -117,7 +117,7 @@ def peak_gb(device):
 def trainer(kind, dtype, graph, rows, device, shared):
     """A training step on these rows (features, labels, mask, number of all labelled nodes); gives the loss.
 
-    shared: gradients are the mean over the processes, so that each loss counts as many times as there are."""
+    shared: gradients are averaged over the processes, so that each loss is multiplied by their number."""
     torch.manual_seed(0)
     net = Net(kind).to(device, dtype)
     times = dist.get_world_size() if shared else 1
@@ -168,7 +168,7 @@ def full(args, device):
         "graph": args.graph, "nodes": n, "edges": whole.num_edges, "partition": args.partition,
         "divide_s": time.perf_counter() - begun, "rows": [],
     }  # fmt: skip
-    # A new Graph, because this one caches its edge_index.
+    # A new Graph for rank 0, because the old one has cached its edge_index, which takes memory.
     whole = None if rank else Graph.from_csr(*whole.csr()[:2], validate=False)
     del edge_index
     mine = [part.scatter(t) for t in (x, labels, mask)]
@@ -288,7 +288,7 @@ def graph_trainer(args, batches, size, how, device):
 
 
 def molhiv(args, device):
-    """Graphs per second."""
+    """Graphs per second of data-parallel training: one process and all, eager and captured."""
     rank, world = dist.get_rank(), dist.get_world_size()
     batches = Batches(args.molhiv, device, rank)
     at_a_time = 20 if device.type == "cuda" else 2
@@ -322,9 +322,9 @@ def molhiv(args, device):
 
 
 def hidden_size(part, device):
-    """The largest of 64, 32, 16, 8 columns whose float32 rows fit: of own nodes about 5.5 times (values, two
-    partial results, two more for the gradient of the destinations' term or two gradients), of the halo 3.2
-    times (values, gradients, and one of them on its way)."""
+    """The largest of 64, 32, 16, 8 columns with which float32 rows fit into memory. Own nodes take about 5.5
+    rows each (values, two partial results, two more for the gradient of the destinations' term or two
+    gradients), halo nodes 3.2 (values, gradients, and one of these in transfer)."""
     if device.type != "cuda":
         return 64
     free = torch.cuda.get_device_properties(device).total_memory * 0.9
@@ -335,7 +335,7 @@ def hidden_size(part, device):
 
 
 def papers(args, device):
-    """Steps of one GAT layer."""
+    """Times of training steps of one GAT layer on a graph of the size of ogbn-papers100M."""
     rank, world = dist.get_rank(), dist.get_world_size()
     n, edges = int(PAPERS_NODES / args.scale), int(PAPERS_EDGES / args.scale)
     reset_memory(device)

@@ -45,7 +45,7 @@ class Batches:
         n, e = int(nodes.sum()), int(edges.sum())
         host = torch.stack([ids, nodes, edges, self.node_start[ids], self.edge_start[ids]])
         if self.device.type == "cuda":
-            host = host.pin_memory()  # from elsewhere the copy would wait
+            host = host.pin_memory()  # a copy from pageable memory would make the host wait
         ids, nodes, edges, node_start, edge_start = host.to(self.device, non_blocking=True)
         of_node = torch.repeat_interleave(torch.arange(size, device=self.device), nodes, output_size=n)
         of_edge = torch.repeat_interleave(torch.arange(size, device=self.device), edges, output_size=e)
@@ -57,7 +57,8 @@ class Batches:
         return ends, self.x[rows], of_node, self.labels[ids]
 
     def most(self, size):
-        """(nodes, edges, graphs) that hold any batch, but for a chance of 1e-9: mean + 6 deviations."""
+        """(nodes, edges, graphs), a capacity that a random batch exceeds with a probability of about 1e-9:
+        mean + 6 standard deviations."""
         sums = [
             size * x.mean() + 6 * size**0.5 * x.std()
             for x in (self.nodes.double(), 2 * self.num_edges.double())
@@ -96,7 +97,7 @@ def power_law_part(rank, count, num_nodes, num_edges, device):
     common = torch.Generator(device).manual_seed(0)
     order = torch.randperm(num_nodes, generator=common, device=device, dtype=torch.int32)
     own = torch.Generator(device).manual_seed(1 + rank)
-    # Every count-th of the sorted degrees, in an order of its own.
+    # This part has every count-th of the sorted degrees, in random order.
     shares = torch.arange(rank, num_nodes + 1, count, dtype=torch.float64, device=device)[: end - first]
     degrees = (shares + r0 + 1).sqrt_().sub_((shares + r0).sqrt_()).mul_(num_edges / span).round_().long()
     degrees = degrees[torch.randperm(len(degrees), generator=own, device=device)]

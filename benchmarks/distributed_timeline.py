@@ -8,7 +8,7 @@ import torch
 
 from dfgnn.bench.palette import COLOURS as OF_LIBRARIES
 
-# dfgnn's own kernels in its colour; the others apart from it and from each other.
+# dfgnn's kernels have its usual colour; each other kind of kernel another one.
 COLOURS = OF_LIBRARIES["dfgnn"], "#3f7fbf", "#9aa1a8", "#8e6bb0", "#2a9d8f"
 
 

@@ -63,7 +63,8 @@ def system(atoms: int) -> tuple[Tensor, Tensor]:
 
 
 def make(graph: str) -> tuple[Tensor, Tensor]:
-    """Positions and edges: so many molecules, or from 1,000 on one system of so many atoms."""
+    """Positions and edges. graph: a number; below 1,000 that of molecules, else that of atoms in one
+    system."""
     size = int(graph)
     return system(size) if size >= 1000 else molecules(size)
 
@@ -166,7 +167,7 @@ def row(
 
 
 def ratio(of: dict, what: str) -> float:
-    """How many times as much the best of the others takes."""
+    """The least value of the other contestants divided by dfgnn's."""
     return min(of[other][what] for other in of if other != "dfgnn") / of["dfgnn"][what]
 
 

@@ -48,7 +48,7 @@ from dfgnn.bench.workloads import edges_into
 from dfgnn.plan import ROW_SCHEDULES
 
 NODES, EDGES = 111_059_956, 1_615_685_872
-# About the largest degree. It falls with the square root of the scale, as in a power law of exponent 3.
+# About the largest degree. With --scale S it is divided by sqrt(S), as in a power law of exponent 3.
 MAX_DEGREE = 100_000
 HEADS, HEAD_DIM, DTYPE = 1, 64, torch.bfloat16
 PASSES = 2
@@ -317,7 +317,7 @@ def run(args: argparse.Namespace) -> dict:
         return train(graph, inputs, grad_out)
 
     training = phases("training", lambda: measure.eager(step, device, args.budget))
-    kept = sum(t.nbytes for t in (grad_out, *inputs.values()))  # results are as large as their gradients
+    kept = sum(t.nbytes for t in (grad_out, *inputs.values()))  # bytes of the results: output and gradients
     memory = {
         "csr": gigabytes(*graph.csr()[:2], *graph.reverse_csr()[:2]) if in_one_piece else None,
         "plans": gigabytes(*(t for plan in plans.values() for t in (plan.items, plan.splits))),

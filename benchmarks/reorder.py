@@ -32,7 +32,7 @@ from dfgnn.graph import METHODS
 GRAPHS = ("ogbn-arxiv", "debian-deps", "github", "blogcatalog", "ogbl-ddi", "collab", "reddit-binary")
 LAYERS = ("gat", "dot")
 _REORDERINGS = 3
-# A sample consists of calls for about so many milliseconds.
+# A sample consists of as many calls as take about this time.
 _SAMPLE_MS = 20
 
 

@@ -28,7 +28,7 @@ import torch
 from dfgnn.bench import graphs, report
 from dfgnn.distributed import parts
 
-# GB/s of each GPU and direction, and seconds per message.
+# Link -> (GB/s per GPU and direction, seconds per message).
 LINKS = {"nvlink": (300.0, 5e-6), "infiniband": (45.0, 10e-6)}
 # Bytes per second of an H100, from benchmarks/results/h100-distributed-2.json (products~, GAT 4 x 32, fp32):
 # the attention's two passes over 126.2M edges of 512 bytes take 55 ms, and a layer's operations on nodes 12
@@ -49,7 +49,7 @@ def divide(name, edge_index, num_nodes, method, count):
     src, dst = edge_index
     to, of = owner[dst], owner[src]
     between = to != of
-    # (source, part that needs it), each once.
+    # Each pair (source, part that needs it) once, as source * count + part.
     pairs = (src[between] * count + to[between]).unique()
     received = torch.bincount(pairs % count, minlength=count)
     sent = torch.bincount(owner[pairs // count], minlength=count)

@@ -49,7 +49,7 @@ def attention(graph: Any, score: str, heads: int, dim: int, dtype: str, device: 
 
 def replayed(step: Callable[[], Any]) -> Callable[[], Any]:
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())  # which may still be making the graph and the inputs
+    stream.wait_stream(torch.cuda.current_stream())  # graph and inputs may still be in the making there
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
@@ -58,7 +58,7 @@ def replayed(step: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(recording):
         step()
 
-    def replay(kept: Any = step) -> None:  # the recording reads the step's tensors
+    def replay(kept: Any = step) -> None:  # `kept` keeps alive the step's tensors, which the recording reads
         recording.replay()
 
     return replay
@@ -90,7 +90,7 @@ def work() -> None:
             if "calls" in order:
                 answer = milliseconds(step, order["calls"], order["device"])
             else:
-                step = None  # before its graph: a recording must not outlive what it reads
+                step = None  # freed before its graph, because a recording must not outlive what it reads
                 if order["graph"] != name:
                     graph = None
                     name, graph = order["graph"], graphs.load(order["graph"], order["device"])

@@ -257,7 +257,7 @@ class NeighborSampler:
         for graph, (edge_index, ids, num_src, num_dst) in zip(graphs, drawn):
             if graph.device.type == "cuda":  # made now, so that no layer has to wait for it
                 graph.reverse_csr(need_eids=True)
-            # Layers that are called with this edge_index find the graph there, instead of sorting it.
+            # Layers that are called with edge_index find this graph in the cache, instead of sorting it.
             graph_cache.keep(edge_index, graph)
             hops.append(Hop(graph, edge_index, ids, num_src, num_dst))
         return hops

@@ -37,7 +37,7 @@ from dfgnn.runtime.programs import (
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ["--impl dfgnn", "--impl pyg"]
-OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # for variants that have no colour in the palette
+OTHERS = "#8e6bb0", "#c9a227", "#5c6670", "#b5476d"  # colours of variants that have none in the palette
 
 
 def label(variant: str) -> str:

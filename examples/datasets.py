@@ -180,7 +180,7 @@ class GraphSet:
 
         nodes, node_graph, node_start = self._rows(0, self.num_nodes, ids)
         edges, edge_graph, _ = self._rows(1, self.num_edges, ids)
-        # int32 halves what is read; layers and index operations take int64.
+        # Edges are stored as int32, of which half as many bytes are read; layers take int64.
         edge_index = self.edge_index[:, edges].long() + node_start[edge_graph]
         batch = Batch(
             edge_index=edge_index,
@@ -193,7 +193,8 @@ class GraphSet:
         return batch
 
     def _rows(self, kind: int, sizes: Tensor, ids: Tensor):
-        """Rows of these graphs, the place in ``ids`` that each is of, and where each graph begins."""
+        """(rows of these graphs' tensors, for each row the position of its graph in ``ids``, the first row of
+        each graph in the batch). kind: 0 for nodes, 1 for edges."""
         size, first = sizes[ids], self._first[kind][ids]
         total, start = int(size.sum()), size.cumsum(0) - size
         # One copy to the device, and no wait: the sizes are known on the CPU.

@@ -204,7 +204,8 @@ class Replayed:
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.out = self.fn()
-            # Capturing begins with a write to the state of dropout's generator, on its stream.
+            # Capturing begins by writing the state of dropout's generator, on its own stream; the replay
+            # below reads that state.
             torch.cuda.current_stream().wait_stream(self.stream)
         self.graph.replay()
         return self.out
@@ -275,7 +276,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: allocated on the GPU since the run began, data included; else the process's largest set."""
+    """Peak memory in bytes: on a GPU what was allocated at most since the run began, data included; on the
+    CPU the largest resident set of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -366,7 +368,7 @@ def run(args, make_task, seed: int) -> dict:
                     board.add_scalar(name, value, epoch)
             if bar is not None:
                 bar.set_postfix_str(f"loss {loss:.3f} valid {scores['valid']:.4f}", refresh=False)
-                bar.total = epoch + 1 if last else bar.total  # a run that stops early is complete
+                bar.total = epoch + 1 if last else bar.total  # the bar is full also if the run stops early
                 bar.update()
             if last:
                 break

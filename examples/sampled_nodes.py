@@ -63,7 +63,8 @@ class Sampled(FullGraph):
         train = self.split["train"]
         order = train[torch.randperm(len(train)).to(train.device)]
         generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, ())))
-        # Not in a thread on a GPU, because both sides spend their time launching kernels from Python.
+        # No thread on a GPU: sampling and training both spend their time in Python launching kernels, which
+        # two threads cannot do at the same time.
         yield from sampling.prefetch(
             lambda seeds: self.draw(seeds, generator), order.split(self.args.batch_size), self.device,
             thread=self.device.type == "cpu",

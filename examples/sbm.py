@@ -55,7 +55,7 @@ def make(name: str, seeds) -> list[tuple]:
     """A graph for each seed: (src, dst, features, labels, positions)."""
     recipe = cluster.make_graph if name == "CLUSTER" else pattern_graph
     graphs = [recipe(np.random.default_rng(seed)) for seed in seeds]
-    with threadpool_limits(1):  # each core has a process, and matrices are small
+    with threadpool_limits(1):  # every core runs a process of its own already
         return [(*graph, positions(*graph[:2], len(graph[3]))) for graph in graphs]
 
 

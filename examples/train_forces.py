@@ -71,7 +71,7 @@ def simulate(atoms: int, frames: int, temperature: float, seed: int) -> list[dic
         position = (position + TIME_STEP * velocity) % box
         energy, force = lennard_jones(position, box)
         velocity = velocity + 0.5 * TIME_STEP * force
-        if step % every == 0:  # keep the temperature
+        if step % every == 0:  # rescale the velocities to the wanted temperature
             velocity = velocity - velocity.mean(0)
             velocity = velocity * (temperature / velocity.square().mean()) ** 0.5
         if step >= settle and (step - settle) % every == 0:

@@ -22,7 +22,7 @@ ROWS, SOURCES, HEADS = 16, 1000, 2
 DTYPES = {torch.float32: 2.0**-25, torch.float16: 2.0**-12, torch.bfloat16: 2.0**-9}
 DEGREES = 64, 300, 5000
 DIMS = 32, 128
-# (the common part of all keys and values, and how much they differ from it)
+# ((c, d) of keys, (c, d) of values): their elements are c + d * a normal random number; c is the common part.
 CASES = {
     "equal keys": ((1.0, 0.0), (0.0, 1.0)),
     "random": ((0.0, 1.0), (0.0, 1.0)),

@@ -74,7 +74,8 @@ def inputs_of(name, generator, edges, sharp=1.0, common=False, common_key=False,
         found = {"feat": features(), "alpha_src": sharp * normal(NODES, HEADS)}
         found["alpha_dst"] = sharp * normal(NODES, HEADS)
     elif name == "GATv2":
-        # Sums of both ends on either side of the LeakyReLU's bend: on one, the gradient of x_dst is 0.
+        # x_src + x_dst lies on both sides of the LeakyReLU's bend: were all on one side, the gradient of
+        # x_dst would be 0.
         found = {"x_src": features(), "x_dst": normal(NODES, HEADS, DIM) - (3 if common else 0)}
         found["attn"] = sharp * normal(HEADS, DIM) / DIM**0.5
     else:
@@ -144,9 +145,9 @@ def gradients(module, name, graph, inputs, grad, dtype, options):
 
 def error(name, found, exact, single):
     worst = 0.0
-    if "x" in exact:  # layers: all that leads to scores
+    if "x" in exact:  # 15 layers: the gradients of all weights that lead only to scores
         names = [n for n in exact if n != "x" and (name == "dot" or n.startswith("attn"))]
-        if name == "dot":  # without the projections of values
+        if name == "dot":  # the third is the projection of the values
             found, exact = ({n: x[n][:2] for n in names} for x in (found, exact))
         found, exact = (torch.cat([x[n].double().flatten() for n in names]) for x in (found, exact))
         return ((found - exact).norm() / exact.norm()).item()

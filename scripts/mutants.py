@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "mutants"
-SECONDS = 900  # for the tests of a fault, which may also make a loop endless
+SECONDS = 900  # time limit of a fault's tests: a fault may make a loop endless
 NATIVE = (".cpp", ".h")
 SWITCH = """\
 #pragma once
@@ -47,7 +47,7 @@ class Mutant(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of the name, so that other faults do not change what is compiled."""
+        """A hash of the name, which stays when other faults are added: files need not be compiled again."""
         return zlib.crc32(self.name.encode())
 
     @property
@@ -117,7 +117,7 @@ def prepare(tree: Path, library: Path) -> Path:
     return tree
 
 
-# Forks for every fault, so that the libraries are imported once.
+# A process that imports the libraries once and forks for the tests of each fault.
 SERVER = """
 import json, os, signal, sys, time
 import pytest, torch
@@ -190,7 +190,7 @@ def outcome(mutant: Mutant, job: Job) -> tuple[bool, str]:
             return False, str(error)
         finally:
             path.write_text(original)
-            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # its compiled file is valid again
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # its .pyc file is valid again
     failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", text, flags=re.MULTILINE)
     if status == 0:
         return False, "SURVIVED: " + text.strip().rpartition("\n")[2]
@@ -198,7 +198,7 @@ def outcome(mutant: Mutant, job: Job) -> tuple[bool, str]:
         return True, f"no end within {SECONDS} s"
     if isinstance(status, int) and status < 0:
         return True, f"signal {-status}"
-    if failed and status in (1, 2):  # 2: of a module that cannot be imported
+    if failed and status in (1, 2):  # 2: a test module could not be imported
         return True, failed[1]
     return False, f"pytest ended with {status}: {text.strip()[-300:]}"
 

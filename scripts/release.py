@@ -30,9 +30,9 @@ sys.path.insert(0, str(ROOT))
 from dfgnn.runtime.programs import Parser, listed, one_of  # noqa: E402
 
 TARGETS = ("x86_64", "aarch64")
-GLIBC = 28  # 2.28: RHEL 8, Debian 10, Ubuntu 20.04
+GLIBC = 28  # the wheels need at most glibc 2.28, as RHEL 8 and Debian 10 have it
 ARCHS = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
-# Libraries that torch has loaded already, or contains.
+# Libraries of torch, which are loaded when dfgnn's are: auditwheel must not copy them into a wheel.
 OUTSIDE = ["libtorch_cpu.so", "libtorch_cuda.so"]
 PROBE = """
 import dfgnn, torch
@@ -90,7 +90,8 @@ def check_wheel(wheel: Path, target: str, cuda: bool) -> list[str]:
     if {name for name in names if ".so" in Path(name).name} != libraries:
         problems.append(f"{wheel.name}: expected the libraries {', '.join(sorted(libraries))} alone")
     for name, binary in binaries.items():
-        if b"\0libtorch_cpu.so\0" not in binary:  # Python keeps torch's symbols from those who do not ask
+        # Python loads torch without making its symbols global: a library must name it as needed.
+        if b"\0libtorch_cpu.so\0" not in binary:
             problems.append(f"{wheel.name}: {name} is not linked with libtorch_cpu.so and will not load")
     return problems
 

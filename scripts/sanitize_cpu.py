@@ -19,7 +19,7 @@ SHORT = [
     *("-k", "(instruction_set or masked or inconsistent or matches) and not avx"),
 ]
 FILES = ("cpu_engine", "functional", "functional_contract", "edge_options", "products", "operators")
-# Without tests that start a compiler, into which the sanitizers' libraries would be loaded, too.
+# Without tests that start a compiler: the preloaded sanitizer libraries would be loaded into it, too.
 ALL = [*(f"tests/functional/test_{name}.py" for name in FILES), "-k", "not compile"]
 
 
@@ -48,8 +48,8 @@ def main(arguments: list[str]) -> int:
     }
     subprocess.run([sys.executable, "setup.py", "--quiet", "build_native"], cwd=ROOT, env=build, check=True)
     rest = [word for word in arguments if word != "--all"]
-    # --capture=sys: a sanitizer's report goes to the file descriptor, and the process ends before pytest
-    # would show what it captured there.
+    # --capture=sys: a sanitizer writes its report to file descriptor 2 and ends the process. Were pytest to
+    # capture that descriptor, as by default, the report would be lost.
     options = ["-q", "--capture=sys", "-m", "not gpu"]
     command = [sys.executable, "-m", "pytest", *options, *(ALL if whole else SHORT), *rest]
     for isa in ("base", "avx2", "avx512") if whole else ("base",):

@@ -28,7 +28,7 @@ HEADS = (1, 3, 8)
 # in 16-bit types).
 DIMS = (1, 7, 8, 16, 32, 33, 64, 128, 256, 300, 600, 1100)
 
-# Per case: the score, and what is on. "grad": backward. "edge grad": edge tensors get gradients, too.
+# Cases: (score, set of options). "grad": with backward. "edge grad": edge tensors get gradients, too.
 CASES = (
     ("gat", set()),
     ("gat", {"bias", "weight"}),
@@ -66,7 +66,7 @@ def bmm(a, b, out=None):
     return product if out is None else out.copy_(product)
 
 
-_mine = itertools.repeat(True)  # for each call, whether this process makes it
+_mine = itertools.repeat(True)  # for each call in turn, whether this process (K of N) makes it
 
 
 def shared(function):
@@ -283,7 +283,9 @@ def run(device="cuda", dims=DIMS) -> int:
             used.add(schedule)
             calls += 1
         products(on, HEADS[calls % len(HEADS)], dim, dtype)
-        if on.num_dst <= on.num_src:  # the operator takes the first sources as destinations
+        # `layers` gives the sources' features alone: destinations are then the first sources, so that there
+        # must be no more destinations than sources.
+        if on.num_dst <= on.num_src:
             layers(on, HEADS[calls % len(HEADS)], dim, dtype)
         vector = 16 // dtype.itemsize
         if device == "cuda" and dtype != torch.float64 and dim % vector == 0:

@@ -56,7 +56,7 @@ class Twice:
         package = sys.modules[f"{LIBRARIES[self.name]}.nn"]
         before = dict(vars(package))
         with dfgnn.patch(self.name):
-            # Names that the test imported before the patch.
+            # Classes that the test module has imported by name before the patch are replaced by hand.
             swapped = {x: vars(package)[name] for name, x in before.items() if vars(package)[name] is not x}
             names = [(k, x) for k, x in vars(request.module).items() if isinstance(x, type) and x in swapped]
             for name, cls in names:
@@ -72,7 +72,7 @@ class Twice:
             item.user_properties += [("case", case), ("layers", layers)]
 
     def pytest_runtest_logreport(self, report):
-        # Of setup, call and teardown the first that is not passed counts.
+        # A test has reports for setup, call and teardown; the first that is not "passed" is its outcome.
         properties = dict(report.user_properties)
         outcomes = self.outcomes[properties["case"]]
         if outcomes.get(properties["layers"], "passed") == "passed":

@@ -55,7 +55,7 @@ class Steps:
 
     def __init__(self):
         self.answers = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # repositories print
+        os.dup2(2, 1)  # stdout now goes to stderr, so that what repositories print does not mix with answers
         self.step, self.before, self.start = 0, 0, 0.0
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ class Steps:
                 versions[name] = getattr(sys.modules[name], "__version__", "?")
         self._answer({"versions": versions})
         with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak, to the present size
         self.before = _memory("VmRSS")
 
     def begin(self) -> bool:
@@ -85,7 +85,7 @@ class Steps:
 
 
 def train(case: str, folder: Path) -> None:
-    """What the process of a side does."""
+    """The main function of a side's process: builds the case and takes steps as they are asked for."""
     steps = Steps()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -114,7 +114,7 @@ class Side:
         self.log = log
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True,
-            env=environment, cwd=log.parent,  # some write logs when they are imported
+            env=environment, cwd=log.parent,  # some repositories write logs to the working directory
         )  # fmt: skip
 
     def answer(self) -> dict[str, Any]:
@@ -157,7 +157,8 @@ def changed_copy(checkout: Path, changes: tuple[repositories.Change, ...], into:
 
 
 def turns(sides: dict[str, Side], epoch: int, args: argparse.Namespace) -> dict[str, list[dict]]:
-    """Steps of all sides in turns: those whose losses are compared, and timed ones (of an epoch the same)."""
+    """Steps of all sides in turns: first those whose losses are compared, then timed ones. With epochs, the
+    same steps serve both."""
     steps: dict[str, list[dict]] = {name: [] for name in sides}
     untimed, least = (0, epoch) if epoch else (args.steps, args.steps + 3)
     for k in range(1, 1 + untimed + args.rounds * (epoch or 1)):
@@ -193,7 +194,7 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         finally:
             for side in sides.values():
                 side.end()
-        # Files are named from the repository's root, whose own place is this machine's.
+        # File names in the report are made relative to the repository's root: the rest is this machine's.
         told = json.loads(report.read_text().replace(f"{root.absolute()}{os.sep}", ""))
         return {
             "case": case.case,
@@ -228,7 +229,7 @@ def difference(row: dict[str, Any]) -> float:
 
 
 def least(row: dict[str, Any], name: str) -> float:
-    """Seconds of a step; of an epoch the mean over its steps, each the least of its repetitions."""
+    """The least seconds of a step; with epochs the mean over an epoch's steps of each one's least."""
     seconds, epoch = row["seconds"][name], row.get("epoch", 0) or 1
     return sum(min(seconds[k::epoch]) for k in range(epoch)) / epoch
 

@@ -11,7 +11,7 @@ from dfgnn import functional, reference
 
 SCORES = ("gat", "gatv2", "dot")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# Gradients that pass through the softmax, where everything may cancel.
+# Inputs whose gradients pass through the softmax: their terms may cancel, so that the result is near 0.
 SCORE_INPUTS = (
     *("alpha_src", "alpha_dst", "edge_bias", "edge_gate", "edge_feat"),
     *("edge_attr", "edge_proj", "edge_proj_bias"),
@@ -24,7 +24,7 @@ DIMS = (1, 7, 33, 300, 4, 8, 32, 64, 128, 256)
 
 
 def shapes(device, turn, num_edges):
-    """(H, D) pairs: all of them on a GPU, one on the CPU that changes with ``turn`` so that all are met."""
+    """(H, D) pairs: all on a GPU; on the CPU one, which depends on ``turn``, the number of the case."""
     pairs = [(h, d) for h, d in itertools.product(HEADS, DIMS) if num_edges * h * d < 5_000_000]
     if device != "cpu":
         return pairs
@@ -110,7 +110,8 @@ def relative_error(actual, oracle, floor=0.0):
 
 
 def rounding_band(dtype):
-    """What right results differ by. float64 is the oracle's own dtype: there, only sums are reordered."""
+    """The relative difference that right results may have. In float64, the oracle's own dtype, only the order
+    of sums differs."""
     return 1e-12 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps
 
 
@@ -123,7 +124,8 @@ def check(score, graph, inputs, note="", extra=0.0, attention=None, **options):
     actual = run(attention, graph, inputs, **options)
     low = run(plain, graph, inputs, **options)
     oracle = run(plain, graph, inputs, dtype=torch.float64, **options)
-    # What cancels in a gradient through the softmax, alpha_ij |g_i . v_j|: up to three deviations of g . v.
+    # In a gradient through the softmax terms of the size alpha_ij |g_i . v_j| cancel (g: the gradient of the
+    # output, v: the value): errors are relative to them. |g . v| is taken as three standard deviations.
     exact = {n: None if x is None else x.double() for n, x in inputs.items()}
     _, weights = plain(graph, **exact, **{**options, "return_attention": True})
     floor = weights.norm().item() * 3 * math.sqrt(value.shape[-1])
@@ -134,8 +136,8 @@ def check(score, graph, inputs, note="", extra=0.0, attention=None, **options):
         assert x.isfinite().all(), f"{note}{name} is not finite"
         through_softmax = name.removeprefix("grad_") in SCORE_INPUTS
         error, allowed = (relative_error(y, expected, floor * through_softmax) for y in (x, low[name]))
-        # Sums that cancel are rounded at the size of their terms, in whatever order they are taken; attention
-        # is an exponential, whose relative error is the rounding of the exponent.
+        # Four times the band: sums that cancel are rounded at the size of their terms, and attention is an
+        # exponential, whose relative error is the rounding of the exponent.
         wide = through_softmax or name == "attention"
         limit = 2 * allowed + rounding_band(value.dtype) * (4 if wide else 1) + extra
         assert error <= limit, f"{note}{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"

@@ -8,7 +8,8 @@ import torch
 from covering import EXHAUSTIVE
 from forked import LAYERS, PLAIN, Interpreters
 
-# Inductor compiles in this process: its pool of processes imports torch anew, for a few small kernels.
+# Inductor compiles in this process: each process of its pool would import torch first, which takes longer
+# than the few small kernels of the tests.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Where several processes share the tests (pytest -n), each has a core of its own.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
@@ -35,7 +36,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: the garbage collector need not walk through it in every test."""
+    """Freezes what was imported and collected, which lives until the end, so that garbage collections in the
+    tests need not visit it."""
     gc.collect()
     gc.freeze()
 
@@ -71,7 +73,7 @@ def plain_python():
 
 @pytest.fixture(autouse=True, scope="module")
 def _freeze():
-    """What other files and compilers have left stays, too."""
+    """Freezes also the objects that earlier test files and compilers have left."""
     gc.collect(1)
     gc.freeze()
 
@@ -80,7 +82,7 @@ def _freeze():
 def _seed():
     if HAS_GPU:
         torch.manual_seed(0)
-    else:  # without a record of the stack for the CUDA that may be initialized one day
+    else:  # faster than torch.manual_seed, which also records the call stack for a later start of CUDA
         torch.default_generator.manual_seed(0)
 
 
@@ -111,7 +113,7 @@ class Records(logging.Handler):
 
 @pytest.fixture
 def caplog():
-    """What loggers say, those too that do not hand it on, as torch's."""
+    """Collects the records of all loggers, also of those with propagate=False, such as torch's."""
     found, root = Records(), logging.getLogger()
     known = (x for x in root.manager.loggerDict.values() if isinstance(x, logging.Logger))
     loggers = [root, *(logger for logger in known if not logger.propagate)]
@@ -124,8 +126,9 @@ def caplog():
 
 @pytest.fixture
 def late_capture(monkeypatch):
-    """Captures whose own writes, as to the state of dropout's generator, come late; what is captured has to
-    sleep over them, by the function that this is, before dropout reads."""
+    """Delays what capturing a CUDA graph itself writes on its stream, such as the state of dropout's
+    generator. Returns a function that the captured code calls before dropout: it sleeps longer than the
+    delay, so that the capture is right, and only a replay that does not wait reads the state too early."""
     begin = torch.cuda.CUDAGraph.capture_begin
 
     def late(graph, *args, **kwargs):

@@ -44,13 +44,13 @@ def covering(strength=2, **options):
 
 
 def some(few, of, name="name"):
-    """Parametrizes a test over few values of all; exhaustively, over the others, too."""
+    """Parametrizes a test over the values ``few``; in exhaustive tests over all values ``of``."""
     more = [pytest.param(value, marks=exhaustive) for value in of if value not in few]
     return pytest.mark.parametrize(name, [*few, *more])
 
 
 def covered(strength=2, **options):
-    """Parametrizes a test over the rows of `covering`; exhaustively, over those of one more strength, too.
+    """Parametrizes a test over the rows of `covering`; in exhaustive tests also over those of strength + 1.
 
     An option is a sequence of values, or a dictionary of values by the names that they have in test ids.
     """

@@ -20,8 +20,8 @@ CALLS: list[str] = []
 class OnCpu(TorchFunctionMode):
     """Moves what is asked for on "cuda" to the CPU."""
 
-    # It stands for a device of torch's. Layers take a mode of another module for the program's own, which may
-    # change what they compute, and run their library's forward under it.
+    # dfgnn's layers run their library's own forward under a TorchFunctionMode that a program has defined,
+    # because it may change what they compute. A module name of torch's keeps them from it.
     __module__ = "torch.fake_cuda"
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -77,7 +77,7 @@ def _graph(graph, **options):
 
 
 class Profile:
-    """Of the device: one attention kernel, under which half of an exchange lies."""
+    """A stand-in for torch.profiler.profile: one attention kernel, which overlaps half of an exchange."""
 
     def __enter__(self):
         return self
@@ -103,7 +103,8 @@ def _profile(real):
 
 
 def _generator_class():
-    """A class, which annotations of torch's take it for, that makes generators of the CPU."""
+    """A stand-in for torch.Generator that makes CPU generators. It is a class, because annotations in torch
+    use it as a type."""
     real = torch.Generator
 
     class Meta(type):
@@ -119,7 +120,7 @@ def _generator_class():
 
 @contextlib.contextmanager
 def fake_cuda(monkeypatch, memory: int = 80 * 10**9):
-    """Gives the list of what is asked of the device, which torch has until the end of the block."""
+    """A context in which torch seems to have a CUDA device. Yields the list of the calls for that device."""
     CALLS.clear()
 
     def counted(name, result=None):

@@ -62,5 +62,5 @@ class Interpreters:
             return subprocess.CompletedProcess(words, status, *(stream.read_text() for stream in streams))
 
     def close(self):
-        self.process.kill()  # workers of tests that were forked meanwhile may hold its stdin open
+        self.process.kill()  # closing its stdin may not end it: workers of tests may hold that open
         self.process.wait(20)

@@ -6,14 +6,14 @@ from dfgnn.graph import Graph
 
 
 def edge_order(csr):
-    """Where each edge of a CSR is in the user's order."""
+    """The user's edge id at each position of a CSR."""
     if csr.eids is None:
         return torch.arange(csr.indices.numel())
     return csr.eids.long().cpu()
 
 
 def check_csr(csr, rows, cols, num_rows, device):
-    """`csr` holds exactly the edges cols[e] -> rows[e] under the ids e."""
+    """Checks that `csr` holds exactly the edges cols[e] -> rows[e] with the ids e."""
     assert csr.indptr.dtype == torch.int64 and csr.indices.dtype == torch.int32
     assert csr.eids is None or csr.eids.dtype == torch.int32
     for tensor in csr:
@@ -21,14 +21,14 @@ def check_csr(csr, rows, cols, num_rows, device):
     indptr, indices, ids = csr.indptr.cpu(), csr.indices.cpu().long(), edge_order(csr)
     assert indptr.shape == (num_rows + 1,)
     assert torch.equal(ids.sort().values, torch.arange(rows.numel()))
-    # Python loops on purpose: nothing of what is tested helps to test it.
+    # Python loops on purpose, so that the check shares no operation with the code under test.
     row_of_position = [r for r in range(num_rows) for _ in range(int(indptr[r]), int(indptr[r + 1]))]
     assert row_of_position == rows[ids].tolist()
     assert indices.tolist() == cols[ids].tolist()
 
 
 def check_graph(graph, src, dst, num_src, num_dst, device="cpu"):
-    """`graph` is the graph of these edges, in this order, in both directions."""
+    """Checks that `graph` has these edges with ids in this order, in both of its CSRs."""
     src, dst = src.cpu().long(), dst.cpu().long()
     assert (graph.num_src, graph.num_dst, graph.num_edges) == (num_src, num_dst, src.numel())
     assert graph.device.type == torch.device(device).type
@@ -51,8 +51,8 @@ def small(device="cpu"):
 
 
 def canonical(items, splits):
-    """Items and splits of a plan without regard to order and to where the slots of a split row begin. Places
-    of splits that the plan did not need are left out.
+    """Items and splits of a plan in a form that depends neither on their order nor on where the slots of a
+    split row begin. Rows of `splits` that are not in use (first slot = last slot) are left out.
     """
     splits = [split for split in splits.tolist() if split[1] < split[2]]
     first = {row: begin for row, begin, _, _ in splits}

@@ -52,13 +52,13 @@ def _duplicates():
 
 
 def _super_row():
-    """One destination holds every edge: more than any work item does, so the row must be split."""
+    """One destination has all edges, more than a work item takes, so that its row must be split."""
     src = torch.arange(9000) % 300
     return _shuffled(src, torch.full_like(src, 2), 300, 4)
 
 
 def _super_source():
-    """One source holds every edge: the same for backward."""
+    """One source has all edges: the same for backward."""
     dst = torch.arange(9000) % 300
     return _shuffled(torch.full_like(dst, 2), dst, 4, 300)
 
@@ -85,7 +85,7 @@ def _complete():
 
 
 def _sorted():
-    """In CSR order already, as a sampled block is: no edge permutation at all."""
+    """Edges in CSR order already, as a sampled block has them: such a graph stores no edge ids."""
     src, dst, num_src, num_dst = _random(60, 40, 300)
     dst, order = torch.sort(dst, stable=True)
     return src[order], dst, num_src, num_dst

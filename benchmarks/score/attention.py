@@ -17,11 +17,13 @@ from . import data
 from .turns import Contestant, Step, captured, compare, release, significant
 
 PEERS = {"PyG": peers.pyg, "DGL": peers.dgl, "turbo-gnn": peers.turbo_gnn, "dgNN": peers.dgnn}
-# Where PyG stores several arrays [E, H, D], a CUDA graph of it would hold that memory beside the eager one's.
+# Graphs with more edges are not captured with PyG: it stores several arrays [E, H, D], and a CUDA graph would
+# hold that memory in addition to that of the eager calls.
 MOST_CAPTURED_EDGES = 20_000_000
 # Graphs that stay in memory between cases.
 MOST_KEPT_EDGES = 10_000_000
-# Errors are of all results up to this many numbers of all edges, else of some rows of the output.
+# With at most E x H x D = this number, errors are those of all results; with more, of some rows of the output
+# only.
 MOST_EXACT = 2**28
 
 
@@ -52,7 +54,8 @@ class Bench:
         return significant(yardsticks.copy_bandwidth(self.device, 0.2))
 
     def floor(self, width: int, dtype: str) -> dict[str, Any]:
-        """The yardsticks of the graph in use: ms of both sums, and of the faster one, in both ways."""
+        """The yardsticks of the graph in use: ms of the faster of two plain neighbour sums, by kind of
+        timing; and under "by" those of each (torch.sparse's, and our gather_sum)."""
         key = self.name, width, dtype
         if key not in self._floors:
             budget = min(self.seconds / 20, 0.1)
@@ -71,7 +74,7 @@ class Bench:
 
 
 def _winner(yardstick: dict[str, Any]) -> dict[str, Any]:
-    """Of one yardstick: ms, schedule and blocks of columns, or why there is none."""
+    """One yardstick's milliseconds, schedule and number of column blocks, or the reason why it has none."""
     kept = {key: yardstick[key] for key in ("unavailable", "schedule", "column_blocks") if key in yardstick}
     medians = {
         kind: significant(yardstick[kind]["median"])
@@ -132,7 +135,8 @@ def _contestants(case, graph, work, exact, dtype: str, cuda: bool) -> list[Conte
     if cuda:
         made["dfgnn", "captured"] = ours
     if case.get("compiled"):
-        # For the first dtype; of others there is dfgnn alone, beside it. Compiling takes most of the time.
+        # Compiled PyG is measured with the first dtype only, because compiling takes most of the time. With
+        # the other dtypes dfgnn alone is measured, and compared with that.
         if dtype == case["dtypes"][0]:
             made["PyG", "compiled"] = functools.partial(theirs, peers.pyg_compile)
             if cuda and graph.num_edges <= MOST_CAPTURED_EDGES:
@@ -236,7 +240,7 @@ def measure_dense(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
 
 
 def _clique_sizes(degree: Tensor) -> list[int]:
-    """Of a batch of cliques with loops, where a node's degree is the number of its graph's nodes."""
+    """The number of nodes of each clique in a batch of cliques with loops: a node's degree is that number."""
     sizes, place, values = [], 0, degree.tolist()
     while place < len(values):
         sizes.append(values[place])

@@ -19,7 +19,7 @@ from .attention import Bench
 from .models import Model
 from .turns import Contestant, Step, compare
 
-BATCHES = 16  # in one pass
+BATCHES = 16  # batches of molecules in one timed step
 FANOUTS, SEEDS = (5, 10, 15), 1_024
 
 
@@ -221,7 +221,7 @@ def _neighbor_loader(graph, x: Tensor, y: Tensor, device) -> Iterator[dict[str, 
             for batch in loader:
                 yield _of_seeds(x, y, batch.n_id.to(device), batch.edge_index.to(device))
 
-    next(iter(loader))  # says what is missing
+    next(iter(loader))  # raises here, before anything is timed, if a package is missing
     return batches()
 
 

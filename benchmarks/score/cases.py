@@ -1,4 +1,4 @@
-"""What is compared on a device, what matters most first: a run that ends early has that."""
+"""What is compared on a device, the most important first, so that a run that ends early has measured that."""
 
 import itertools
 from typing import Any
@@ -26,7 +26,7 @@ MEASURES = {
 PARTS = tuple(MEASURES)
 LAYERS, CONVS = ("gat", "gatv2", "dot"), ("GATConv", "GATv2Conv", "TransformerConv")
 BOTH = ["float32", "bfloat16"]
-# The set of graphs of a GPU, over which means are taken.
+# The graphs on which a GPU is measured, and over which means are taken.
 SMALL = ("ogbn-arxiv", "molhiv", "pattern~", "collab~", "ogbl-ddi", "debian-deps", "reddit-binary")
 LARGE = ("reddit~", "proteins~", "products~")
 # graph: (layers, heads, columns of a head)

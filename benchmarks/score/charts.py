@@ -11,7 +11,7 @@ from dfgnn.bench.palette import COLOURS, ON_DARK
 
 from . import pages, records
 
-# Device: the cases of its panel.
+# Device -> which cases are drawn in its panel.
 PANELS = {
     "cuda": {"part": "attention", "graphs": ("ogbn-arxiv", "arxiv~"), "what": "attention"},
     "cpu": {"part": "layers", "graphs": ("PubMed", "PubMed~"), "what": "layers"},

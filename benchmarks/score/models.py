@@ -63,8 +63,9 @@ _numbers = itertools.count()
 
 
 def apart(model: nn.Module) -> nn.Module:
-    """The model, with code of its own. torch.compile keeps what it made by code, and looks through what other
-    models of the class have left there at every call, which takes longer than a small graph's step."""
+    """The model, whose forward has a code object of its own. torch.compile caches by code object, and at
+    every call goes through the entries that other models of the class have left, which takes longer than a
+    step on a small graph."""
     forward = type(model).forward
     code = forward.__code__.replace(co_name=f"forward_{next(_numbers)}")
     own = types.FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
@@ -142,7 +143,7 @@ WAYS = {"eager": None, "captured": None, "compiled": {}, "reduce-overhead": {"mo
 def _model_step(library, way: str, case, graph, dtype: str, first_loss: dict[str, float]) -> Step:
     training = Training(library, case, graph, dtype, WAYS[way])
     loss = float(training.loss().detach())
-    # Dropout draws other numbers on either side.
+    # Losses are compared with the first one, but not under dropout, for which the libraries draw other masks.
     expected = first_loss.setdefault(dtype, loss) if not case.get("dropout") else loss
     notes = {"loss_difference": significant(abs(loss - expected) / max(abs(expected), 1e-30))}
     if way == "captured":
@@ -173,7 +174,8 @@ def pyg_layers(case: dict[str, Any], graph, x: Tensor, edge_attr: Tensor) -> dic
         "GATv2Conv edge_dim": (lambda: library.GATv2Conv(**alone, **edges), attributed),
         "TransformerConv": (lambda: library.TransformerConv(**shape), plain),
         "TransformerConv edge_dim": (lambda: library.TransformerConv(**shape, **edges), attributed),
-        # In training nearly all of its time is the sampling of negative edges, PyG's in both.
+        # In eval mode: in training nearly all of its time is PyG's sampling of negative edges, with either
+        # layer.
         "SuperGATConv MX": (
             lambda: library.SuperGATConv(**alone, attention_type="MX").eval(),
             plain,
@@ -188,7 +190,7 @@ def pyg_layers(case: dict[str, Any], graph, x: Tensor, edge_attr: Tensor) -> dic
 
 
 def dgl_layers(case: dict[str, Any], graph, x: Tensor, edge_attr: Tensor) -> dict[str, tuple]:
-    os.environ.setdefault("DGLBACKEND", "pytorch")  # else the answer is written to the home directory
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # else DGL writes a file to the home directory
     import dgl
     from dgl import nn as library
 

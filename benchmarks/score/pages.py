@@ -23,7 +23,7 @@ Case = dict[str, Any]
 
 
 def results_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """By device, of those that were measured."""
+    """Device -> the content of its results file, for the devices that have one."""
     paths = {device: folder / f"{device}.json" for device in DEVICES}
     return {device: records.read(path) for device, path in paths.items() if path.is_file()}
 
@@ -108,7 +108,7 @@ def times(case: Case, dtype: str) -> dict[tuple[str, str], dict]:
 
 
 def best_of(contestants: Iterable[dict]) -> tuple[float, dict] | None:
-    """The least median, and whose it is."""
+    """(ms, contestant) with the smallest median of the samples; None if none was measured."""
     measured = [(ms, c) for c in contestants if (ms := records.median(c)) is not None]
     return min(measured, key=lambda pair: pair[0]) if measured else None
 
@@ -118,12 +118,12 @@ def is_ours(contestant: dict) -> bool:
 
 
 def is_other(contestant: dict) -> bool:
-    """Whether it does the same by another library: not dfgnn, and not a part of the work alone."""
+    """Whether the contestant does the whole work with another library than dfgnn."""
     return not is_ours(contestant) and contestant["library"] != "the loader alone"
 
 
 def comparison(case: Case, dtype: str) -> tuple[float, dict, float, dict] | None:
-    """Ours and whose, the strongest alternative and whose."""
+    """(dfgnn's best ms, its contestant, the best ms of other libraries, its contestant)."""
     ours = best_of(c for c in case["contestants"] if is_ours(c) and c["dtype"] == dtype and is_whole(c))
     allowed = ("float32", dtype) if dtype != "float32" else ("float32",)
     others = best_of(c for c in case["contestants"] if is_other(c) and c["dtype"] in allowed)
@@ -131,7 +131,7 @@ def comparison(case: Case, dtype: str) -> tuple[float, dict, float, dict] | None
 
 
 def is_whole(contestant: dict) -> bool:
-    """Not one of dfgnn's that does less than the others."""
+    """Whether it does the whole work of the case ("without edges" does less)."""
     return contestant["way"] != "without edges"
 
 
@@ -317,13 +317,13 @@ def alternatives(results: dict) -> str:
         for layer, dtype in names:
             of = [c for c in cases if (c["graph"], c.get("threads"), c["layer"]) == (graph, threads, layer)]
             found = [f for c in of if (f := comparison(c, dtype))]
-            # Ratios are taken within a case, whose contestants took turns; the strongest says least.
+            # Ratios are taken within a case, whose contestants took turns; the smallest ratio is shown.
             least = min(found, key=lambda f: f[2] / f[0], default=None)
             values[graph, threads, layer, dtype] = least[2] / least[0] if least else None
             who = f"{least[3]['library']} {least[3]['way']}".removesuffix(" eager") if least else ""
             if least and least[3]["dtype"] != dtype:
                 who += f" {SHORT[least[3]['dtype']]}"
-            # An alternative that was not tried is no answer to what the strongest is.
+            # A star marks cells in which compiled PyG, often the strongest, was not measured.
             tried = any(c["part"] == "compiled" for c in of)
             untried = untried or bool(least) and not tried
             star = "" if tried else "\\*"
@@ -482,7 +482,7 @@ def summary(results: dict[str, dict]) -> str:
             found = [(c, f) for c in of if (f := comparison(c, "float32"))]
             if not found:
                 continue
-            # Ratios are taken within a case, whose contestants took turns; the strongest says least.
+            # Ratios are taken within a case, whose contestants took turns; the smallest ratio is shown.
             case, least = min(found, key=lambda pair: pair[1][2] / pair[1][0])
             run = results[device]["runs"][case["run"]]
             where = run.get("gpu") or f"CPU, {threads_text(case['threads'])}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-# What says which case it is; all else was found out.
+# The keys that identify a case; all other keys are results.
 KEYS = (
     "part", "graph", "layer", "library", "layers", "heads", "head_dim", "in", "mode", "dropout", "fresh",
     "compiled", "batch", "dtypes", "ways", "peers", "refinement", "grid", "threads",

@@ -11,14 +11,15 @@ import torch
 
 from dfgnn.bench import measure
 
-# At least this many samples of each contestant, and at most.
+# The least and the largest number of samples of each contestant.
 LEAST, MOST = 5, 25
 # Calls in one sample: enough for this many ms, so that waiting for the device does not count.
 SAMPLE_MS = 5.0
 
 
 class LostDevice(RuntimeError):
-    """The device does not answer any more, and would fail whoever comes next."""
+    """The device fails at everything, so that the run must end: later contestants would fail without
+    fault."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def compare(contestants: list[Contestant], device: torch.device, seconds: float)
             steps[number] = step
         except Exception as error:  # whatever another library raises is its result
             _fail(record, error, device)
-        if "failed" in record:  # here, where the error no longer holds what it was raised over
+        # Outside `except`, where the error no longer keeps tensors of its frames alive.
+        if "failed" in record:
             release(device)
     for number, samples in take_turns(steps, records, device, seconds).items():
         records[number]["ms"] = [significant(ms) for ms in samples]

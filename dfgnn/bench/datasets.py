@@ -88,8 +88,8 @@ def _ogb(spec: str, name: str, root: Path):
 
 def _pyg(spec: str, name: str, root: Path):
     cls, argument = _class(spec, "torch_geometric.datasets", name)
-    # A class that takes a name makes a folder of that name in root; any other writes to root itself, and so
-    # gets a folder of its own.
+    # A data set class with an argument `name` makes a folder of that name in root. A class without one writes
+    # to root itself: it gets root/<class name> as its root, so that two classes do not share a folder.
     folder = _folder(cls, "root", root if argument else root / cls.__name__)
     return lambda: cls(**folder, **argument), lambda data: (*data.edge_index, data.num_nodes)
 

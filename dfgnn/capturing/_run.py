@@ -111,7 +111,7 @@ class Body:
         # Capturing sets the offset of random numbers that replays read to 0, by a kernel on `_stream`, after
         # which the replays must run.
         current.wait_stream(self._stream)
-        self.clear()  # gradients lie in the graph's memory
+        self.clear()  # the captured gradients lie in the CUDA graph's memory, which every replay overwrites
 
         def replay() -> Any:
             graph.replay()

@@ -35,7 +35,8 @@ _NONE = (None,) * len(Tensors._fields)
 
 
 class EagerCall(NamedTuple):
-    """An eager attention call: the arguments other than its own tensors."""
+    """The arguments of an eager attention call other than its tensors. `run` and `run_backward` get the
+    tensors and call the operators."""
 
     graph: Any
     handle: GraphHandle

@@ -26,7 +26,8 @@ from ..runtime.arguments import (
 )
 from ..runtime.ops import acc_type
 
-# Flags of `Numbers` -> `edge_feat_in` of the reference, which ignores it where there are no features (0).
+# Bits FEAT_IN_KEY and FEAT_IN_VALUE of `Numbers.flags` -> the argument `edge_feat_in` of the reference. 0
+# means that there are no edge features; the reference then ignores the argument, so that any value will do.
 _FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
 # The names of the backward operator's results -> the tensors whose gradients the results are.
 GRADIENTS = {

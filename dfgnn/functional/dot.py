@@ -279,7 +279,7 @@ def agnn_attention(
 def _per_edge(x: Any, graph: Any) -> bool:
     """Whether x has a row per edge, and so none per source."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] == graph.num_src:
-        return False  # return before reading num_edges, which a compiler may not know
+        return False  # before num_edges is read, whose value may be unknown while a compiler records
     return x.shape[0] == graph.num_edges
 
 

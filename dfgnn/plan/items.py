@@ -43,7 +43,9 @@ def of_rows_once(csr: CSR, max_edges: int = ONCE_BOUND) -> Items:
     """Work items in row order, made on a GPU without waiting. Their tensors are as long as any graph of this
     size needs."""
     items, splits, _ = _plan_rows(csr.indptr, csr.indices, 0, 1, max_edges, False)
-    # A split row of d edges has ceil(d / max_edges) slots, which is at most 2 * floor(d / max_edges).
+    # The last field, num_slots, is an upper bound: a split row of d edges has ceil(d / max_edges)
+    # <= 2 floor(d / max_edges) slots. The floors of all rows add up to at most E // max_edges, which is the
+    # length of splits here.
     return Items(items, splits, 2 * len(splits))
 
 

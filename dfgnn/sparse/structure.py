@@ -148,7 +148,9 @@ class Structure:
     @not_compiled
     def _transposed(self, side: Side, need_eids: bool) -> tuple[CSR, bool]:
         built = side.built
-        _, other = self._known()[0]  # the CSR of the other side, because this side has no edge ids
+        # _known() lists only sides whose CSR has edge ids. This side is not built, or lacks them: so the
+        # first is the other side.
+        _, other = self._known()[0]
         with self._untraced():
             csr = _csr.transpose(other, side.num_rows, need_eids)
         if built is not None:  # keep the CSR that exists, whose tensors plans may hold; only ids are added

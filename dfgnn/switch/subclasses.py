@@ -88,7 +88,8 @@ def why_not(module: nn.Module, base: type, ours: type) -> str | None:
         return f"its metaclass is {type(cls).__name__}"
     if any(vars(c).get("__slots__") for c in own):
         return "it has __slots__"
-    # The classes whose methods make up the layer, the library's and dfgnn's, without nn.Module's.
+    # The classes that make up dfgnn's layer, the library's among them; nn.Module and its bases are left out.
+    # A subclass must not override what these define.
     parts = [c for c in ours.__mro__ if c not in nn.Module.__mro__]
     taken = {name for c in parts for name in vars(c)} - _MAY_OVERRIDE - _OF_EVERY_CLASS
     taken |= {"__reduce__", "__reduce_ex__"}

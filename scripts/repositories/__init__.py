@@ -61,7 +61,7 @@ class Repository:
     to_run_here: changes for both sides, because there is no GPU or a dependency is missing.
     dgl_sparse: upstream's side needs an interpreter with a DGL that has dgl.sparse.
     tolerance: of the losses, relative.
-    epoch: as many steps go through all its data, each on another part; 0: all steps do the same.
+    epoch: the number of steps in one pass over its data; 0: all steps use the same data.
     needs: packages to install beside the project's own.
     """
 
@@ -109,7 +109,8 @@ def put_on_path(*folders: Path) -> None:
 
 
 def without_init(root: Path, *packages: str) -> None:
-    """Packages whose __init__ would import far more than what is trained: their modules can be imported."""
+    """Replaces packages by empty ones with the same path: their modules can then be imported without running
+    an __init__ that would import far more."""
     for name in packages:
         module = sys.modules[name] = ModuleType(name)
         module.__path__ = [str(root.joinpath(*name.split(".")))]
@@ -119,7 +120,7 @@ def without_init(root: Path, *packages: str) -> None:
 
 
 class _Any(type):
-    """Of empty classes, whose attributes and parameters are such, too."""
+    """The metaclass of empty classes, whose attributes and type parameters are empty classes, too."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -144,7 +145,7 @@ class _Absent(ModuleType):
 
 
 def absent(*names: str) -> None:
-    """Modules that are imported and not used in what is trained."""
+    """Replaces missing packages by stand-ins: those that are imported but not used in what is trained."""
     for name in names:
         sys.modules.setdefault(name, _Absent(name))
 
@@ -156,7 +157,7 @@ def no_gpu() -> None:
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """Random numbers are drawn elsewhere with dfgnn, so that losses can be compared only without them."""
+    """The model with all dropout set to 0, because dfgnn draws other masks and losses are to be compared."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

@@ -80,7 +80,7 @@ def _graphmae(kind: str):
     return build
 
 
-# A name that DGL 1.1 has not any more.
+# copy_src is a name that DGL 1.1 no longer has.
 _COPIES = tuple(Change(f"graphmae/models/{name}.py", "fn.copy_src(", "fn.copy_u(") for name in ("gin", "gcn"))
 for _kind, _name in (("gat", "GraphMAE"), ("gin", "GraphMAE's GIN")):
     repository(
@@ -97,7 +97,7 @@ def _heterophilous(kind: str):
             model_name=kind, num_layers=2, input_dim=300, hidden_dim=128, output_dim=18,
             hidden_dim_multiplier=1, num_heads=8, normalization="LayerNorm", dropout=0.0,
         )  # fmt: skip
-        n = 22_662  # Roman-empire
+        n = 22_662  # nodes and edges as in the data set Roman-empire
         src, dst = random_edges(n, n, 32_927)
         graph = dgl.graph((torch.cat([src, dst]), torch.cat([dst, src])), num_nodes=n)
         graph = dgl.add_self_loop(dgl.remove_self_loop(graph))

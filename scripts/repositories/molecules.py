@@ -24,7 +24,7 @@ def targetdiff(root: Path):
     )  # fmt: skip
     n = 400
     h, x, ligand = torch.randn(n, 128), 6 * torch.randn(n, 3), torch.arange(n) < 25
-    model._connect_edge = lambda x, ligand, batch: nearest(x, 32)  # torch_cluster's, without it
+    model._connect_edge = lambda x, ligand, batch: nearest(x, 32)  # in place of torch_cluster's knn_graph
     noise = torch.randn(n, 3)
 
     def loss():

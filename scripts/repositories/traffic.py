@@ -30,7 +30,7 @@ def _lines(file: str) -> tuple[Change, ...]:
 
 def _qcnet(root: Path):
     put_on_path(root)
-    importlib.import_module("torch_geometric")  # which asks for torch_cluster's version
+    importlib.import_module("torch_geometric")  # before the stand-in, whose version it could not read
     absent("torch_cluster")
     layer = importlib.import_module("layers.attention_layer").AttentionLayer
     model = torch.nn.ModuleList(layer(128, 8, 16, 0.0, bipartite=False, has_pos_emb=True) for _ in range(2))
@@ -54,7 +54,7 @@ repository(
 
 
 def _radius(x, y, r, batch_x=None, batch_y=None, max_num_neighbors=32):
-    """torch_cluster's, by all distances: [2, E] of (y's, x's) indices."""
+    """torch_cluster.radius by the distances of all pairs: [2, E], indices of y and of x."""
     near = torch.cdist(y, x) <= r
     if batch_x is not None:
         near &= batch_y[:, None] == batch_x
@@ -71,7 +71,7 @@ def _radius_graph(x, r, batch=None, loop=False, max_num_neighbors=32, **kwargs):
 def _smart(root: Path):
     put_on_path(root)
     os.chdir(root)
-    importlib.import_module("torch_geometric")  # which asks for the versions of torch_cluster and others
+    importlib.import_module("torch_geometric")  # before the stand-ins, whose versions it could not read
     absent("waymo_open_dataset", "waymo_open_dataset.protos", "torch_scatter")  # for metrics
     cluster = sys.modules["torch_cluster"] = ModuleType("torch_cluster")
     cluster.radius, cluster.radius_graph = _radius, _radius_graph  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ def py_hgt(root: Path):
 
 
 _CPU = Change("layers.py", "cuda:0", "cpu")
-_COPY = Change("layers.py", "copy_src", "copy_u")  # whose old name DGL 1.1 has not any more
+_COPY = Change("layers.py", "copy_src", "copy_u")  # DGL 1.1 no longer has the old name
 
 
 @repository(

@@ -26,7 +26,8 @@ def _molecules(count: int, atoms: int, bonds: int) -> tuple[torch.Tensor, torch.
 )
 def graph_dta(root: Path):
     put_on_path(root)
-    model = importlib.import_module("models.gat").GATNet(dropout=0.0).eval()  # of functional dropout, too
+    # eval() also switches off functional dropout, which the argument does not.
+    model = importlib.import_module("models.gat").GATNet(dropout=0.0).eval()
     edges, batch = _molecules(128, 34, 37)
     data = SimpleNamespace(x=torch.rand(128 * 34, 78), edge_index=edges, batch=batch)
     data.target, affinity = torch.randint(26, (128, 1000)), torch.rand(128, 1)
@@ -151,7 +152,7 @@ def polynormer(root: Path):
     model = importlib.import_module("model").Polynormer(
         300, 32, 5, local_layers=3, global_layers=1, in_dropout=0.0, dropout=0.0, global_dropout=0.0, heads=8
     )
-    model._global = True  # as after its warm-up
+    model._global = True  # the state after the repository's warm-up epochs: global attention is on
     n = 6000
     x, edges, labels = torch.randn(n, 300), random_edges(n, n, 46_500), torch.randint(5, (n,))
     return model, lambda: F.cross_entropy(model(x, edges), labels)

@@ -106,7 +106,7 @@ def _anemoi(root: Path):
         in_channels=256, hidden_dim=512, out_channels=256, num_heads=16, edge_dim=11, layer_kernels=kernels,
         graph_attention_backend="pyg",
     )  # fmt: skip
-    n = 5248  # o32
+    n = 5248  # the points of an o32 grid
     edges = nearest(_sphere(n), 8)
     x, attr, target = torch.randn(n, 256), torch.randn(edges.shape[1], 11), torch.randn(n, 256)
 

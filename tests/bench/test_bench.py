@@ -138,7 +138,7 @@ def test_summary_keeps_the_percentiles_and_the_budget():
 
     timing = _timing._summary(sample, budget=0.2)
     warm, timed = asked[2:]
-    assert warm == 40  # a fifth of 0.2 s at 1 ms
+    assert warm == 40  # a fifth of the budget, 40 ms, in calls of 1 ms
     assert timed == int(0.8 * 200 / 21)
     assert (timing.p20, timing.median, timing.p80, timing.samples) == (2.0, 4.0, 6.0, timed)
 
@@ -261,7 +261,8 @@ def test_sampled_check_is_shown(tiny, tmp_path, capsys):
 
 
 def _turbo_gnn():
-    """What turbo-gnn computes, by its interface: rows are destinations, and its K is of the row."""
+    """A stand-in for turbo-gnn with its interface: rows are destinations, and its argument K holds a vector
+    for each row, not for each neighbour."""
 
     class Adjacency:
         @classmethod
@@ -298,7 +299,8 @@ def test_turbo_gnn_gets_its_inputs(layer, monkeypatch):
 
 
 class _FusedGatconv(ModuleType):
-    """What dgNN computes, by its interface; backward checks each edge's place in both orders."""
+    """A stand-in for dgNN with its interface. Its backward checks that the edges of the CSR and of the CSC it
+    gets are the same."""
 
     def gat_forward(self, attn_row, attn_col, row_ptr, col_ind, slope, feat, dropout):
         assert all(x.dtype is torch.int32 for x in (row_ptr, col_ind))

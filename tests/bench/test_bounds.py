@@ -13,7 +13,7 @@ def test_bytes_of_one_kernel():
     gathered = 1000 * (64 + 4 + 32)  # 4 statistics of two heads are one sector
     streams = (2 * 50 + 100) * 64 + 3 * 50 * 8
     assert kernel.milliseconds(SIZE, 1, 1e9) == pytest.approx((gathered + streams) / 1e6)
-    # Streams alone bound it where the graph's bandwidth is beyond that of memory.
+    # Where gathered rows are (almost) free, the streams alone bound the time.
     assert kernel.milliseconds(SIZE, 1e9, 1) == pytest.approx(streams / 1e6)
 
 
@@ -27,7 +27,7 @@ def test_rows_are_the_passes_and_the_bound_tends_to_them(layer, mode):
     kernels = bounds.KERNELS[layer, mode]
     passes = LAYERS[layer].passes[mode]
     assert sum(kernel.rows for kernel in kernels) == passes
-    # Many wide edges per node: nothing but rows counts.
+    # With many edges per node and wide rows, gathering rows takes nearly all of the time.
     size = bounds.Size(num_src=10, num_dst=10, num_edges=10**6, heads=1, head_dim=4096, itemsize=4)
     bound = bounds.byte_bound(layer, mode, size, 2.0, copy_gb_s=1e9, launches=False)
     assert bound == pytest.approx(passes * 2.0, rel=1e-2)

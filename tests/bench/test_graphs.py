@@ -62,7 +62,8 @@ def test_superpixels_have_eight_neighbours():
     assert 8 * n / count == pytest.approx(564.5, rel=0.01)  # directed edges, as published
     degree = _degrees(src, dst, n)
     assert degree.min() == 8
-    # In the plane a point is among the 8 nearest of few others; two in three edges go both ways.
+    # Each point has edges to its 8 nearest, and is among the 8 nearest of few others, so that degrees stay
+    # low. Two in three such edges go both ways, and are one undirected edge.
     assert degree.max() <= 24
     assert 0.55 < len(src) / (8 * n) < 0.65
     sizes = np.bincount(_components(src, dst, n))
@@ -86,7 +87,8 @@ def test_collaborations_are_cliques_around_an_author():
     assert np.median(sizes) == pytest.approx(52, rel=0.05)
     author = np.unique(graph, return_index=True)[1]
     assert np.array_equal(degree[author], sizes[graph[author]] - 1)
-    # Without the author a graph falls into cliques: a node's group has its degree in members.
+    # Without the author, who is joined to all, a graph falls into cliques: the number of members of a node's
+    # clique (itself included) is the node's degree (the author included).
     keep = ~np.isin(src.numpy(), author)
     group = _components(src[keep], dst[keep], n)
     members = np.bincount(group)[group]
@@ -173,7 +175,8 @@ def test_classes_without_a_folder(name, module, tmp_path, monkeypatch):
 
 
 def _ogb(monkeypatch, kind, items):
-    """A stand-in for ogb with this data set, by the interface of ogb 1.3. Gives the names it downloads."""
+    """Puts a stand-in for ogb 1.3 with this data set into sys.modules. Returns the list of the names that it
+    downloads."""
 
     class Dataset:
         def __init__(self, name, root):

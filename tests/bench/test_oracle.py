@@ -14,7 +14,7 @@ from dfgnn import Graph
 from dfgnn.bench import candidates, cli, report
 from dfgnn.bench.workloads import LAYERS, Workload
 
-# Of the stand-in scheduler: the bound of an item by schedule and direction.
+# Maximum edges per work item by (schedule, direction), as the stand-in scheduler `_Work` gives it.
 _BOUNDS = {
     ("natural", "forward"): 512,
     ("natural", "reverse"): 512,
@@ -133,7 +133,8 @@ def test_what_takes_too_much_memory_is_not_the_best(clock):
 
 
 def test_the_memory_is_that_of_auto():
-    """What the scheduler itself keeps to: a share of the arrays that a pass sums up, from 16 MB on."""
+    """Candidates may take as much memory for partial results as the scheduler's own plans: beyond 16 MB, a
+    share of the arrays that a pass sums up."""
     src, dst = torch.arange(120_000), torch.arange(120_000) % 100_000
     graph = Graph.from_edge_index(torch.stack([src, dst]), num_src=120_000, num_dst=100_000)
     work = Workload.make(LAYERS["dot"], graph, 4, 32, torch.float32)
@@ -165,7 +166,8 @@ def test_means_of_chosen_over_best():
 
 
 def test_bounds_are_candidates(tmp_path, capsys):
-    """A row of 6,000 edges: the CPU's own bound cuts it in two, half of that in three, twice not at all."""
+    """A row of 6,000 edges. The CPU's own maximum per work item cuts it in two chunks, half that maximum in
+    three, and twice that maximum leaves it whole."""
     path, results = tmp_path / "star.npz", tmp_path / "results.json"
     np.savez(path, indptr=np.r_[0, np.full(6001, 6000)], indices=np.arange(1, 6001))
     arguments = f"--device cpu --graphs {path} --layers gat --heads 1 --head-dim 4 --budget 0.001 --oracle"

@@ -20,7 +20,7 @@ import fake_cuda
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-# Modules of programs, and the program whose tests are in a file of their own.
+# Modules that programs import, and programs whose tests are in files of their own.
 ELSEWHERE = {"distributed_data", "distributed_timeline", "papers100m", "scoreboard"}
 PROGRAMS = {
     "reorder": ["--graphs", "cora~", "--repeats", "1"],
@@ -80,7 +80,7 @@ def results_of(program, arguments, path: Path) -> dict:
 
 
 def failures(value) -> list[str]:
-    """What is named as failed, anywhere in the results."""
+    """The reasons of all failures, which lie under "failed" and "unavailable" anywhere in the results."""
     if isinstance(value, dict):
         own = [str(value[name]) for name in ("failed", "unavailable") if name in value]
         return own + [line for v in value.values() for line in failures(v)]

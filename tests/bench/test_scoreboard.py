@@ -25,7 +25,7 @@ SHORT = ["--quick", "--threads", "1", "--no-pages", "--seconds", "0.001", "--com
 
 @pytest.fixture
 def score(monkeypatch):
-    """The program and its modules, which no other test gets."""
+    """The program, imported anew with its modules, so that changes to them do not reach other tests."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which --threads sets, too
     threads = torch.get_num_threads()
@@ -45,7 +45,7 @@ def module(name: str):
 
 @pytest.fixture
 def one_of_each(score, monkeypatch):
-    """The quick cases, of every part the first, without the libraries that may be missing."""
+    """Leaves the first quick case of every part, without the libraries that may be missing."""
     from score import cases
 
     quick = cases.quick
@@ -73,7 +73,7 @@ def run(score, path: Path, *more: str) -> dict:
 def test_every_part_on_the_cpu(score, one_of_each, tmp_path, capsys):
     path = tmp_path / "cpu.json"
     results = run(score, path, "--device", "cpu")
-    # Where there is no CUDA nothing is compiled on graphs of a few nodes, which takes minutes.
+    # Without CUDA the quick cases leave out the part "compiled", because compiling takes minutes.
     assert {case["part"] for case in results["cases"]} == set(one_of_each.PARTS) - {"compiled"}
     for case in results["cases"]:
         for contestant in case["contestants"]:
@@ -104,7 +104,7 @@ def test_every_part_dry_on_cuda(score, one_of_each, tmp_path, monkeypatch):
     ways = {c["way"] for case in results["cases"] for c in case["contestants"]}
     assert {"eager", "captured"} <= ways
     failed = [c for case in results["cases"] for c in case["contestants"] if "failed" in c]
-    # What has no kernel on the CPU: FlexAttention's backward.
+    # These may fail: FlexAttention's backward has no CPU kernel, and PyG's loader may lack pyg-lib.
     assert {(c["library"], c["way"]) for c in failed} <= {
         ("FlexAttention", "compiled"),
         ("PyG", "NeighborLoader"),
@@ -229,7 +229,7 @@ def test_blocks_of_columns():
 
 
 def test_the_floor_is_that_of_the_fastest_walk(monkeypatch):
-    """Sums that take as long as the square of their columns: eight blocks of 64 win."""
+    """The time of a stand-in sum is the square of its number of columns: eight blocks of 64 columns win."""
     graph = Graph.from_edge_index(torch.randint(20, (2, 60), generator=torch.Generator().manual_seed(0)), 20)
 
     def timings(call, device, budget):
@@ -337,7 +337,7 @@ def test_the_strongest_alternative_is_named(score, results):
     text = module("pages").rendered("cuda-alternatives", results)
     assert "| ogbn-arxiv | 5, PyG compiled | 100, PyG fp32 |" in text  # bf16 of PyG is slower than its fp32
     assert "| reddit~ | – | – |" in text
-    assert "| geometric mean of 2 | – | – |" in text  # a mean leaves no graph out
+    assert "| geometric mean of 2 | – | – |" in text  # no mean, because one of the two graphs has no value
     assert "PyG was not compiled" not in text
     del results["cuda"]["cases"][2]
     text = module("pages").rendered("cuda-alternatives", results)
@@ -410,7 +410,8 @@ def test_tables_of_the_documents_are_those_of_the_results(score):
 
 
 def prose(page: Path) -> str:
-    """Without what stands between markers, code, links' targets, comments, and names of types and shapes."""
+    """The text of a page without what the scoreboard fills in, code, link targets, comments, and names of
+    types and shapes: no figure of a measurement may be left in it."""
     text = re.sub(r"<!-- scoreboard:.*?<!-- /scoreboard -->", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|https?://\S+", "", text)

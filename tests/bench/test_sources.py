@@ -14,7 +14,8 @@ FOLDER = graphs.data_folder()
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """No copies; a published graph of four edges, and its address, which is a file."""
+    """No local copies of data sets, and in place of a published graph one of four edges, whose URL is that of
+    a local file."""
     monkeypatch.delenv("DFGNN_DATA", raising=False)
     file = tmp_path / "edges.csv"
     file.write_text("id_1, id_2\n5,7\n7,9\n9,5\n12,5\n")

@@ -45,7 +45,7 @@ def test_the_page_shows_the_results(users):
 
 SCALES = {
     "the same": "1.0",
-    # With dfgnn there are other losses, which the exit status and a line say.
+    # With dfgnn the losses are others; the program must say so in its exit status and in a line.
     "others": "(2.0 if 'dfgnn' in __import__('sys').modules else 1.0)",
 }
 

@@ -42,7 +42,7 @@ def test_arch_flags_refuse(build_native, arch_list):
     ("torch_has_cuda", "choice", "expected"),
     [
         (True, "", True),
-        (False, "", False),  # it could not be loaded, and takes half an hour
+        (False, "", False),  # torch without CUDA could not load the CUDA library, which takes long to compile
         (False, "1", True),
         (True, "0", False),
     ],
@@ -123,7 +123,7 @@ def test_instruction_sets_refuse(build_native, monkeypatch, machine, choice):
 
 
 def test_the_engine_needs_no_torch(build_native):
-    """So that it is compiled while torch is being installed; the library then takes these very objects."""
+    """It can thus be compiled while torch is being installed; the library is linked from these objects."""
     engine, whole = build_native.NinjaFile(), build_native.NinjaFile()
     build_native.add_engine(engine, ["c++"], [])
     build_native.add_cpu(whole, ["c++"], Path("torch"), [])
@@ -132,7 +132,7 @@ def test_the_engine_needs_no_torch(build_native):
 
 
 def test_every_source_is_compiled(build_native, tmp_path):
-    """Sources are found by their place; one that lies elsewhere would never be linked."""
+    """The build finds sources by glob patterns; one in another folder would never be compiled or linked."""
     ninja = build_native.NinjaFile()
     build_native.add_cpu(ninja, ["c++"], tmp_path, [])
     build_native.add_cuda(ninja, ["c++"], tmp_path, [], "nvcc")
@@ -154,7 +154,7 @@ def test_every_source_is_compiled(build_native, tmp_path):
     ],
 )
 def test_libraries_that_do_not_load_here_stay_in_their_build_folder(monkeypatch, environment, folder):
-    """Those of another processor would otherwise replace the ones that this checkout runs on."""
+    """Libraries for another processor would otherwise replace the ones that this checkout imports."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for name in ("DFGNN_TARGET", "DFGNN_SANITIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -31,7 +31,7 @@ def test_the_instruction_set_is_what_the_library_runs(monkeypatch):
         monkeypatch.setenv("DFGNN_CPU_ISA", name)
         info = env.report()
         why = _off(info).get("CPU kernels", {}).get("why", "")
-        if "compiled for" in why:  # by make test, for this processor alone
+        if "compiled for" in why:  # the library lacks `name`: make test compiles for this processor alone
             assert info["cpu"]["kernels"] is None and os.environ.get("DFGNN_CPU_ISAS") != "all"
         elif order.index(name) <= order.index(best):
             assert info["cpu"]["kernels"] == name

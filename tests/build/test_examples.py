@@ -53,7 +53,7 @@ def test_cluster_follows_the_recipe(cluster):
         pairs += within.sum() - len(labels), (~within).sum()
     assert np.abs(edges / pairs - [0.55, 0.25]).max() < 0.01
     assert min(sizes) == 5 and max(sizes) == 34 and abs(np.mean(sizes) - 19.5) < 1
-    # Nodes are in random order: neighbours in it are in one community about as often as any two nodes are.
+    # Nodes are in random order: consecutive ones share a community about as often as any two nodes do.
     assert np.mean(labels[1:] == labels[:-1]) < 0.5
 
 

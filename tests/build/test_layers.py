@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Rooms of dfgnn/, bottom up; those of a line do not see each other.
+# Packages of dfgnn/ ("rooms"), the lowest first: each may import those of the lines above it, but none of its
+# own line.
 FLOORS = """
 runtime
 sparse
@@ -115,7 +116,8 @@ def test_cpp():
 
 @pytest.mark.parametrize("broken", ["reads_up", "circle"])
 def test_the_rules_notice(broken, tmp_path, monkeypatch):
-    """A room that reads a higher one, and two modules that read each other within a function."""
+    """A room that imports a higher one, and two modules that import each other, one of them within a
+    function, break the rules."""
     for name in ("runtime/ops", "sparse/csr", "plan/a", "plan/b"):
         path = tmp_path / f"dfgnn/{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,14 +138,14 @@ def test_the_rules_notice(broken, tmp_path, monkeypatch):
 
 
 def test_private_names_of_torch_are_in_one_file():
-    """A release of PyTorch that renames one of them is met by mending that file."""
+    """When a release of PyTorch renames a private name, only that file has to change."""
     private = re.compile(r"torch\.(ops\.\w+\.)?_[A-Za-z]|from torch[\w.]* import _|from torch\._")
     places = {p.name for p in (ROOT / "dfgnn").rglob("*.py") if private.search(p.read_text())}
     assert places == {"torch_internals.py"}
 
 
 def test_every_fault_can_be_made(monkeypatch):
-    """The lines that the faults of scripts/mutants.txt replace are where they were."""
+    """Each fault of scripts/mutants.txt finds the lines that it replaces exactly once in its file."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import mutants
 

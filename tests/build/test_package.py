@@ -64,8 +64,8 @@ def test_there_is_a_cpu_library():
 
 
 def test_the_cpu_library_loads_on_older_systems():
-    """glibc 2.28 and the libstdc++ of GCC 8: manylinux_2_28 (csrc/portable). The CUDA library holds the CUDA
-    runtime, which takes the glibc of the system that it is compiled on."""
+    """It needs at most glibc 2.28 and the libstdc++ of GCC 8: manylinux_2_28 (csrc/portable). The CUDA
+    library is not checked: the CUDA runtime in it asks for the glibc of the system that compiles it."""
     (library,) = (path for path in LIBRARIES if path.name == "libdfgnn_cpu.so")
     newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
     versions = [re.fullmatch(r".*@(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", x) for x in undefined_symbols(library)]
@@ -139,7 +139,8 @@ def test_cuda_library_missing_or_broken(content, problem, tmp_path, monkeypatch)
 
 
 def test_modules_that_moved_keep_their_names(plain_python):
-    """An old name gives the very module, with a warning that says where it is; so old pickles load."""
+    """Importing an old name gives the same module object as the new name, with a warning that names the new
+    one, so that old pickles load."""
     code = f"""
 import importlib, sys, warnings
 for old, new in {MOVED!r}.items():
@@ -162,7 +163,8 @@ def test_modules_of_a_package_that_moved(plain_python):
 
 
 def test_a_graph_pickled_before_the_moves_loads():
-    """A graph of three nodes, edges 0 -> 1 and 1 -> 2, written when Structure was in dfgnn._structure."""
+    """The file has a graph of three nodes, edges 0 -> 1 and 1 -> 2, pickled when the class Structure was in
+    the module dfgnn._structure."""
     data = (Path(__file__).parent / "graph_before_moves.pickle").read_bytes()
     assert b"dfgnn._structure" in data
     graph = pickle.loads(data)

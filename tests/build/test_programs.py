@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "examples").is_dir(), reason="needs 
 
 TRAINING = ("nodes", "planetoid", "sbm", "dblp", "ogbn", "ogbl_ddi", "ogbg_molhiv")
 
-# What each program is called with, and what the last line says.
+# Program -> (arguments, regular expression for the last line of stderr).
 WRONG = {
     "dfgnn.bench": [
         ("--head-dim 0", r"argument --head-dim: expected an integer of at least 1, got '0'"),
@@ -160,7 +160,8 @@ CALLS += [(f"examples/train_{x}.py", "--epochs 0", r"--epochs: expected an integ
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
-    """Runs a program in this process, which has imported torch; (exit status, stdout, stderr)."""
+    """A function that runs a program in this process, where torch is imported already, and returns (exit
+    status, stdout, stderr)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setenv("DGLBACKEND", "pytorch")
@@ -172,7 +173,7 @@ def run(monkeypatch, tmp_path, capsys):
             if program.endswith(".py"):
                 runpy.run_path(name, run_name="__main__")
             else:
-                with warnings.catch_warnings():  # of a module that has been imported already
+                with warnings.catch_warnings():  # runpy warns of modules that are imported already
                     warnings.simplefilter("ignore", RuntimeWarning)
                     runpy.run_module(name, run_name="__main__")
         shown = capsys.readouterr()
@@ -268,7 +269,8 @@ def test_downloads_that_succeed_stay(tmp_path):
 
 
 class Counting:
-    """A task of the harness whose loss and scores cost nothing; score k of ``scores``, then interrupted."""
+    """A task of examples/harness.py without a model to train: epoch k has the score ``scores[k]``, and Ctrl-C
+    arrives in epoch ``interrupt``."""
 
     def __new__(cls, args, seed, scores, interrupt=None):
         harness = importlib.import_module("harness")
@@ -335,7 +337,7 @@ def test_the_benchmark_is_interrupted_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dfgnn.bench", "--device", "cpu", "--graphs", "er-2000-20"]
     command += ["--budget", "2", "--json", str(tmp_path / "out.json")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    process.stdout.readline()  # what is measured on
+    process.stdout.readline()  # the line that names the machine: measuring begins after it
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)

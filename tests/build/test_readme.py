@@ -69,7 +69,7 @@ def test_every_block_runs(page, monkeypatch, tmp_path):
     for number, (line, code) in enumerate(blocks(page)):
         if not number or page.name in ALONE:
             module = ModuleType("a_page_of_the_documentation")
-            # Where PyG looks up the types of a message.
+            # PyG looks up the module of a user's layer in sys.modules, for the types of its messages.
             monkeypatch.setitem(sys.modules, module.__name__, module)
         try:
             # Empty lines before it give errors the line of the page.

@@ -89,7 +89,8 @@ print(sorted(set(sys.modules) - before), "dfgnn.nn.pyg.gat" in before, "torch_ge
 
 @some(["dfgnn"], ["dfgnn", "pyg"], "impl")
 def test_the_clock_starts_when_all_is_imported(plain_python, tmp_path, impl):
-    """With either implementation: what a script imports is there, and its two lines take the same time."""
+    """The libraries that a script imports are loaded before its first line, with either implementation, so
+    that importing them does not count in its time."""
     (tmp_path / "script.py").write_text(LOADS)
     done = plain_python.forks("--impl", impl, "--json", "report.json", "script.py", cwd=tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
@@ -213,7 +214,7 @@ def not_one(score):
 
 @exhaustive
 def test_one_of_torchruns_processes_writes_the_report(tmp_path):
-    """The others wait for it, and would write theirs over it."""
+    """All processes are given one file: were each to write its report, it would replace the others'."""
     (tmp_path / "script.py").write_text(
         "import os, pathlib, time\n"
         "rank = os.environ.get('RANK', '0')\n"
@@ -303,12 +304,13 @@ def test_processes_that_it_starts(run, more):
     done, report = run("script.py", *more, script=PROCESSES)
     assert done.returncode == 0, done.stderr
     told = {(each["processes"], *each["layers"][0]["fell_back"]) for each in report["children"]}
-    # Spawned and forked by os.fork; forked and, exhaustively, by the server.
+    # Two groups: the two processes of GATConv with sums, from mp.spawn and os.fork; and those of `work(1)`,
+    # whose aggr="max" falls back: one by "fork" and, in the exhaustive test, one by "forkserver".
     assert told == {(2,), (1 + len(more), "aggr='max'")}
     assert all(row["fused"] for each in report["children"] for row in each["layers"])
     assert report["layers"] == [] and "constructed in this process\n" in done.stderr
     assert [command.partition(" ")[2] for command in report["programs"]] == ["-c import sys"]
-    assert done.stderr.count("dfgnn.run --impl") == 1  # a fork that ends as a program does makes no report
+    assert done.stderr.count("dfgnn.run --impl") == 1  # the report is printed by the first process alone
 
 
 # ---- as Python does --------------------------------------------------------------------------------------
@@ -414,8 +416,8 @@ MORE_PROGRAMS = [
     ids=" ".join,
 )
 def test_as_python_does(words, programs, dfgnn_run):
-    """The same output, exit status and traceback."""
-    # The interpreter says so itself that it runs frozen modules, and which program cannot be run.
+    """The same output, exit status and traceback as with the interpreter itself, but for lines in which the
+    interpreter names its own frozen modules or says which program it cannot run."""
     theirs = python(*words, cwd=programs)
     ours = dfgnn_run("--impl", "pyg", *words, cwd=programs)
     assert ours.returncode == theirs.returncode
@@ -447,7 +449,7 @@ def test_safe_path(programs):
 @exhaustive
 @pytest.mark.parametrize("redirected, is_none, status", [("2>&-", True, 3), ("2>/dev/full", False, 0)])
 def test_streams_that_are_closed(tmp_path, redirected, is_none, status):
-    """No report then, and no other exit status; never on stdout."""
+    """If stderr is closed no report is printed, not on stdout either; the exit status is the script's."""
     (tmp_path / "script.py").write_text("import sys; print(sys.stderr is None); sys.exit(int(sys.argv[1]))")
     line = f"{sys.executable} -m dfgnn.run --json report.json script.py {status} {redirected}"
     done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
@@ -458,7 +460,7 @@ def test_streams_that_are_closed(tmp_path, redirected, is_none, status):
 
 def test_a_stream_that_the_script_closes(run, tmp_path):
     text = "import os, sys; os.mkdir('below'); os.chdir('below'); sys.stderr.close()"
-    done, _ = run("script.py", script=text)  # the report's file is where it was asked for
+    done, _ = run("script.py", script=text)  # --json names a file relative to the first working directory
     assert done.returncode == 0 and done.stderr == "" and not (tmp_path / "below/report.json").exists()
 
 
@@ -482,7 +484,7 @@ def test_files_that_cannot_be(dfgnn_run, tmp_path):
 @pytest.mark.parametrize("gpus, options, enabled", [(1, [], False), (1, ["--backward-thread"], True),
                                                     (2, [], True), (0, [], True)])  # fmt: skip
 def test_backward_in_the_calling_thread(gpus, options, enabled, run):
-    """Where one GPU is seen."""
+    """dfgnn.run lets backward run in the calling thread where exactly one GPU is visible."""
     script = "import torch\nprint(torch._C._is_multithreading_enabled())"
     done, report = run("--impl", "pyg", *options, "script.py", script=script, gpus=gpus)
     assert done.stdout == f"{enabled}\n", done.stderr

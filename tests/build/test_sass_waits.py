@@ -7,7 +7,7 @@ import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
-# Of a kernel for compute capability 9.0, as cuobjdump prints it.
+# A part of a kernel's machine code for compute capability 9.0, as cuobjdump prints it.
 LISTING = """
         Function : _Z6kernelv
     .headerflags    @"EF_CUDA_64BIT_ADDRESS EF_CUDA_SM90"

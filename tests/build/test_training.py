@@ -17,7 +17,7 @@ pytest.importorskip("torch_geometric", reason="torch_geometric is not installed"
 pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["--epochs", 4]
-# What is run of each script.
+# Name of a run -> (script, its arguments).
 RUNS = {
     "nodes": ("train_nodes", "--dataset", "minesweeper", "--layers", 3),
     "nodes-gt": ("train_nodes", "--dataset", "coauthor-cs", "--model", "gt", "--hidden", 16),
@@ -155,7 +155,7 @@ def curve(record):
     return [entry[1:] for entry in record["history"]]
 
 
-# Of every script one.
+# One run of every script.
 RESUMED = "molhiv-gatv2", "sbm-gat", "ddi", "dblp-rgat", "arxiv-sampled"
 
 
@@ -172,13 +172,13 @@ def test_resumed_is_uninterrupted_bitwise(name, train, tmp_path, device):
         np.testing.assert_allclose(curve(resumed), curve(straight), rtol=1e-3)
         return
     assert curve(resumed) == curve(straight)
-    # torch_geometric's RGATConv leaves a parameter as it was allocated; in its other modes it is used.
+    # torch_geometric's RGATConv leaves its parameter l2 uninitialised, and does not use it in this mode.
     assert all(torch.equal(a["model"][k], b["model"][k]) for k in a["model"] if not k.endswith("l2"))
     assert a["best"] == b["best"]
 
 
 def test_backward_runs_in_the_calling_thread(train, monkeypatch):
-    """In every script, whatever the implementation, and no longer than it trains."""
+    """Every script sets this with either implementation, and sets it back when training ends."""
     for impl in ("dfgnn", "pyg"):
         seen = []
         monkeypatch.setattr(
@@ -197,7 +197,7 @@ def spy(seen, optimize):
     return spied
 
 
-# Where no random number depends on the layers.
+# Runs in which both implementations draw the same random numbers, so that their losses can be compared.
 @each("nodes-gt", "molhiv", "dblp", more=("nodes", "molhiv-gt", "sbm-exphormer"))
 def test_the_same_as_torch_geometric(name, train, device):
     options = ["--dropout", 0] if name.startswith("nodes") else []
@@ -237,8 +237,8 @@ def test_captured_is_eager(name, train, tmp_path):
 
 @each("molhiv-gt", "sbm", more=("molhiv", "sbm-exphormer"))
 def test_captured_batches_are_eager(name, train, device, monkeypatch):
-    """Padded steps, of CUDA graphs on a GPU, and run eagerly elsewhere; without dropout, whose masks would
-    differ."""
+    """Steps with --capture run on padded batches, on a GPU as CUDA graphs, and have the losses of plain
+    steps. Dropout is off, because its masks would differ."""
     monkeypatch.setattr(torch.nn.Dropout, "forward", lambda self, x: x)
     (eager,) = train(name, device=device)
     if device == "cpu":
@@ -277,7 +277,7 @@ def test_capture_where_it_cannot(train, capsys):
 
 
 def test_the_profile_is_of_training(train, monkeypatch):
-    """And not of a model that the scores have left in evaluation."""
+    """The profiled model is in training mode, although computing the scores before left it in evaluation."""
     import train_nodes
 
     seen, epoch = [], train_nodes.Nodes.epoch
@@ -332,7 +332,7 @@ def test_without_a_network_the_folder_is_named(monkeypatch, tmp_path):
 
 
 def test_scores_are_ogbs(monkeypatch):
-    """Our Hits@20, and torchmetrics' ROC-AUC, against OGB's evaluators."""
+    """The examples' Hits@20 and torchmetrics' ROC-AUC equal those of OGB's evaluators."""
     monkeypatch.setenv("OUTDATED_IGNORE", "1")
     pytest.importorskip("ogb", reason="ogb is not installed")
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
@@ -341,7 +341,7 @@ def test_scores_are_ogbs(monkeypatch):
     from torchmetrics.functional.classification import binary_auroc
     from train_ogbl_ddi import hits
 
-    # Few different values: ties.
+    # Scores take few different values, so that there are ties.
     positive, negative = torch.randint(60, (500,)).float(), torch.randint(60, (700,)).float()
     theirs = LinkEvaluator("ogbl-ddi").eval({"y_pred_pos": positive, "y_pred_neg": negative})["hits@20"]
     assert 0 < theirs < 1 and hits(positive, negative, 20) == pytest.approx(theirs)

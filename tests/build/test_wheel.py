@@ -29,7 +29,8 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built without CUDA, from the objects of the in-place build: when they are current, nothing compiles."""
+    """The path of a wheel without CUDA. It shares the objects of the in-place build: where these are up to
+    date, nothing is compiled."""
     folder = tmp_path_factory.mktemp("dist")
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--disable-pip-version-check"]
     environment = {**os.environ, "DFGNN_CUDA": "0"}
@@ -81,7 +82,7 @@ except RuntimeError as error:
 
 
 def test_sdist_holds_what_its_tests_need(tmp_path):
-    """Helpers of the tests, constraints and the sources, beside the package: `make test` works in it."""
+    """The sdist has the tests' helpers, constraints.txt and the sources, so that `make test` works in it."""
     options = ["--formats=gztar", f"--dist-dir={tmp_path}"]
     run("setup.py", "--quiet", "egg_info", f"--egg-base={tmp_path}", "sdist", *options, cwd=ROOT)
     (path,) = tmp_path.glob("*.tar.gz")

@@ -14,11 +14,12 @@ from dfgnn import Graph
 from dfgnn.distributed import DistributedGraph
 
 LOCALHOST = "127.0.0.1"
-GROUPS = ((1, 3), (0, 2, 3))  # beside that of all: ranks in them are not those in the world
+GROUPS = ((1, 3), (0, 2, 3))  # further process groups, in which a rank has another number than in the world
 
 
 def start(target, rank, size, port, *args):
-    """A process that calls target(rank, size, port, *args). What it imports, the fork server has already."""
+    """A process that calls target(rank, size, port, *args). It is forked from a server that has imported the
+    libraries."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["dfgnn.distributed", "dfgnn.nn.pyg", "dgl", "pytest", "torch._dynamo"])
     process = context.Process(target=target, args=(rank, size, port, *args), daemon=True)
@@ -27,7 +28,7 @@ def start(target, rank, size, port, *args):
 
 
 def new_store():
-    """In the parent, as torchrun has it: it outlives every rank."""
+    """A store in the parent process, so that it outlives every rank, as torchrun's does."""
     return dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
 
 
@@ -64,7 +65,7 @@ class Ranks:
         return [found for _, found in results]
 
     def close(self):
-        for pipe in self.pipes:  # told, because workers of other tests may hold a copy of the pipe open
+        for pipe in self.pipes:  # closing is not enough: workers of other tests may hold a copy open
             with contextlib.suppress(OSError):
                 pipe.send(None)
         for process in self.processes:
@@ -151,7 +152,7 @@ def compare_attention(group, graph_name, kind, dtype, limit, cases):
         if options.get("out_bias"):
             inputs["out_bias"] = torch.randn(3, 7, dtype=dtype)
         options = {n: x for n, x in options.items() if n != "out_bias"}
-        options["_seed"] = torch.tensor([5 + dist.get_rank(group)])  # rank 0's counts
+        options["_seed"] = torch.tensor([5 + dist.get_rank(group)])  # all ranks must take rank 0's seed, 5
         options_rows.update(out=graph.num_dst, attention=graph.num_edges)
         call = function(score)
         expected = results(call, graph, inputs, lambda n, x: x, **{**options, "_seed": torch.tensor([5])})
@@ -163,12 +164,12 @@ def compare_attention(group, graph_name, kind, dtype, limit, cases):
         for name, x in expected.items():
             plain = name.removeprefix("grad_")
             y = actual[name]
-            if plain not in SIDE_OF:  # of parameters: the sum over the ranks
+            if plain not in SIDE_OF:  # the gradient of a parameter is the sum over the ranks
                 dist.all_reduce(y, group=group)
             x = local(plain, x)
             assert x.shape == y.shape and x.dtype == y.dtype, (score, name, x.shape, y.shape)
             scale = max(expected[name].abs().max().item(), 1.0) if expected[name].numel() else 1.0
-            if plain in SCORE_INPUTS:  # where terms of this size cancel, for each of a source's destinations
+            if plain in SCORE_INPUTS:  # terms of the size 3 sqrt(D) cancel, one per destination of a source
                 scale = max(scale, 3 * 7**0.5 * graph.num_dst / max(graph.num_src, 1))
             error = (x - y).abs().max().item() / scale if x.numel() else 0.0
             assert error <= limit, (

@@ -16,7 +16,7 @@ TWO, THREE = ranks.GROUPS
 
 @pytest.mark.parametrize("turn, name", list(enumerate(GRAPHS)))
 def test_two_processes(four, turn, name):
-    """Every score, edge tensor and option in turn; all of them on two graphs."""
+    """Each graph takes its turn of the cases (score, edge tensors, options); two graphs take all of them."""
     cases = all_cases()
     if name not in ("random", "fewer_sources"):
         cases = cases[turn % 5 :: 5]
@@ -55,7 +55,7 @@ def _pyg_layers():
 
 
 def _compare_layer(group, family, kind):
-    """Loops among the edges: torch_geometric's layers remove and append some, which renumbers the edges."""
+    """The edges contain loops, which torch_geometric's layers remove and append, so that edge ids change."""
     num_nodes = 40
     edge_index = torch.randint(num_nodes, (2, 300))
     edge_index[1, ::17] = edge_index[0, ::17]
@@ -72,7 +72,7 @@ def _compare_layer(group, family, kind):
             mine = (part, part.scatter(x)) if family == "dgl" else (part.scatter(x), part)
             found = []
             for args, seed in ((whole, 3), (mine, 3 + dist.get_rank(group))):
-                torch.manual_seed(seed)  # rank 0's dropout counts
+                torch.manual_seed(seed)  # dropout on all ranks must follow rank 0's generator
                 layer.zero_grad()
                 out = layer(*args)
                 out.square().sum().backward()
@@ -168,7 +168,7 @@ def _autograd(group):
     expected = gradient(lambda leaf: attend(leaf) * 2)
     again = gradient(lambda leaf: attend(leaf) * 2)
     assert torch.equal(expected, again)
-    assert torch.equal(gradient(lambda leaf: attend(leaf).mul_(2)), expected)  # what backward reads, in place
+    assert torch.equal(gradient(lambda leaf: attend(leaf).mul_(2)), expected)  # backward reads the output
     assert torch.equal(gradient(lambda leaf: checkpoint(attend, leaf, use_reentrant=False) * 2), expected)
     leaf = x.clone().requires_grad_()
     (grad,) = torch.autograd.grad(attend(leaf).square().sum(), leaf, create_graph=True)
@@ -187,7 +187,7 @@ def test_autograd(four):
 
 
 def _only_some_gradients(group):
-    """Of features but not of scores, and the other way round: what goes back differs."""
+    """Gradients of features but not of scores, and the reverse: backward then exchanges other rows."""
     graph, part = both(group, "mixed_degrees")
     inputs = {
         "feat": torch.randn(72, 2, 4, dtype=torch.float64),
@@ -251,7 +251,7 @@ def test_scatter_and_gather(four):
 
 
 def _a_rank_without_in_edges(group):
-    """All ranks refuse, not the one that has the node."""
+    """All ranks raise, not only the one that has the node."""
     part = DistributedGraph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, group=group)
     with pytest.raises(ValueError, match="destinations without in-edges"):
         dfgnn.nn.GATConv(3, 2, 1)(part, torch.zeros(part.num_src, 3))
@@ -319,7 +319,7 @@ def _disagree(group):
     refuses("scale", lambda: functional.dot_attention(part, x, x, x, scale=float(rank == size - 1)))
     grad = x.clone().requires_grad_(rank == size - 1)
     refuses("value", lambda: functional.dot_attention(part, grad, grad, grad))
-    functional.dot_attention(part, x, x, x)  # and they go on
+    functional.dot_attention(part, x, x, x)  # after the errors the ranks are still in step
 
 
 def test_ranks_that_disagree(four):

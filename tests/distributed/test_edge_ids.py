@@ -1,4 +1,5 @@
-"""Dropout by the ids of the whole graph's edges, which lie anywhere: beside the same mask as weights."""
+"""A part of a graph drops attention by the edges' ids in the whole graph, which are in no order: the same as
+with the dropout mask given as edge weights."""
 
 import pytest
 import torch

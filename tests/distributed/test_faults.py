@@ -17,7 +17,7 @@ from ranks import both, join, new_store, start
 
 from dfgnn import functional
 from dfgnn.distributed import DeadRankError, DistributedGraph, partition, watch
-from dfgnn.distributed._ends import default_store  # where processes tell that they ended
+from dfgnn.distributed._ends import default_store  # the store to which a process writes that it has ended
 
 SIZE, VICTIM = 3, 1
 
@@ -58,7 +58,7 @@ def test_a_dead_rank_is_named(what):
         for rank in set(range(SIZE)) - {VICTIM}:
             processes[rank].join(60)
             assert processes[rank].exitcode is not None, f"rank {rank} waits"
-            if what in ("out of reach", "stopped"):  # they wait where nothing can be raised
+            if what in ("out of reach", "stopped"):  # survivors wait where nothing can raise: they are ended
                 assert processes[rank].exitcode == 1
                 continue
             assert processes[rank].exitcode == 3
@@ -95,7 +95,7 @@ def _come_late(_):
     finally:
         _agree.TIMEOUT = kept
     dist.barrier(group)
-    if rank == 2:  # in step again
+    if rank == 2:  # after the failed agreement the ranks can agree again
         assert _agree.gather(rank, group) == list(range(dist.get_world_size(group)))
 
 
@@ -104,7 +104,7 @@ def test_a_rank_that_does_not_come(four):
 
 
 class _Runs:
-    """What a stranger could put into the store, if it were unpickled."""
+    """An object that runs code when it is unpickled, as an attacker could put it into the store."""
 
     def __init__(self, path):
         self.path = path
@@ -114,7 +114,7 @@ class _Runs:
 
 
 def _strangers_answer(group, path):
-    """Rank 2's answer is none of this package's: nobody runs it, and all say whose it is."""
+    """Rank 2's answer is such a pickle: no rank may unpickle it, and all ranks name rank 2 in their error."""
     from dfgnn.distributed import _agree
 
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
@@ -136,7 +136,7 @@ def test_what_is_in_the_store_is_data(four, tmp_path):
 
 
 def _fail_alone(group, folder):
-    """What one rank cannot make, the others learn at once, and all are in step afterwards."""
+    """When one rank cannot build its part, the others raise at once, and all ranks are in step afterwards."""
     begun, rank = time.monotonic(), dist.get_rank(group)
     edge_index, bad = torch.randint(9, (2, 50)), torch.full((2, 50), 9)
     others = pytest.raises(
@@ -160,8 +160,8 @@ def test_one_rank_fails(four, tmp_path):
 
 
 def _ends(rank, size, port, pipe):
-    """Rank 1 comes once and ends; without a watch, too, the others are told, rank 2 after rank 0 has ended
-    because of that."""
+    """Rank 1 takes part in one call and ends. The other ranks learn of it also without a watch; rank 2 only
+    after rank 0 has ended because of it, and must still name rank 1."""
     join(rank, size, port)
     edge_index = torch.randint(9, (2, 50), generator=torch.Generator().manual_seed(0))
     part = DistributedGraph.from_edge_index(edge_index, 9)
@@ -213,7 +213,7 @@ def _programs(how):
 
 
 def test_a_rank_that_ends_is_named():
-    """Rank 2 after rank 0 has ended because of that."""
+    """Rank 2, too, which calls only after rank 0 has ended because of rank 1."""
     import multiprocessing as mp
 
     store = new_store()
@@ -233,7 +233,7 @@ def test_a_rank_that_ends_is_named():
 
 @some(["fails"], ["fails", "catches", "ends"], "how")
 def test_a_program_that_ends_is_named(how):
-    """After an error, or one that it caught, too; and who ends when the others do says nothing."""
+    """Also where it ended with an error or had caught one. Programs that all end together say nothing."""
     programs = _programs(how)
     try:
         said = [program.communicate(timeout=120)[1] for program in programs]
@@ -279,7 +279,7 @@ def test_parts_from_files(four, tmp_path, monkeypatch):
     folder = tmp_path / "parts"
     four.run(_from_files, folder, edge_index, features, weight, ranks=(0, 2, 3))
 
-    monkeypatch.setattr(partition, "_PIECE", 64)  # many pieces give the same parts
+    monkeypatch.setattr(partition, "_PIECE", 64)  # edges are read 64 at a time; the parts stay the same
     report = partition.write(edge_index, tmp_path / "again", 3, 90)
     for number in range(3):
         a, b = (partition.load(f, number, 3) for f in (folder, tmp_path / "again"))
@@ -364,7 +364,7 @@ def test_a_part_with_other_contents(name, in_two, tmp_path):
     found = torch.load(in_two / "part-0.pt")
     changed = change(found)
     torch.save(changed if isinstance(changed, list) else found, tmp_path / "part-0.pt")
-    if name == "lost edges":  # what one part cannot know
+    if name == "lost edges":  # the file is consistent in itself; only all ranks together see the loss
         found.update(offsets=[0, 10], ids=torch.arange(10))
         torch.save(found, tmp_path / "part-0.pt")
         with pytest.raises(ValueError, match=message):
@@ -375,7 +375,7 @@ def test_a_part_with_other_contents(name, in_two, tmp_path):
 
 
 def test_every_damaged_byte_is_noticed(in_two, tmp_path):
-    """Bytes changed and cut anywhere: a clear error, or what was written."""
+    """A file with bytes changed or cut off anywhere gives a clear error, or exactly what was written."""
     good, expected = (in_two / "part-0.pt").read_bytes(), partition.load(in_two, 0, 2)
     path = tmp_path / "part-0.pt"
     for place in range(0, len(good), 41):
@@ -387,7 +387,7 @@ def test_every_damaged_byte_is_noticed(in_two, tmp_path):
             except ValueError as error:
                 assert str(path) in str(error)
                 continue
-            assert len(text) == len(good)  # no shorter one is taken
+            assert len(text) == len(good)  # a truncated file is never accepted
             assert all(
                 torch.equal(getattr(found, x), getattr(expected, x)) for x in ("src", "dst", "edge_ids")
             )

@@ -15,7 +15,7 @@ SMALL = "--nodes 300 --width 16"
 
 
 def _losses(group, runs):
-    """Of ``main`` with each of these arguments."""
+    """The losses that ``main`` of the example returns for each of these argument strings."""
     sys.path.insert(0, str(EXAMPLES))
     import train_distributed
 
@@ -24,7 +24,7 @@ def _losses(group, runs):
 
 @pytest.mark.parametrize("shard", ["", "--shard"])
 def test_resume_is_an_uninterrupted_run(four, tmp_path, shard):
-    """With dropout, of which the generators' states are part of a checkpoint."""
+    """Dropout is on: a checkpoint holds the states of the random generators, too."""
     stopped = f"graph {SMALL} {shard} --checkpoint {tmp_path}"
     runs = f"graph {SMALL} {shard} --epochs 3", f"{stopped} --epochs 2", f"{stopped} --epochs 3 --resume"
     for whole, first, resumed in four.run(_losses, runs):
@@ -33,8 +33,8 @@ def test_resume_is_an_uninterrupted_run(four, tmp_path, shard):
 
 
 def test_processes_train_what_one_trains(four, tmp_path, monkeypatch):
-    """Without dropout the loss does not depend on how many share the graph, nor on where its parts come
-    from."""
+    """Without dropout the loss depends neither on the number of processes that share the graph nor on whether
+    its parts come from files."""
     generator = np.random.default_rng(0)
     np.save(tmp_path / "edges.npy", generator.integers(0, 200, (2, 2000)))
     nodes = {
@@ -55,11 +55,12 @@ def test_processes_train_what_one_trains(four, tmp_path, monkeypatch):
 
 def test_batches(four):
     losses = four.run(_losses, ["batches --nodes 4000 --batch 1 --epochs 2 --width 16 --lr 0.01"])
-    assert len({loss for (loss,) in losses}) == 1 and losses[0][0] < 1.9  # log 6 = 1.79
+    # All processes have the same loss, and it is near that of guessing one of six classes, log 6 = 1.79.
+    assert len({loss for (loss,) in losses}) == 1 and losses[0][0] < 1.9
 
 
 def _averaged(group):
-    """Gradients of data parallelism in both ways; the last layer is used by rank 0 alone."""
+    """Each rank's own gradients, and those that the example averages; rank 0 alone uses the last layer."""
     rank = torch.distributed.get_rank(group)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double(), nn.Linear(3, 1), nn.Linear(2, 2))
@@ -79,7 +80,7 @@ def test_averaged_gradients(four):
     found = four.run(_averaged)
     for k, first in enumerate(found[0][1]):
         own = [grads[k] for grads, _ in found]
-        if first is None:  # does not require one
+        if first is None:  # a parameter that requires no gradient
             assert all(grad is None for grad in own)
             continue
         expected = sum(grad for grad in own if grad is not None) / 4

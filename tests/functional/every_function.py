@@ -1,11 +1,12 @@
-"""Every function with every kind of tensor that it takes, in words: what test_every_function.py calls."""
+"""The calls of test_every_function.py: every function with every kind of tensor that it takes, as text whose
+letters `Case` explains."""
 
 from typing import NamedTuple
 
 import torch
 
 from dfgnn import functional
-from dfgnn.engine import edge_projection  # folded or not, whatever the sizes say
+from dfgnn.engine import edge_projection  # patched, so that a case is folded or not whatever its sizes
 
 B, H = 3, 2
 
@@ -52,7 +53,7 @@ class Case(NamedTuple):
 
 
 def scores(q, k, e, w):
-    """Of heads that w tells apart."""
+    """A score for flex_attention; its parameter w differs between heads."""
     score = (q * k * w).sum(-1)
     return score.tanh() if e is None else score.tanh() + e.sum(-1)
 

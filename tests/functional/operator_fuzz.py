@@ -15,7 +15,7 @@ from dfgnn.runtime.arguments import ops
 
 
 def right_calls(device):
-    """(operator, arguments) that are right, of a graph with split rows, an empty one and a reverse CSR."""
+    """Yields right calls (operator, arguments) on a graph with split rows, empty rows and a reverse CSR."""
     generator = torch.Generator().manual_seed(0)
     src, dst = torch.randint(30, (2, 900), generator=generator)
     dst[:700] = 3
@@ -104,7 +104,7 @@ def wrong_values(x, device):
             for value in (-1, x[k] + 1, 2**31, 2**62, -(2**62)):
                 if (
                     k > 2 or not 0 <= value < 2**31
-                ):  # more slots than needed, packed, heads_per_tile: serve, too
+                ):  # other values of the first three are right, too: num_slots, packed, heads_per_tile
                     yield [*x[:k], value, *x[k + 1 :]]
         yield from (x[:-1], [*x, 0], [])
     elif isinstance(x, int) and not isinstance(x, bool):
@@ -129,7 +129,7 @@ def main(device):
     if device == "cuda":
         torch.cuda.synchronize()
     for op, right in right_calls(device):
-        op(*right)  # and the process is as it was
+        op(*right)  # after all the refused calls the right ones still run
     print(calls)
 
 
@@ -138,14 +138,15 @@ def describe(x):
 
 
 def unused(op, k, wrong, right):
-    """Whether this is no mistake, or one in what the operator only hands on to backward."""
+    """Whether the operator may take the changed argument: it is right, too, or forward only saves it for
+    backward."""
     names = [argument.name for argument in op.default._schema.arguments]
     name = names[k]
     if "forward" in str(op) and name.startswith("rev_"):
         return True
     score = right[names.index("score")] if "score" in names else None
     if name in ("positive", "positive_mass") and score == 0 and right[1] is not None:
-        return True  # with a gradient of the attention they are not read
+        return True  # GAT's backward does not read them if the attention has a gradient, right[1]
     if name in ("items", "splits", "rev_items", "rev_splits") and wrong.shape[1:] == (4,):
         rows = {"items": 40, "rev_items": 30}.get(name, 0)
         if len(wrong) != len(right[k]) and len(wrong) >= rows:
@@ -153,9 +154,10 @@ def unused(op, k, wrong, right):
                 wrong.dtype == torch.int32
             )  # rows left out or taken twice are wrong, but nothing is out of range
     if name == "plan" and ".edge_" in str(op) and len(wrong) == len(right[k]):
-        return wrong[:4] + wrong[5:] == right[k][:4] + right[k][5:] and 0 <= wrong[4] < 2**31  # columns
+        # plan[4] is the number of columns, which need only be a valid number.
+        return wrong[:4] + wrong[5:] == right[k][:4] + right[k][5:] and 0 <= wrong[4] < 2**31
     if names[0] == "indptr" and name in ("indptr", "indices") and len(wrong.shape) == 1:
-        # Another graph, or an indptr that does not fit the indices, which is trusted: a look would wait.
+        # The values of an indptr are trusted, because to check them the host would wait for the GPU.
         return wrong.dtype == right[k].dtype and (name == "indices" or len(wrong) > 0)
     if isinstance(wrong, torch.Tensor) and isinstance(right[k], torch.Tensor):
         same = wrong.shape == right[k].shape and wrong.dtype == right[k].dtype

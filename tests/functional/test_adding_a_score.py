@@ -16,8 +16,8 @@ from dfgnn.runtime.arguments import Numbers, Tensors
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding_a_score.md"
-# Rooms that use scores by the names of functions and layers.
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh"}
+# Packages of dfgnn that may name a score, because they use it by the names of functions and layers.
 USERS = {"nn", "bench", "compat", "switch", "running"}
 
 
@@ -84,7 +84,7 @@ def test_flex_attention(device, name, dtype):
     mask = torch.rand(graph.num_edges, device=device) < 0.8
     options = {"edge_mask": mask, "edge_weight": weight, "return_attention": True, "dropout_p": 0.2}
     options["_seed"] = torch.tensor([5], device=device)
-    found, chunk_edges = [], max(97, graph.num_edges // 6)  # the last piece of most graphs is shorter
+    found, chunk_edges = [], max(97, graph.num_edges // 6)  # the last chunk of most graphs is shorter
     for module, as_type in ((functional, dtype), (reference, dtype), (reference, torch.float64)):
         leaves = [x.to(as_type, copy=True).requires_grad_() for x in inputs]
         results = module.flex_attention(
@@ -97,7 +97,8 @@ def test_flex_attention(device, name, dtype):
         # Where everything cancels, errors are measured against what does: |q - k|^2 of every edge.
         floor = 3 * (graph.num_edges / max(exact.shape[0], 1)) ** 0.5 * exact.numel() ** 0.5
         error, allowed = (relative_error(x, exact.double(), floor) for x in (ours, plain))
-        # Gradients of params add up all edges; where rows have one, each is 0 but for the rounding of delta.
+        # The gradient of params sums over all edges. Where rows have one edge each, all terms are 0 but for
+        # the rounding of delta: hence 12 bands.
         assert error <= 3 * allowed + 12 * rounding_band(dtype)
 
 
@@ -114,7 +115,8 @@ def test_gradients(device):
 
 
 def test_random_scores(device):
-    """Backward sees the numbers that forward drew, and leaves torch's generators alone."""
+    """A score that draws random numbers: backward computes it with the numbers that forward drew, and does
+    not change the state of torch's generators."""
     graph = make_graph("random", device)
     leaves = [torch.randn(50, 2, 3, dtype=torch.float64, device=device).requires_grad_() for _ in range(3)]
 
@@ -140,7 +142,7 @@ def test_random_scores(device):
 
 
 def test_backward_outside_autocast(device):
-    """The score is computed again as forward did: here by a product in bfloat16."""
+    """Backward, outside autocast, computes the score again as forward did under it: in bfloat16."""
     graph = make_graph("random", device)
     query, key, value = (torch.randn(50, 2, 3, device=device).requires_grad_() for _ in range(3))
     weight = torch.randn(3, 3, device=device).requires_grad_()
@@ -175,7 +177,7 @@ def test_transforms(device, transform):
 
 
 def test_no_tensor_of_edges_times_features():
-    """Every tensor that is made fits the chunk, or has a number per edge and head."""
+    """Every tensor that is made has the rows of one chunk of edges, or one element per edge and head."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Largest(TorchDispatchMode):
@@ -193,7 +195,7 @@ def test_no_tensor_of_edges_times_features():
         torch.randn(n, 2, 64, requires_grad=True) for n in (graph.num_dst, graph.num_src, graph.num_src)
     )
     width = torch.ones(2, requires_grad=True)
-    assert graph.edge_index.shape == (2, graph.num_edges)  # made once, two numbers per edge
+    assert graph.edge_index.shape == (2, graph.num_edges)  # cached now, so that its making is not counted
     with Largest() as largest:
         functional.flex_attention(graph, gaussian, q, k, v, params=[width], chunk_edges=100).sum().backward()
     assert largest.numel <= max(2 * graph.num_edges, v.numel(), 100 * 2 * 64)

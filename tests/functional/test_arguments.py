@@ -1,4 +1,5 @@
-"""Groups of arguments that Python passes one after the other are so in the operators' schemas."""
+"""Arguments that Python passes as one tuple (`Tensors`, `Numbers`, ...) stand side by side in the operators'
+schemas, in the order of the tuple's fields."""
 
 import pytest
 

@@ -128,7 +128,7 @@ def test_autocast_inside(device):
 
 
 def test_attention_keeps_its_graph_until_backward(device):
-    """And products say that theirs is gone."""
+    """Attention's backward works after the caller has dropped the graph; spmm's raises that it is gone."""
     x = torch.randn(40, 2, 8, device=device, requires_grad=True)
     want = run(FUNCTIONS["dot"], make(0, device), 0)
     torch.manual_seed(0)
@@ -193,10 +193,11 @@ def train(call, layer, graph, x, *more):
     return [*out, *(t.grad for t in inputs), *(p.grad for p in layer.parameters())]
 
 
-# Without a word on sizes a layer is recorded twice: as they are, and with variables.
+# (layer, `dynamic` of torch.compile). With None a layer is recorded twice: with the first sizes as constants,
+# then with symbolic sizes.
 CASES = [("GATConv", None), ("AGNNConv", True)]
 CASES += [(name, True) for name in ("EGATConv", "EdgeGATConv", "HGTConv", "EdgeGraphTransformerConv flex")]
-# Other layers take the same steps, or are in test_recorded.py.
+# Cases of the exhaustive tests. Other layers run the same code, or are in test_recorded.py.
 MORE = [(name, None) for name in ("EdgeGATConv wide", "HGTConv norm", "EdgeGraphTransformerLayer")]
 MORE += [("GraphTransformerLayer", True), ("EdgeGraphTransformerConv", True), ("EdgeGATConv", False)]
 
@@ -275,7 +276,7 @@ def test_destinations_without_edges_are_refused_when_it_runs(device):
 
 
 def test_a_graph_of_fixed_capacity(device):
-    """What is not in use is left out by the operators, and 0."""
+    """Operators leave out nodes and edges that are not in use; their results are 0."""
     compiled = torch.compile(FUNCTIONS["attention"], fullgraph=True, backend="aot_eager")
     graph = Graph.with_capacity(40, 300, device=device)
     for k in range(3):

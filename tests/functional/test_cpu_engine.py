@@ -22,7 +22,7 @@ ISAS = ("base", "avx2", "avx512") if platform.machine() in ("x86_64", "AMD64") e
 
 
 def processor_has(isa):
-    """What torch says of this processor; its names are those of its own kernels."""
+    """Whether this processor has the instruction set, by the name of the kernels that torch chooses on it."""
     level = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}.get(torch.backends.cpu.get_cpu_capability(), 0)
     return ISAS.index(isa) <= level
 
@@ -37,7 +37,7 @@ def use(monkeypatch, isa):
 
 @functools.cache
 def compiled():
-    """The instruction sets that the library has, as it says where one is asked for that there is not."""
+    """The instruction sets that the library is compiled for, read from the error for an unknown one."""
     graph = make_graph("random")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DFGNN_CPU_ISA", "none")
@@ -46,7 +46,7 @@ def compiled():
     return re.search(r"expected (.*), got 'none'", str(error.value))[1].split(", ")
 
 
-WAYS = ("grouped", "single")  # of rows
+WAYS = ("grouped", "single")  # values of DFGNN_CPU_ROWS: short rows computed in groups, or one at a time
 
 
 @covered(
@@ -124,12 +124,13 @@ def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, w
         assert not out[touched, 1, 5].isfinite().any()
         assert torch.equal(out[~touched], clean[~touched])
         assert torch.equal(out[:, [0, 2]], clean[:, [0, 2]])
-        # Nothing comes of a value that all of its rows mask.
+        # A value that is not finite has no effect where every edge to it is masked.
         masked = function(score)(graph, **inputs, edge_mask=(src != 3) & ~touched[dst])
         assert (masked[touched] == 0).all() and masked.isfinite().all()
 
 
-# bfloat16 has heads of whole pairs of vectors: none, one, or several, by the instruction set.
+# (heads, head size). In bfloat16 kernels load pairs of vectors: by the instruction set, a head of these sizes
+# is less than a pair, one pair, or several.
 PAIRED_SHAPES = ((2, 8), (3, 16), (2, 32), (1, 64), (3, 96), (8, 4), (32, 2))
 
 
@@ -182,8 +183,8 @@ def test_every_instruction_set(monkeypatch, score, isa, dtype, case):
 
 
 def on_grid(score, graph, dim, shift, dtype):
-    """Inputs and options whose scores, all shifted by one bias, are exact in the accumulation type: multiples
-    of its unit at ``shift``."""
+    """Inputs and options whose scores, all shifted by the same edge bias ``shift``, are exact in the
+    accumulation type: they are multiples of its unit in the last place at ``shift``."""
     acc = torch.promote_types(dtype, torch.float32)
     shift = torch.finfo(acc).min if shift == "lowest" else shift
     unit = 2.0 ** max(-6, math.frexp(shift)[1] + math.frexp(torch.finfo(acc).eps)[1] - 1)
@@ -221,13 +222,13 @@ def test_softmax_is_exact_at_any_shift(monkeypatch, score, shift, dtype, name, i
 
 @covered(dtype=DTYPES, low=[-1e9, "lowest"], score=SCORES, name=["mixed_degrees", "super_row"])
 def test_rows_of_masked_edges(score, low, dtype, name):
-    """Edges masked by a large negative bias: some, all of a row, most of a split row's pieces."""
+    """Edges masked by a large negative bias: some of a row, all of a row, and most chunks of a split row."""
     acc = torch.promote_types(dtype, torch.float32)
     graph = make_graph(name)
     inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True)
     for term in ("alpha_src", "alpha_dst", "query", "attn"):
         if term in inputs:
-            inputs[term].zero_()  # beside the mask they would be rounded away
+            inputs[term].zero_()  # added to the large bias, these terms would be lost in rounding
     src, dst = graph.edge_index
     masked = (src % 3 == 0) | (dst % 2 == 0) & (src < 250)
     inputs["edge_bias"] = inputs["edge_bias"].to(acc)
@@ -261,7 +262,7 @@ def test_unknown_instruction_set(monkeypatch):
 
 
 def mapping_flags(address):
-    """The kernel's flags of the mapping that holds an address, or None where it does not tell."""
+    """The Linux kernel's flags (VmFlags) of the memory mapping that holds an address; None if unknown."""
     path, inside = Path("/proc/self/smaps"), False
     for line in path.read_text().splitlines() if path.exists() else ():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
@@ -290,7 +291,8 @@ def test_large_results_ask_for_huge_pages():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("score", ["gatv2", "dot"])
 def test_backward_keeps_numbers_of_edges_where_they_are_few(monkeypatch, score, way):
-    """[E, 2, H] of them, no larger than the gradients of the nodes' features."""
+    """Backward stores α and ds (the score's gradient) of each edge, [E, 2, H], only if they take no more
+    memory than the gradients of the nodes' features."""
     monkeypatch.setenv("DFGNN_CPU_ROWS", way)
     heads, dim = 2, 16
     for edges, kept in ((400, True), (40_000, False)):
@@ -308,7 +310,7 @@ def test_backward_keeps_numbers_of_edges_where_they_are_few(monkeypatch, score, 
 @pytest.mark.parametrize("missing", ["eids", "rev_eids"])
 @pytest.mark.parametrize("edges", ["permuted", "by source", "by destination"])
 def test_edge_ids_of_one_direction_alone(missing, edges):
-    """Without them the numbers of the edges are their places, which must be true."""
+    """Without eids an edge's id is its position in the CSR: they may be left out only where that is true."""
     src, dst = torch.tensor([[3, 0, 2, 1, 0, 2], [1, 2, 0, 2, 0, 1]])
     order = {"permuted": torch.arange(6), "by source": src.argsort(), "by destination": dst.argsort()}[edges]
     graph = Graph.from_coo(src[order], dst[order], num_nodes=4)
@@ -326,7 +328,7 @@ def test_edge_ids_of_one_direction_alone(missing, edges):
 
     expected = backward(args)
     wrong = args._replace(**{missing: None})
-    if getattr(args, missing) is None:  # these are the places
+    if getattr(args, missing) is None:  # already left out: each edge's id is its position in this CSR
         assert edges == ("by source" if missing == "rev_eids" else "by destination")
         assert all(torch.equal(x, y) for x, y in zip(expected, backward(wrong), strict=True))
         return
@@ -337,7 +339,7 @@ def test_edge_ids_of_one_direction_alone(missing, edges):
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("heads, width", [(1, 1), (1, 11), (8, 3), (2, 33)])
 def test_sums_of_edge_attributes_over_a_long_row(monkeypatch, isa, heads, width):
-    """Of equal weights, as of equal scores, and equal attributes: their roundings do not average out."""
+    """All weights and all attributes are equal, so that the rounding errors of the sum do not average out."""
     use(monkeypatch, isa)
     num_edges = 20_000
     zeros = torch.zeros(num_edges, dtype=torch.int64)

@@ -84,7 +84,7 @@ def test_equal_to_the_long_operators(device, score, options, dtype):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_rows_of_a_layer(device, score):
-    """With `heads`, features come and go in two dimensions."""
+    """With `heads` > 0 an eager call takes and returns nodes' tensors as [N, H * D] instead of [N, H, D]."""
     call, (value, src, dst, attn, *rest), _ = make_call(score, {}, device)
 
     def flat(x):
@@ -178,7 +178,7 @@ def test_backward_refuses_what_it_did_not_keep(device):
     for bad in (kept[:-16], kept.float()):
         with pytest.raises(RuntimeError, match="kept: "):
             call.run_backward((torch.randn_like(out), None), tensors, out, None, (bad,), 1)
-    with torch.no_grad():  # else the reverse CSR of a small graph is made with it
+    with torch.no_grad():  # otherwise a small graph gets its reverse CSR when it is made
         graph = make_graph("super_row", device)
     forward_only = graph._planner.handle(2, 8, torch.float32, "gat", "auto", False, False)
     call = call._replace(handle=forward_only)
@@ -221,7 +221,7 @@ def test_score_terms(device, dtype):
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("edges", [False, True])
 def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
-    """Together with the plans, with edge ids from the start."""
+    """The reverse CSR is made together with the plans, at once with edge ids."""
     graph, calls = make_graph("random"), []
     transpose = _csr.transpose
     monkeypatch.setattr(_csr, "transpose", lambda *args: calls.append(args) or transpose(*args))
@@ -239,7 +239,8 @@ def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("score", SCORES)
 def test_graphs_of_another_device_are_no_graphs_here(score, train):
-    """Graphs are counted by device: the number of one on a GPU may be that of another on the CPU."""
+    """Each device counts its own graphs: one on a GPU and one on the CPU may have the same number. Tensors of
+    the other device must be refused all the same."""
     kept = []
     for seed in range(12):
         torch.manual_seed(seed)
@@ -247,7 +248,7 @@ def test_graphs_of_another_device_are_no_graphs_here(score, train):
         for device in ("cpu", "cuda"):
             graph = Graph.from_edge_index(ends.to(device), num_nodes=20)
             inputs = make_inputs(score, graph, 2, 8, torch.float32)
-            function(score)(graph, **inputs)  # which gives it its number
+            function(score)(graph, **inputs)  # the first call gives the graph its number
             kept.append((device, graph))
     other = {"cpu": "cuda", "cuda": "cpu"}
     for device, graph in kept:
@@ -296,7 +297,7 @@ def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, d
     monkeypatch.setattr(checks.Checker, "__init__", lambda *args: checked.append(1) or original(*args))
     (got, second), (want, second_want) = all_results(), expected
     assert all(map(torch.equal, got, want))
-    # By plain operations, which CUDA may sum in another order.
+    # Gradients of gradients are sums by plain operations, which CUDA may add in another order.
     tolerance = {"rtol": 0, "atol": 0} if device == "cpu" else {"rtol": 3e-2, "atol": 3e-2}
     torch.testing.assert_close(second, second_want, **tolerance)
     assert not checked

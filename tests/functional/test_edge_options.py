@@ -31,7 +31,7 @@ def test_edge_features(device, features, dtype, case):
 
 @covered(features=FEATURES, dim=[600, 1100], dtype=[torch.float32, torch.float16], edge_feat=[True, False])
 def test_wide_heads(device, features, dim, dtype, edge_feat):
-    """More columns than a warp holds."""
+    """Heads of more columns than the registers of a warp hold."""
     graph, (score, where) = make_graph("isolated", device), features
     inputs = make_inputs(score, graph, 2, dim, dtype, edge_feat=edge_feat, edge_gate=1 if edge_feat else None)
     inputs["out_bias"] = torch.randn(2, dim).to(device, dtype)
@@ -64,7 +64,7 @@ def test_mask(device, score, heads):
         mask = torch.rand(graph.num_edges, 3, device=device) < 0.6
         mask[dst == 1] = False
         mask = mask[:, 0].contiguous() if heads == 1 else mask
-        for slope in (0.2, 0.0):  # 0 times -inf is not a number
+        for slope in (0.2, 0.0):  # slope 0: LeakyReLU of a score -inf would be 0 * -inf, NaN
             options = {"edge_mask": mask, "negative_slope": slope}
             results = check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
         assert results["out"][1].eq(0).all() and results["attention"][~mask].eq(0).all()
@@ -100,7 +100,7 @@ def test_bias_behind_the_activation(device, score, slope, name, return_attention
     ],
 )  # fmt: skip
 def test_options_together(device, score, bias, gate, mask, feat, dropout, weight, return_attention, case):
-    """Any three options together, whatever the others are."""
+    """The cases (see `covered`) contain every combination of values of any three options."""
     name, heads, dim, dtype = case
     graph = make_graph(name, device)
     inputs = make_inputs(
@@ -152,7 +152,7 @@ def test_leaky_dot_product(device):
     together=YES_OR_NO,
 )  # fmt: skip
 def test_leaky_dot_product_of_features(device, slope, where, case, together):
-    """Both sides of the activation, of edges in rows that are whole, split and sorted."""
+    """Scores on both sides of the LeakyReLU's bend, in whole and in split rows, with and without edge ids."""
     name, heads, dim, dtype = case
     graph = make_graph(name, device)
     more = dict(edge_bias=True, edge_gate="H", edge_weight=1) if together else {}
@@ -163,7 +163,7 @@ def test_leaky_dot_product_of_features(device, slope, where, case, together):
 
 @pytest.mark.parametrize("frozen", ["edge_feat", "edge_gate", "edge_weight", "edge_bias"])
 def test_gradients_not_wanted(device, frozen):
-    """An edge tensor without a gradient leaves those of the others as they are."""
+    """If one edge tensor needs no gradient, the gradients of the others stay the same."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs("dot", graph, 3, 8, edge_feat=True, edge_bias=True, edge_gate="H", edge_weight="H")
     all_of_them = run(function("dot"), graph, inputs)

@@ -34,7 +34,7 @@ def run(module, graph, inputs, dtype=None, **options):
 
 
 def check(graph, inputs, note="", **options):
-    """Error against float64 <= 2 x that of plain PyTorch + rounding, of the size of what cancels."""
+    """Error against float64 <= 2 x that of plain PyTorch + rounding, relative to the terms that cancel."""
     exact = run(reference, graph, inputs, torch.float64, **options)
     low = run(reference, graph, inputs, **options)
     dtype = inputs["query"].dtype
@@ -58,7 +58,7 @@ def test_attention(device, name, dtype):
     if graph.num_edges * heads * dim > 500_000:
         heads, dim = 3, 7
     inputs = make_inputs(graph, heads, dim, dtype, value_dim=(dim, 5)[k % 2])
-    # In 16 bits a score may be on the other side of the clamp, where its gradient is another.
+    # No clamp in 16 bits: a score may be rounded to the other side of the clamp, where its gradient is 0.
     clamp = None if dtype.itemsize == 2 else (None, 0.7)[k % 2]
     more = dict(clamp=clamp, return_edges=RESULTS[k % 3], return_attention=k // 2 % 2 == 0)
     check(graph, inputs, f"H={heads} D={dim} {more}: ", **more)
@@ -104,7 +104,7 @@ def test_loss_over_one_of_the_results(device):
 
 
 def test_padded_edges(device):
-    """In a graph of fixed capacity what belongs to no edge is 0, and so is its gradient."""
+    """In a graph of fixed capacity rows of edges that are not in use are 0, and so are their gradients."""
     graph = Graph.with_capacity(12, 40, device=device)
     edge_index = torch.randint(10, (2, 30), device=device)
     assert graph.copy_(edge_index, 10) is graph
@@ -126,7 +126,7 @@ def test_padded_edges(device):
 
 
 def test_fake_kernels():
-    """Shapes and types that compilers are told are those that come."""
+    """The fake kernels tell compilers the shapes and dtypes that the operators return."""
     graph = make_graph("mixed_degrees")
     query, key, _, feat = make_inputs(graph, 3, 5, torch.bfloat16).values()
     weight, args = torch.randn(graph.num_edges, 3), _ops.product_args(graph, key, False)
@@ -151,7 +151,7 @@ def test_results_do_not_depend_on_threads():
 
 
 def test_no_further_tensor_of_edges_and_channels():
-    """Without the products only the gradient of the edges' features."""
+    """Unless the products are returned, the only new tensor of E x H x D elements is edge_feat's gradient."""
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50)
     leaves = [x.requires_grad_() for x in make_inputs(graph, 4, 32).values()]
 

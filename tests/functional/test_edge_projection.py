@@ -49,7 +49,7 @@ def test_products(device, name, dtype):
     for heads, dim in SIZES if device != "cpu" else (SIZES[(7 * turn + 3) % 20],):
         step = 16 // dtype.itemsize
         width = -(-dim // step) * step if device != "cpu" else dim
-        # Heads outermost, as a batched product leaves them, in a wider row.
+        # Heads are the outermost dimension in memory, as torch.bmm leaves them, and rows are padded.
         rows = torch.randn(heads, graph.num_dst, width).to(device, dtype).transpose(0, 1)
         attr = torch.randn(graph.num_edges, dim).to(device, dtype)
         acc = torch.float64 if dtype == torch.float64 else torch.float32
@@ -88,7 +88,7 @@ def test_products_of_any_order(device, heads):
 
 
 def test_fake_kernels(device):
-    """Shapes and types that compilers are told are those that come."""
+    """The fake kernels tell compilers the shapes and dtypes that the operators return."""
     graph = make_graph("mixed_degrees", device)
     rows = torch.randn(graph.num_dst, 3, 8, device=device, dtype=torch.float16)
     attr = torch.randn(graph.num_edges, 5, device=device, dtype=torch.float16)
@@ -158,12 +158,12 @@ def test_options(device, options, edges, dtype):
     inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
     mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
     more = dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
-    # The gradient of the bias sums what cancels in all rows, times the query and the scale.
+    # extra: the terms of the bias's gradient, times query and scale, cancel in every row.
     check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
 
 
 def test_without_a_projection_of_edges_it_is_the_same(device):
-    """What is exactly 0 adds nothing, to the bit."""
+    """Edge attributes that are exactly 0 change no bit of the result."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs("dot", graph, 3, 8, torch.float64)
     plain = run(functional.dot_attention, graph, inputs)
@@ -198,7 +198,7 @@ def test_gradient_of_the_projection(device, dtype, shape):
 
 
 def test_second_derivatives_of_one_tensor_in_two_places(device):
-    """It has two gradients."""
+    """A tensor that is both query and (a part of) key gets the sum of two gradients."""
     graph = tiny_graph(device)
     inputs = with_projection(make_inputs("dot", graph, 2, 2, torch.float64), graph, 3)
     x, value, attr, proj = (inputs[name] for name in ("query", "value", "edge_attr", "edge_proj"))
@@ -211,7 +211,8 @@ def test_second_derivatives_of_one_tensor_in_two_places(device):
 
 
 def test_autocast(device):
-    """The tensors' type is what counts: gradients are rounded otherwise, but not to 16 bits."""
+    """The attention runs in the dtype of its tensors, float32, not in autocast's: gradients may be rounded
+    in other places than without autocast, but not to 16 bits."""
     graph = make_graph("random", device)
     inputs = with_projection(make_inputs("dot", graph, 2, 8), graph, 3)
     expected = run(functional.dot_attention, graph, inputs)
@@ -223,7 +224,7 @@ def test_autocast(device):
 
 
 def test_no_tensor_of_edges_and_channels(device):
-    """Nor one that is as large: neither forward nor backward."""
+    """Neither forward nor backward makes a tensor of E x H x D elements, in any shape."""
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)
     inputs = with_projection(make_inputs("dot", graph, 2, 64), graph, 3)
     leaves = {n: x.requires_grad_() for n, x in inputs.items()}
@@ -232,7 +233,7 @@ def test_no_tensor_of_edges_and_channels(device):
     with Made() as made:
         functional.dot_attention(graph, **leaves).sum().backward()
     assert 4000 * 3 <= max(made.sizes) < most / 8
-    with Made() as made:  # one that has it is noticed
+    with Made() as made:  # Made notices a call that makes such a tensor
         functional.sddmm(graph, leaves["query"], leaves["key"]).unsqueeze(2).expand(-1, -1, 64).clone()
     assert max(made.sizes) == most
 
@@ -247,7 +248,7 @@ def gpu():
 
 @pytest.fixture
 def passes(monkeypatch):
-    """How often the kernels that know features of edges ran, forward and backward."""
+    """The list grows by one with each forward or backward pass of the kernels with projected attributes."""
     count = []
     for name in ("attend_projected", "attend_projected_backward"):
         call = getattr(operators, name)
@@ -287,7 +288,7 @@ def test_in_one(gpu, passes, name, dtype, schedule):
 @pytest.mark.parametrize("learned", [False, True], ids=["", "learned features"])
 @pytest.mark.parametrize("dtype", IN_ONE)
 def test_options_in_one(gpu, passes, dtype, learned):
-    """Against the composed way, with the same dropout."""
+    """One pass of these kernels with all options, beside separate operations with the same dropout mask."""
     graph = make_graph("mixed_degrees", gpu)
     heads, dim, features = 3, 64, 11
     inputs = with_projection(make_inputs("dot", graph, heads, dim, dtype), graph, features)

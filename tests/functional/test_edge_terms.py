@@ -54,7 +54,7 @@ def with_terms(inputs, graph, terms, features=FEATURES):
 
 @pytest.fixture
 def way(request, monkeypatch):
-    """Projections folded or not, whatever the sizes say."""
+    """Forces that projections are folded into query and output, or not, whatever the sizes."""
     monkeypatch.setattr(edge_projection, "_unfolds", lambda inputs: _unfolds(request.param, inputs.terms))
 
 
@@ -74,7 +74,7 @@ def test_attention(device, name, dtype):
         heads, dim, features = 2, 7, 9
     inputs = make_inputs("dot", graph, heads, dim, dtype)
     options = with_terms(inputs, graph, ALL[text], features) | dict(return_attention=turn % 2 == 0)
-    extra = 32 * torch.finfo(dtype).eps * ("biases" in text)  # whose gradient is of what cancels
+    extra = 32 * torch.finfo(dtype).eps * ("biases" in text)  # the terms of a bias's gradient cancel
     check("dot", graph, inputs, f"{text} H={heads} D={dim} d={features}: ", extra=extra, **options)
 
 
@@ -91,7 +91,7 @@ EDGES = {
 }
 
 
-# Those with a projection, which may be folded or not.
+# The calls with a projection, which may be folded or not.
 PROJECTED = {name: terms for name, terms in ALL.items() if any("proj" in key for key in terms)}
 
 
@@ -118,7 +118,7 @@ def test_options(device, terms, edges, way):
 @pytest.mark.parametrize("way", ("folded", "unfolded"), indirect=True)
 @pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
 def test_padded_heads(terms, way, monkeypatch):
-    """CUDA's kernels take heads of a multiple of 16 bytes. Here a CPU's get heads padded alike."""
+    """CUDA kernels take heads of a multiple of 16 bytes. Here the CPU kernels get heads that are padded."""
 
     def padded(check, *tensors):
         size = max(-(-x.shape[-1] // 4) * 4 for x in tensors if x is not None)
@@ -132,7 +132,8 @@ def test_padded_heads(terms, way, monkeypatch):
 
 
 def test_bias_behind_the_activation(device):
-    """Where only the value has a term, or the engine has the key's."""
+    """bias_after (the edge bias is added after the LeakyReLU) where only the value has an edge term, or the
+    kernels themselves add the key's."""
     graph = make_graph("mixed_degrees", device)
     for terms in (TERMS["shared in values alone"], TERMS["in values alone"], dict(edge_feat="E H D")):
         inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, edge_bias=True)
@@ -142,7 +143,7 @@ def test_bias_behind_the_activation(device):
 
 @pytest.mark.parametrize("sizes", [(37, 8, 16, 128), (400, 8, 16, 128), (400, 2, 4, 7)], ids=str)
 def test_both_ways_where_the_sizes_decide(sizes):
-    """Which way is taken changes rounding alone."""
+    """Whether projections are folded changes the results by rounding alone."""
     edges, heads, dim, features = sizes
     graph = Graph.from_edge_index(torch.randint(30, (2, edges)), num_nodes=30)
     inputs = make_inputs("dot", graph, heads, dim, torch.float64)
@@ -167,7 +168,8 @@ def test_one_tensor_in_both_is_one_term(device):
 
 @pytest.mark.parametrize("terms", ALL)
 def test_terms_that_learn_under_autocast(device, terms):
-    """On the CPU autocast keeps them from the plain operations, which second derivatives prefer."""
+    """Edge terms with gradients under autocast: the CPU kernels run, where without autocast plain operations
+    would (they serve second derivatives)."""
     graph = make_graph("random", device)
     both = "edge_feat_in" not in ALL[terms] and not any("value" in name for name in ALL[terms])
     inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, value_dim=DIM if both else VALUE_DIM)
@@ -196,7 +198,7 @@ def test_exported(terms):
 
 @pytest.mark.parametrize("terms", ["of heads", "shared", "projections"])
 def test_no_further_tensor_of_edges_and_channels(device, terms):
-    """Beside what is given and its gradient, neither forward nor backward."""
+    """Beside the arguments and their gradients, neither forward nor backward makes a tensor of that size."""
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)
     inputs = make_inputs("dot", graph, 4, 64)
     with_terms(inputs, graph, TERMS[terms], 8)

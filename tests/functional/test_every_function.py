@@ -21,7 +21,7 @@ def case(name, monkeypatch):
 
 
 def loss_of(results):
-    """By weights that the results do not know."""
+    """A sum of the results with fixed weights that differ between elements."""
     return sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in results)
 
 
@@ -40,7 +40,7 @@ def test_like_the_reference(device, case):
     torch.testing.assert_close(run(case, graph, tensors), run(case, graph, tensors, reference))
 
 
-# What is a part of other cases.
+# Cases whose code other cases run, too: tested exhaustively only.
 PARTS = [
     *("gat shared", "gat without sources", "gatv2 vectors", "dot sink", "gat sink", "terms in values"),
     *("terms shared in values", "projection of values, folded", "projection of values, unfolded"),
@@ -76,7 +76,7 @@ def test_derivatives(device, case):
     torch.testing.assert_close(*found)
 
 
-# Of every operator one case, in one form: the tensors of edges do not know where the edges came from.
+# One case of every operator, each with a Graph or an edge_index: operators get the same tensors of both.
 COMPILED = [
     *("gat edges", "gat sink", "gatv2", "dot edges", "dot at edges", "terms of heads"),
     *("products", "score at edges", "agnn beta", "flex", "softmax", "sddmm", "spmm shared"),
@@ -92,14 +92,14 @@ if EXHAUSTIVE:
 
 @pytest.mark.parametrize("name, form", FORMS)
 def test_compiled(device, case, form):
-    """Twice: the second time what is kept of the edges is there."""
+    """The compiled call runs twice; the second finds what the first has cached for the edges."""
     graph = make_graph("fewer_destinations", device)
     tensors = case.tensors(graph, 8, 4, 3, batch=False)
     edges, more = graph, {}
     if form == "edge_index":
         edges, more = graph.edge_index.clone(), {"size": (graph.num_src, graph.num_dst)}
     torch._dynamo.reset()
-    # flex_attention reads the edges chunk by chunk.
+    # No full graph for flex_attention: its loop over chunks of edges breaks the recording.
     compiled = torch.compile(
         lambda edges, x: case(edges, x, **more), fullgraph="flex" not in case.function, backend="aot_eager"
     )
@@ -113,7 +113,7 @@ def test_compiled(device, case, form):
 
 @cases
 def test_results_may_be_modified(device, case):
-    """And a checkpoint computes them again."""
+    """Also of a function under torch.utils.checkpoint, which computes them again."""
     graph = make_graph("random", device)
     tensors = case.tensors(graph, 4, 3, batch=False)
     expected = run(case, graph, tensors, modify=lambda x: x.clone().tanh_())
@@ -128,13 +128,13 @@ def test_results_may_be_modified(device, case):
     torch.testing.assert_close(dict(zip(leaves, found[0])), {n: expected[n] for n in leaves})
     if device == "cpu":
         assert all(torch.equal(a, b) for a, b in zip(*found))
-    else:  # there edge_product_attention and flex_attention add up by index_add
+    else:  # on a GPU edge_product_attention and flex_attention use index_add, whose order of sums varies
         torch.testing.assert_close(*found)
 
 
 @cases
 def test_only_some_gradients(device, case):
-    """Each alone as together with the others."""
+    """The gradient of each tensor alone is the same as with all others."""
     graph = make_graph("random", device)
     tensors = case.tensors(graph, 4, 3, batch=False)
     everything = run(case, graph, tensors)
@@ -165,7 +165,8 @@ def test_sets_of_features(device, case, shape):
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if "flex" not in n and "types" not in n])
 def test_fixed_capacity(device, case):
-    """In a graph of fixed capacity what belongs to no edge or node is 0, and so is its gradient."""
+    """In a graph of fixed capacity rows of nodes and edges that are not in use are 0, and so are their
+    gradients."""
     graph = make_graph("random", device)
     tensors = case.tensors(graph, 4, 3, batch=False)
     expected = run(case, graph, tensors)

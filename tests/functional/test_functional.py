@@ -72,7 +72,8 @@ SMALL_HEADS = [(1, 8), (2, 4), (4, 8), (5, 4), (6, 16), (8, 8), (9, 8), (17, 4),
     case=[("mixed_degrees", torch.float32), ("super_row", torch.bfloat16), ("mixed_degrees", torch.float16)],
 )
 def test_dropout_of_any_number_of_heads(device, score, shape, case):
-    """Four heads share the words of a random number, and on a GPU small heads its computation."""
+    """One Philox number has four words, one for each of four heads; on a GPU lanes of small heads share its
+    computation."""
     (heads, dim), (name, dtype) = shape, case
     options = {"dropout_p": 0.4, "_seed": torch.tensor([2**33 + heads], device=device)}
     graph = make_graph(name, device)
@@ -87,7 +88,7 @@ def test_dropout_of_any_number_of_heads(device, score, shape, case):
     score=SCORES,
 )
 def test_options_on_empty_graphs(device, score, name, options):
-    """Edge tensors without elements have a null pointer, which is not the same as being absent."""
+    """Edge tensors without elements have a null pointer, and must not be taken for absent ones (None)."""
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, 3, 8, **options)
     check(score, graph, inputs, return_attention=True)
@@ -102,7 +103,7 @@ def test_options_on_empty_graphs(device, score, name, options):
     dropout=[False, True],
 )
 def test_bias_of_the_output(device, name, dtype, score, shape, dropout):
-    """It reaches rows without edges, too, and backward takes it out of the saved output again."""
+    """out_bias is also added to rows without edges; backward subtracts it from the saved output again."""
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, *shape, dtype)
     inputs["out_bias"] = torch.randn(shape).to(device, dtype)
@@ -172,7 +173,7 @@ def test_rows_without_edges_are_exactly_zero(device, score, name):
 @pytest.mark.parametrize("name", ["random", "super_row"])
 @pytest.mark.parametrize("score", SCORES)
 def test_edges_masked_by_minus_infinity(device, score, name):
-    """Some edges, all edges of row 2, and the first pieces of a split row are masked."""
+    """Some edges, all edges of row 2, and the first chunks of a split row are masked."""
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
     src, dst = graph.edge_index

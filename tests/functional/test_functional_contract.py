@@ -103,7 +103,7 @@ def test_two_runs_are_bitwise_equal(device, score, name, dtype):
         )
 
 
-# Schedules
+# ---- schedules -------------------------------------------------------------------------------------------
 
 
 @covered(
@@ -113,7 +113,7 @@ def test_two_runs_are_bitwise_equal(device, score, name, dtype):
     shape=[(1, 4), (3, 8), (8, 32)],
 )
 def test_every_schedule_gives_the_same_results(device, score, schedule, name, shape):
-    """Where the device or the shape has no such schedule, it is refused and not replaced."""
+    """A schedule that does not exist for the device or the shape raises; no other is taken instead."""
     graph, (heads, dim), dtype = make_graph(name, device), shape, torch.float64
     inputs = make_inputs(score, graph, heads, dim, dtype, **ALL)
     plan = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype)
@@ -132,7 +132,7 @@ def test_every_schedule_gives_the_same_results(device, score, schedule, name, sh
         assert relative_error(results[key], x, 1.0) < 1e-10, key
 
 
-# Dropout
+# ---- dropout ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -170,7 +170,7 @@ def test_dropout_distribution(device, score, p):
     assert abs(kept.double().mean().item() - (1 - p)) < 5 * sigma
     mean = torch.stack([function(score)(graph, **inputs, **options)[0] for _ in range(200)]).mean(0)
     expected = function(score)(graph, **inputs)
-    # The mean of 200 draws: each row averages 5000 edges, so its own noise is far below this.
+    # Each row averages 5000 edges, over 200 masks: the standard deviation is far below 0.05.
     torch.testing.assert_close(mean, expected, rtol=0.0, atol=0.05)
 
 
@@ -200,7 +200,7 @@ def test_cpu_and_cuda_agree_on_the_mask(score):
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
-# Autograd and operators
+# ---- autograd and operators ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("return_attention", [False, True])
@@ -281,7 +281,7 @@ def test_opcheck(device, score, options, more):
         "dfgnn::attention_backward",
     ]
     for op, args, kwargs in recorder.calls:
-        # Forward must be differentiable, and backward, of which the derivative is refused, right without.
+        # Forward is checked with its gradients, backward without, because the operator has no derivative.
         wants_grad = op._schema.name.endswith("forward")
 
         def recreate(x, wants_grad=wants_grad):
@@ -293,7 +293,7 @@ def test_opcheck(device, score, options, more):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_autocast(device, score):
-    """Under autocast the inputs arrive in mixed precisions as the layers made them."""
+    """Under autocast attention takes inputs of mixed dtypes, as layers before it return them."""
     graph = make_graph("random", device)
     inputs = make_inputs(score, graph, 2, 4, torch.bfloat16)
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -340,7 +340,7 @@ def test_both_modules_take_the_same_arguments():
     }
     for name in functional.__all__:
         ours, theirs = (arguments(getattr(m, name)) for m in (functional, reference))
-        ours.pop("_caller", None)  # whom errors name
+        ours.pop("_caller", None)  # the name that errors begin with; the reference has none
         if theirs.pop("options", None) is not None:
             theirs = {name: x for name, x in shared.items() if name in ours} | theirs
         assert ours == theirs

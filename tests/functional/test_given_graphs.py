@@ -14,8 +14,8 @@ H, D = 2, 4
 
 
 def calls(graph):
-    """Every function, as a call of what it is given for a graph, by name; a module may take the place of
-    `functional`."""
+    """Name -> a call of one function, ``call(graph, module=functional, **options)``, where graph may be
+    anything that the functions accept as one."""
     dtype, device = torch.float64, graph.device
     src, dst = ((n, H, D) for n in (graph.num_src, graph.num_dst))
     x, y, v = (torch.randn(s, dtype=dtype, device=device) for s in (src, dst, src))
@@ -34,7 +34,7 @@ def calls(graph):
         "agnn": lambda g, m=functional, **o: m.agnn_attention(g, x, y, **o),
         "flex": lambda g, m=functional, **o: m.flex_attention(g, dots, y, x, v, **o),
         "sddmm": lambda g, m=functional, **o: m.sddmm(g, y, x, **o),
-        # Of these the size is to be given where there are not as many sources as destinations.
+        # These have no tensor with a row per destination: they need `size` where num_dst is not num_src.
         "gat, one side": lambda g, m=functional, **o: m.gat_attention(g, x, a, None, **o),
         "score": lambda g, m=functional, **o: m.score_attention(g, score, v, value_at="nodes", **o),
         "score, at edges": lambda g, m=functional, **o: m.score_attention(
@@ -64,7 +64,8 @@ def test_an_edge_index(device, name, index_dtype):
 
 
 def test_it_is_made_once(device, monkeypatch):
-    """For all functions and layers, as long as the tensor lives and is not written to."""
+    """One Graph is made of an edge_index for all functions and layers, as long as the tensor lives and is not
+    written to."""
     built = []
     build = _kept.of_edges
     monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
@@ -79,7 +80,7 @@ def test_it_is_made_once(device, monkeypatch):
     edge_index[1, edge_index[1] == 7] = 8
     after = functional.dot_attention(edge_index, *torch.ones(3, 50, H, D, device=device))
     assert len(built) == 2 and before[7].ne(0).all() and after[7].eq(0).all()
-    gc.collect()  # so that no other test's graph goes in between
+    gc.collect()  # now, so that below only this test's graph leaves the cache
     kept, place = len(_kept._cache), id(edge_index)
     del edge_index
     gc.collect()
@@ -87,7 +88,7 @@ def test_it_is_made_once(device, monkeypatch):
 
 
 def test_a_graph_costs_nothing(device, monkeypatch):
-    """It is not looked at."""
+    """A Graph is used directly: the function that looks up the graph of an edge_index is not called."""
     graph = make_graph("random", device)
     monkeypatch.setattr(_attention, "graph_of", None)
     for name in ("gat", "gatv2", "dot", "agnn"):
@@ -117,7 +118,7 @@ def test_gradients_and_torch_func(device, function):
 
 
 def test_compiled_without_a_size(device):
-    """Of scores alone the number of destinations is not known."""
+    """A call with scores alone does not tell the number of destinations, so that `size` is asked for."""
     graph = make_graph("random", device)
     compiled = torch.compile(calls(graph)["softmax"], fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match="size: expected"):

@@ -1,5 +1,6 @@
-"""On a GPU the pass of dot attention's backward over destinations leaves numbers of the edges to the one over
-sources where these are small beside the features. Both ways give the same gradients; memory has a bound."""
+"""Backward of dot attention on a GPU has a pass over destinations and one over sources. Where α and ds (the
+score's gradient) of the edges are small beside the features, the first pass saves them for the second, which
+otherwise computes them again. Both ways give the same gradients, and memory has a bound."""
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def device():
 
 
 def sparse(device, degree=5, nodes=400):
-    """Every node has edges, some of them `degree` times as many, and ids are in no order."""
+    """A random graph of `degree` edges per node on average, of some destinations far more, in no order."""
     generator = torch.Generator().manual_seed(degree)
     src = torch.randint(nodes, (degree * nodes,), generator=generator)
     dst = (torch.rand(degree * nodes, generator=generator) ** 2 * nodes).long()
@@ -58,7 +59,7 @@ def test_both_ways(device, heads, dim, dtype):
     handed, most = backward(graph, tensors, args, dim)
     alone, least = backward(graph, tensors, args._replace(eids=None, rev_eids=None), dim)
     numbers = 2 * graph.num_edges * heads * max(dtype.itemsize, 4)
-    assert most - least > numbers / 4  # or one way was compared with itself
+    assert most - least > numbers / 4  # else nothing was saved, and the second way was compared with itself
     for x, y in zip(handed, alone, strict=True):
         band = rounding_band(dtype) * (8 if dtype in (torch.float32, torch.float64) else 1)
         assert relative_error(x, y.double()) <= band
@@ -86,7 +87,7 @@ def test_memory(device, score, degree, dtype):
     x = make_inputs(score, graph, heads, dim, dtype)
     x = {name: t.requires_grad_() for name, t in x.items()}
     function = {"dot": functional.dot_attention, "gatv2": functional.gatv2_attention}[score]
-    for _ in range(2):  # plans first
+    for _ in range(2):  # the first pass makes the plans, which do not count
         for t in x.values():
             t.grad = None
         torch.cuda.reset_peak_memory_stats()

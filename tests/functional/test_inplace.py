@@ -91,7 +91,7 @@ def test_hooks_for_saved_tensors(device, score, wrap, modify):
 
 
 def test_hooks_see_the_result(device):
-    """Offloading must reach what is kept for backward, the result included."""
+    """saved_tensors_hooks, as offloading uses them, get everything that backward needs, also the result."""
     graph = make_graph("random", device)
     seen = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.data_ptr()) or x, lambda x: x):

@@ -1,5 +1,5 @@
-"""Gradients of scores in rows of several blocks and in pieces on the CPU: their sum over a row is 0, however
-the output was rounded (csrc/cpu/kernels/long_rows.h)."""
+"""Gradients of scores on the CPU in rows of several blocks of 64 edges and in split rows: their sum over a
+row is 0, however the output was rounded (csrc/cpu/kernels/long_rows.h)."""
 
 import pytest
 import torch
@@ -7,12 +7,13 @@ import torch
 from dfgnn import Graph, functional, reference
 
 ROWS, HEADS, DIM = 3, 2, 32
-# One block; two, the second of one edge; several; pieces.
+# A row of one block; of two, the second with one edge; of two full ones; of several; a split row.
 DEGREES = [64, 65, 128, 300, 4097]
 
 
 def make(score, degree, dtype, grads=(), **options):
-    """A function of a module that gives the gradients; the values and keys of a row have much in common."""
+    """Returns run(module, dtype), which computes the gradients with dfgnn's or the reference's attention. The
+    values and keys of a row have a large common part."""
     torch.manual_seed(degree)
     src = torch.randint(500, (ROWS * degree,))
     graph = Graph.from_coo(src, torch.arange(ROWS).repeat_interleave(degree), num_src=500, num_dst=ROWS)
@@ -45,7 +46,7 @@ def errors(found, exact):
 @pytest.mark.parametrize("score", ["dot", "gatv2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_row_has_in_common_cancels(score, degree, dtype):
-    """Nothing is left but the rounding of the gradients themselves."""
+    """The common part cancels in the gradients; only their own rounding is left."""
     run = make(score, degree, dtype)
     worst = max(errors(run(functional, dtype), run(reference, torch.float64)))
     assert worst < (3e-3 if dtype == torch.bfloat16 else 2e-5)

@@ -34,8 +34,8 @@ class _Malloc(ctypes.Structure):
 
 
 def bytes_in_use(device):
-    """What C++ and Python have allocated and not freed, on the host (0 without glibc; not
-    what it maps for large arrays, as the lists below are) and the device."""
+    """Bytes that are allocated on the host and on the device. Host: malloc's, 0 without glibc; without the
+    large arrays that malloc maps one by one, because the lists of this test are such arrays."""
     host, mallinfo2 = 0, getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is not None:
         mallinfo2.restype = _Malloc
@@ -69,7 +69,7 @@ def run(soak, device, steps, seed, step=None):
 
 @pytest.fixture(autouse=True)
 def _plain_torch(monkeypatch):
-    """One thread, as steps are small, and no oneDNN, which keeps code for every shape (see soak.py)."""
+    """One thread, because steps are small, and no oneDNN, which caches code for every shape (see soak.py)."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -100,7 +100,7 @@ def test_steps_leave_nothing(soak, device):
 
 
 def test_a_leak_is_seen(soak):
-    """Of a graph in every tenth step, or of memory that Python does not know of."""
+    """The test notices a graph that is kept in every tenth step, and memory that C code does not free."""
     kept, blocks, libc = [], [], ctypes.CDLL(None)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 

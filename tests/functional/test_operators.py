@@ -57,7 +57,7 @@ def test_out_of_memory_on_the_cpu(plain_python):
 
 
 def until_it_is_full(size):
-    """Tensors of ``size`` bytes: what was reserved and is free, between what other tests have left."""
+    """Yields tensors of ``size`` bytes until the allocator finds no room for another one."""
     with contextlib.suppress(torch.OutOfMemoryError):
         while True:
             yield torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -76,7 +76,7 @@ def test_out_of_memory_on_a_gpu(score):
     leaves = {name: x.clone().requires_grad_() for name, x in large.items()}
     out = function(score)(wide, **leaves)
     gradient = torch.ones_like(out)
-    gc.collect()  # what other tests have left would be room
+    gc.collect()  # tensors that other tests have left could otherwise be freed later and make room
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     try:

@@ -7,7 +7,7 @@ import torch
 from covering import covered
 
 from dfgnn import Graph, ops
-from dfgnn.engine import by_index  # its rule of sizes: both sides of it on the same graphs
+from dfgnn.engine import by_index  # its `is_few` is patched, so that small graphs take the kernels, too
 
 try:
     import dgl
@@ -117,7 +117,7 @@ def test_edge_softmax(norm_by):
     torch.testing.assert_close(ops.edge_softmax(ours, logits, norm_by=norm_by), want)
     eids = torch.randperm(30)[:11]
     want = dgl.ops.edge_softmax(theirs, logits[:11], eids=eids, norm_by=norm_by)
-    # DGL returns them sorted by nothing: in the order of eids, like ours.
+    # Both libraries return the values in the order of eids.
     torch.testing.assert_close(ops.edge_softmax(ours, logits[:11], eids, norm_by), want)
 
 
@@ -158,7 +158,8 @@ def test_types_and_devices(dtype, device):
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 8), (40,)], ids=str)
 @pytest.mark.parametrize("edges", [60, 5000])
 def test_sums_without_a_factor(edges, shape, device):
-    """Few and many numbers, beside plain operations, derivatives of two orders included."""
+    """Small tensors, for which PyTorch's operations run, and large ones, for which kernels do; with first and
+    second derivatives."""
     src, dst = torch.randint(70, (edges,), device=device), torch.randint(90, (edges,), device=device)
     graph = Graph.from_coo(src, dst, num_src=70, num_dst=100)
 
@@ -183,7 +184,7 @@ def test_sums_without_a_factor(edges, shape, device):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("few", [True, False])
 def test_extremes_beside_loops(few, name, kind, size, device, monkeypatch):
-    """Small whole numbers, so that many are equal: of these the first has the gradient, on the CPU."""
+    """max and min of small integers, many of them equal: on the CPU the first of those gets the gradient."""
     if not few:
         by_kernels(monkeypatch)
     graph, _ = graphs(size, device)
@@ -216,7 +217,7 @@ def test_extremes_beside_loops(few, name, kind, size, device, monkeypatch):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_extremes_of_what_is_not_finite(dtype, device):
-    """nan wins, infinities are numbers, and PyTorch does not warn of what is used within."""
+    """NaN is the maximum and the minimum, infinities compare as numbers, and PyTorch gives no warning."""
     graph = Graph.from_coo(
         torch.tensor([0, 1, 2, 2, 0], device=device),
         torch.tensor([0, 0, 1, 1, 3], device=device),

@@ -23,7 +23,7 @@ def make_inputs(graph, heads, dim, size, dtype=torch.float64, options=()):
 
 
 def derivatives(module, graph, inputs, dtype=None, orders=2, **options):
-    """The result, and the gradients of functions of it and of the gradients before them."""
+    """The result, then for each order the gradients of a sum of sines of the tensors of the order before."""
     leaves = {n: x.to(dtype or x.dtype, copy=True).requires_grad_() for n, x in inputs.items()}
     found = [module.gatv2_attention(graph, **leaves, **options)]
     total = found[0].sin().sum()
@@ -37,7 +37,7 @@ def derivatives(module, graph, inputs, dtype=None, orders=2, **options):
 def chance(graph):
     """By how much rounding errors may exceed those of plain operations.
 
-    A GPU takes plain operations for the projection, too, whose sums over edges differ from run to run.
+    On a GPU the projection runs as plain operations, whose order of sums over edges differs between runs.
     """
     return 4 if graph.device.type == "cuda" else 2
 
@@ -92,7 +92,7 @@ def test_dropout_and_attention(device, mask):
 
 
 def test_vector_of_opposite_ends(device):
-    """The gradient of attn is a sum over nodes and attributes, of which much cancels here."""
+    """x_dst is nearly -x_src, so that much cancels in attn's gradient, a sum over nodes and attributes."""
     graph = make_graph("complete", device)
     inputs = make_inputs(graph, 2, 8, 4, torch.float32)
     inputs["x_src"] += 100
@@ -110,13 +110,14 @@ def test_vector_of_opposite_ends(device):
 
 
 def rounding_of_ends(graph, inputs, exact):
-    """The likely relative error of attn's gradient, the sum over edges of r L' (x_src + x_dst + e), if each
-    of its terms is added up by itself, and r = alpha (g . x_src - delta) has the rounding of its product."""
+    """The likely relative error of attn's gradient, the sum over edges of r L' (x_src + x_dst + e) with
+    r = alpha (g . x_src - delta), L' the slope of LeakyReLU, g the gradient of the output and e the projected
+    attributes: if x_src, x_dst and e are summed apart, and r has the rounding error of g . x_src."""
     x_src, x_dst, attn, attr, proj = (x.double() for x in inputs.values())
     feat = (attr @ proj.t()).view(-1, *attn.shape)
     out, alpha = reference.gatv2_attention(graph, x_src, x_dst, attn, edge_feat=feat, return_attention=True)
     src, dst = graph.edge_index
-    products = (out.cos()[dst] * x_src[src]).norm(dim=-1, keepdim=True)  # d sin(out) = cos(out)
+    products = (out.cos()[dst] * x_src[src]).norm(dim=-1, keepdim=True)  # g = cos(out), as the loss is sin
     ends = x_src[src].abs() + x_dst[dst].abs() + feat.abs()
     sums = (alpha.view_as(products) * products * ends).norm(dim=0)  # independent errors
     return 4 * torch.finfo(torch.float32).eps * (sums.norm() / exact.norm()).item()

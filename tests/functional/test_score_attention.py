@@ -1,4 +1,5 @@
-"""Attention with scores that are given, and rows at edges: of `score_attention` and `dot_attention`."""
+"""`score_attention`, whose scores are given, and `dot_attention`, with values (and keys) that have a row per
+edge."""
 
 import math
 
@@ -44,7 +45,7 @@ def compare(name, at, graph, inputs, **options):
     plain = function(name, reference, at, **options)
     low, exact = run(plain, graph, inputs, **note), run(plain, graph, inputs, torch.float64, **note)
     for key, x in exact.items():
-        # What cancels in gradients of scores is of the size of g . v.
+        # The terms that cancel in gradients of scores are of the size of g . v (output's gradient, value).
         floor = 3 * math.sqrt(inputs["value"].shape[-1]) if key not in ("out", "grad_value") else 0.0
         limit = 2 * relative_error(low[key], x, floor) + 4 * rounding_band(dtype)
         assert actual[key].dtype == low[key].dtype and actual[key].shape == x.shape, key
@@ -73,7 +74,7 @@ def test_options(device, at):
     compare("score", at, graph, inputs, edge_mask=torch.rand(edges, device=device) < 0.6)
     compare("score", at, graph, inputs | {"out_bias": torch.randn(heads, 8, device=device)})
     compare("score", at, graph, inputs | {"edge_weight": torch.rand(edges, heads, device=device)})
-    inputs["score"] = torch.randn(edges, device=device)  # for all heads alike
+    inputs["score"] = torch.randn(edges, device=device)  # one score for all heads
     compare("score", at, graph, inputs)
     inputs["score"][::3] = -math.inf
     found = functional.score_attention(graph, **inputs, value_at=at, return_attention=True)
@@ -87,18 +88,19 @@ def test_options(device, at):
 
 @pytest.mark.parametrize("at", AT)
 def test_it_is_softmax_and_sum(device, at):
-    """The pieces that it is made of; there is no LeakyReLU in it."""
+    """The result is that of edge_softmax and spmm; negative scores show that there is no LeakyReLU in it."""
     graph = make_graph("random", device)
     inputs = make_inputs("score", graph, 2, 8, torch.float64, at)
     inputs["score"] -= 5
     on = edges_as_sources(graph) if at == "edges" else graph
     expected = functional.spmm(on, functional.edge_softmax(graph, inputs["score"]), inputs["value"])
     torch.testing.assert_close(functional.score_attention(graph, **inputs, value_at=at), expected)
-    torch.testing.assert_close(functional.score_attention(graph, **inputs), expected)  # told by the rows
+    # Without value_at the number of rows of value tells where they lie.
+    torch.testing.assert_close(functional.score_attention(graph, **inputs), expected)
 
 
 def test_rows_of_edges_or_of_nodes(device):
-    """Where a graph has as many sources as edges the rows do not tell, and no guess is made."""
+    """Where a graph has as many sources as edges, the number of rows does not tell: value_at is asked for."""
     loops = make_graph("self_loops", device)
     inputs = make_inputs("score", loops, 2, 4, torch.float32, "nodes")
     with pytest.raises(ValueError, match="value_at: expected 'nodes' or 'edges', as there are 20 of both"):
@@ -108,12 +110,12 @@ def test_rows_of_edges_or_of_nodes(device):
     value = inputs["value"]
     for at, expected in (("nodes", value.roll(-1, 0)), ("edges", value)):
         torch.testing.assert_close(functional.score_attention(ring, **inputs, value_at=at), expected)
-    # Keys of dot_attention lie at nodes, unless it is said that they do not.
+    # Keys of dot_attention lie at nodes unless key_at says otherwise.
     torch.testing.assert_close(functional.dot_attention(ring, value, value, value), value.roll(-1, 0))
 
 
 def test_a_compiled_call_keeps_the_graph_of_the_edges(device):
-    """What stands for it finds one that was made before, and does not sort again."""
+    """A traced call finds the graph of edges as sources that was made before, and does not sort again."""
     graph = make_graph("random", device)
     inputs = make_inputs("dot", graph, 2, 4, torch.float32, "edges")
     call = torch.compile(function("dot", functional, "edges"), fullgraph=True, backend="aot_eager")

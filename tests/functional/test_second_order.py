@@ -1,4 +1,5 @@
-"""Derivatives of derivatives, of functions and layers."""
+"""Derivatives of derivatives, of functions and layers. A cotangent is the gradient that comes into a backward
+pass: here that of a gradient which the first backward pass has returned."""
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_third_derivative(device):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_grad_of_grad(device, score):
-    """By torch.func, beside plain operations, without their tensors of E x H x D."""
+    """torch.func.grad of grad gives the values of plain operations, without their tensors of E x H x D."""
     graph = make_graph("complete", device)
     inputs = make_inputs(score, graph, 2, 64, torch.float64)
     name, x = next(iter(inputs.items()))
@@ -271,9 +272,9 @@ def test_memory_of_the_operator(device, score, edge_feat):
 
     second()
     row = 4 * heads * dim
-    # Gradients of the first backward pass and of the output meet those of the second one: twice the results.
+    # The second pass holds gradients that come through the output and through the first pass: 2 x results.
     more = 4 * row * graph.num_dst + row // 4 * graph.num_edges
-    # GATv2 on GPUs: partial sums of the gradient of attn, one per team of lanes.
+    # GATv2 on GPUs also stores partial sums of the gradient of attn, one per sub-warp.
     more += 0 if device == "cpu" else row * 4 * graph.num_dst
     assert peak_extra(second, 0, torch.device(device)) < 2 * results + more
 
@@ -299,7 +300,8 @@ def test_no_tensor_has_a_row_of_features_per_edge(device, score):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_of_some_gradients_only(device, score):
-    """A loss on the gradient of one tensor: what it does not reach has none, all else agrees."""
+    """A loss on the gradient of one tensor: tensors that it does not depend on get None or zeros, and all
+    other second derivatives are right."""
     graph = make_graph("random", device)
     options = {"edge_bias": True, "edge_gate": "H", "edge_weight": 1, "edge_feat": True}
     inputs = make_inputs(score, graph, 2, 4, torch.float64, **options)

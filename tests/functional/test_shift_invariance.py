@@ -1,4 +1,4 @@
-"""The softmax does not see what all scores of a row have in common, however large it is."""
+"""A number that is added to all scores of a row does not change the softmax, however large it is."""
 
 import pytest
 import torch
@@ -18,12 +18,13 @@ BAND = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 8e-3, torch.bf
 
 
 def make_graph(device) -> Graph:
-    """Rows of four neighbours, of one, of none, and two that everyone leads to: these a bound splits."""
+    """Rows of four neighbours, of one and of none, and two rows of 300 edges, which schedules with at most
+    32 edges per work item split."""
     n = torch.arange(4, 250)
     dst = torch.cat([n.repeat_interleave(4), torch.zeros(300), torch.ones(300), torch.tensor([2])]).long()
     four = (n // 8 * 8)[:, None] + torch.arange(4) * 9
     src = torch.cat([four.flatten(), *[torch.arange(300)] * 2, n[:1]])
-    order = torch.argsort(src * 300 + dst)  # rows that rise, and edge ids that do not
+    order = torch.argsort(src * 300 + dst)  # sources rise in every row; edge ids are not those of the CSR
     return Graph.from_coo(src[order].to(device), dst[order].to(device), num_src=300, num_dst=260)
 
 
@@ -46,7 +47,7 @@ def skip_unless_available(schedule, device, dtype, edges=True):
 
 
 def alike(score, graph, dtype):
-    """Inputs whose scores are all 0, with values and other gradients that are not."""
+    """Inputs whose scores are all 0; their values, and the gradients of the scores, are not 0."""
     inputs = make_inputs(score, graph, HEADS, DIM, dtype)
     for name in {"gat": ("alpha_src", "alpha_dst"), "gatv2": ("attn",), "dot": ("query",)}[score]:
         inputs[name] = torch.zeros_like(inputs[name])
@@ -62,7 +63,7 @@ def check(found, expected, dtype):
 
 
 def check_attention(found, expected):
-    """Up to the rounding of its own type."""
+    """The returned attention is right up to the rounding of its dtype."""
     allowed = 1e-6 + (torch.finfo(found.dtype).eps if found.dtype.itemsize == 2 else 0) * expected
     assert ((found - expected).abs() <= allowed).all()
 
@@ -74,7 +75,7 @@ def test_bias(score, shift, schedule, dtype, device):
     graph, (amount, acc) = make_graph(device), value_of(shift, dtype)
     inputs = alike(score, graph, dtype)
     inputs["edge_bias"] = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
-    # Behind the LeakyReLU, whose slope would change with the sign.
+    # GAT's bias is added after the LeakyReLU: before it, a negative shift would change the slope.
     options = dict(schedule=schedule, return_attention=True)
     if score == "gat":
         options["bias_after"] = True

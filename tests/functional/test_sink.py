@@ -32,7 +32,7 @@ def inputs_with_sink(score, graph, heads, dim, dtype=torch.float32, **options):
 @pytest.mark.parametrize("score", SCORES)
 def test_like_the_reference(device, score, name):
     graph, turn = make_graph(name, device), list(GRAPHS).index(name)
-    for k in (turn, turn + 1):  # of four dtypes, shapes and options, all of which some graph has
+    for k in (turn, turn + 1):  # over all graphs, every dtype, shape and option occurs
         heads, dim = ((3, 8), (1, 33), (8, 1), (2, 7))[k % 4]
         inputs = inputs_with_sink(score, graph, heads, dim, DTYPES[k // 2 % 4], **OPTIONS[k // 3 % 4])
         check(score, graph, inputs, return_attention=k % 2 == 0)
@@ -56,7 +56,7 @@ def test_it_is_an_edge_without_a_value(device, score):
     zero = {n: x.new_zeros(1, *x.shape[1:]) for n, x in inputs.items()}
     ends = ("feat", "alpha_src") if score == "gat" else ("key", "value")
     extended = {n: torch.cat([x, zero[n]]) if n in ends else x for n, x in inputs.items()}
-    if score == "gat":  # of the sink no term of the destination
+    if score == "gat":  # all scores come as biases, because alpha_dst would be added to the sink, too
         extended["alpha_src"], extended["alpha_dst"] = None, None
         raw = torch.nn.functional.leaky_relu(inputs["alpha_src"][src] + inputs["alpha_dst"][dst], 0.2)
         bias = torch.cat([raw, bias[graph.num_edges :]])
@@ -109,7 +109,7 @@ def test_only_the_sink_is_learned(device, score):
 
 
 def test_options_around_it(device):
-    """A bias of the output, and dropout."""
+    """A sink together with out_bias and with dropout."""
     graph = make_graph("mixed_degrees", device)
     inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
     bias = torch.randn(3, 8, dtype=torch.float64, device=device)

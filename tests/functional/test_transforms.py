@@ -1,4 +1,4 @@
-"""torch.func's transforms and forward mode: as of plain PyTorch, whatever is nested."""
+"""torch.func's transforms and forward mode, also nested, give what they give for plain PyTorch."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def others_batched(x):
     return (None,) + (0,) * (len(x) - 1)
 
 
-# What is done to a function of tensors x, of which b is a batch of three.
+# Name -> the transform of a function f at the tensors x; b is a batch of three of each of x.
 TRANSFORMS = {
     "grad": lambda f, x, b: grad(loss(f), everything(x))(*x),
     "vjp": lambda f, x, b: vjp(f, *x)[1](torch.ones_like(f(*x))),
@@ -127,7 +127,7 @@ def test_forward_mode(device, score, dtype):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_forward_over_reverse(device, score):
-    """A tangent of a gradient that torch.autograd computed."""
+    """Forward mode over torch.autograd.grad: the tangent of a gradient."""
     graph = make_graph("random", device)
     inputs = make_inputs(score, graph, 2, 4, torch.float64)
     tangents = [torch.randn_like(x) for x in inputs.values()]
@@ -160,7 +160,8 @@ def test_dropout_under_vmap(device, randomness):
 
 
 def test_nothing_of_a_transform_stays(device):
-    """A graph that torch.func met first, and one where the function failed, serve eager calls and pickle."""
+    """A graph that was first used under torch.func, also in a call that failed, serves eager calls and pickle
+    afterwards."""
     import pickle
 
     graph = make_graph("random", device)

@@ -19,7 +19,8 @@ EDGES = len(SRC)
 
 @dataclass(frozen=True)
 class Case:
-    """where: what is called. argument: the one that is wrong. wrong: how, for a reader."""
+    """where: the function that is called. argument: the name of the wrong one. wrong: what is wrong with it,
+    in words for the table of errors."""
 
     where: str
     argument: str
@@ -93,7 +94,7 @@ def score_fn(q, k, e):
 
 
 def arguments(function):
-    """Right ones."""
+    """Right arguments of the function, which a case changes."""
     made = {"graph": block()}
     if function == "flex_attention":
         made["score_fn"] = score_fn
@@ -132,7 +133,7 @@ def _tensor_cases(function):
             yield case("of one head", ValueError, "", right[:, :1])
         if shape[2:] == (DIM,) and argument not in ("value", first) and function != "flex_attention":
             yield case("of half the size", ValueError, "", right[..., : DIM // 2])
-        if shape == (EDGES, HEADS) and argument != "score":  # whose shape is free behind the edges
+        if shape == (EDGES, HEADS) and argument != "score":  # score may have any dimensions after the first
             yield case("[E, H, 1]", ValueError, "[5, 2, 1]; ", right[..., None], "expected")
         if argument != "score" and shape != (EDGES,) and function != "flex_attention":
             yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
@@ -156,7 +157,7 @@ def _function_cases():
             function, "graph", "an edge_index [E, 2]", ValueError, graph=torch.stack([SRC, DST], dim=1)
         )
         yield dataclasses.replace(case, words=("edge_index: expected shape [2, *], got [5, 2]; transpose",))
-        if function != "edge_softmax":  # which takes any nodes
+        if function != "edge_softmax":  # it has no nodes' tensors that ids could exceed
             case = _function_case(
                 function,
                 "graph",
@@ -204,7 +205,7 @@ def _function_cases():
         first = next(iter(FUNCTIONS[function]))
         shape = FUNCTIONS[function][first]
         for wrong, size in (("no heads", (shape[0], 0, DIM)), ("heads of size 0", (shape[0], HEADS, 0))):
-            if function != "flex_attention":  # whose query may have any shape behind the heads
+            if function != "flex_attention":  # its query may have any shape after the heads
                 yield _function_case(
                     function, first, wrong, ValueError, f"got {list(size)}", **{first: rand(*size)}
                 )

@@ -56,7 +56,7 @@ def _layer_cases():
         pair = x, x[1:]
         yield case(f"{feat}[1]", "of a pair of wrong sizes", ValueError, ("got [3, 6]",), loops, pair, *rest)
         yield case(feat, "three tensors", ValueError, ("a pair", "got 3"), loops, (x, x, x), *rest)
-        if layer != "AGNNConv":  # which has no weights
+        if layer != "AGNNConv":  # it has no weights, so that any width and dtype is right
             yield case(
                 feat, "of another width", ValueError, ("6 features", "got 7"), loops, rand(N_SRC, 7), *rest
             )
@@ -114,7 +114,7 @@ def _layer_cases():
 
 
 def _constructor_cases(where, layers):
-    """Of each of the layers: (class, arguments that are right)."""
+    """Cases of wrong arguments of constructors. layers: (name, class, right arguments) of each."""
     for layer, cls, right in layers:
         names = ("heads", "num_heads") if "num_heads" in right else ("num_heads", "heads")
         other, name = names
@@ -182,7 +182,7 @@ def _pyg_cases():
         yield case("x", "of one dimension", ValueError, ("got [4]",), x[:, 0], edges)
         yield case("x", "of integers", TypeError, ("got torch.int64", "float()"), x.long(), edges)
         yield case("x", "swapped with edge_index", TypeError, ("swapped",), edges, x)
-        if layer != "AGNNConv":  # which has no weights
+        if layer != "AGNNConv":  # it has no weights, so that any width and dtype is right
             yield case("x", "of another width", ValueError, ("6 features", "got 7"), rand(N_SRC, 7), edges)
             yield case("x", "of float64", TypeError, ("torch.float32", "layer.to("), x.double(), edges)
         yield case("edge_index", "a list", TypeError, ("got list",), x, edges.tolist())
@@ -213,7 +213,7 @@ def _pyg_cases():
 
 
 def _pyg_typed_cases(x, edges):
-    """Of layers whose edges have attributes or types that they cannot do without."""
+    """Cases of layers that need attributes or types of edges."""
     from dfgnn.nn import pyg
 
     rgat = pyg.RGATConv(6, 4, 3)

@@ -8,7 +8,8 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-# Examples are judged by their error, not by their time; the fixture `device` is the same for all of a test.
+# No deadline: an example may take any time. The health check of fixtures is off because `device` does not
+# change between the examples of a test.
 _COMMON = dict(
     deadline=None,
     database=None,

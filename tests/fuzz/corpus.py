@@ -50,7 +50,7 @@ def _duplicates(n, seed):
     return torch.randint(n, (2, n), generator=generator(seed)).repeat(1, 5)
 
 
-# Edges [2, E] of a square graph with n nodes.
+# Kind of graph -> a function (n, seed) that makes edges [2, E] of a square graph with n nodes.
 SQUARE = {
     "random": lambda n, seed: torch.randint(n, (2, 6 * n), generator=generator(seed)),
     "no_edges": lambda n, seed: torch.zeros(2, 0, dtype=torch.int64),
@@ -77,7 +77,7 @@ class GraphSpec:
     kind: str
     num_src: int
     num_dst: int
-    edges: tuple = ()  # of the kind "listed"
+    edges: tuple = ()  # (source, destination) pairs, if kind is "listed"
     seed: int = 0
     constructor: str = "coo"
     path: str = "as it is"
@@ -93,7 +93,8 @@ class GraphSpec:
             ends = [torch.randint(n, (num_edges,), generator=rand) for n in (self.num_src, self.num_dst)]
             return torch.stack(ends)
         ends = SQUARE[self.kind](self.num_src, self.seed)
-        if self.seed % 3:  # else in the order of the builder: sorted by source or by destination, for some
+        # Every third seed keeps the order in which the kind makes its edges; for some kinds they are sorted.
+        if self.seed % 3:
             ends = ends[:, torch.randperm(ends.shape[1], generator=generator(self.seed))]
         return ends
 
@@ -194,7 +195,7 @@ class Call:
     function: str
     dtype: torch.dtype
     tensors: dict
-    wide: frozenset = frozenset()  # tensors in float32 beside 16-bit features
+    wide: frozenset = frozenset()  # names of tensors in float32 beside 16-bit features
     masks: dict = field(default_factory=dict)
     options: dict = field(default_factory=dict)
     seed: int = 0
@@ -221,7 +222,7 @@ class Call:
         return leaves, masks
 
     def arguments(self, leaves, masks, device):
-        """What the function takes, positional first ones by name."""
+        """All arguments after the graph, by name."""
         arguments = {**leaves, **masks, **self.options}
         if "_seed" in arguments:
             arguments["_seed"] = torch.tensor([arguments["_seed"]], device=device)
@@ -237,7 +238,7 @@ class Call:
 
 
 def extreme(x, kind, dtype, rand):
-    """Values that a softmax must survive: far from zero, or masked by hand."""
+    """x with values that a softmax must survive: far from zero, or so low that they mask an edge."""
     large = 1e4 if dtype == torch.float16 else 1e6
     hidden = {"-1e9": -1e4 if dtype == torch.float16 else -1e9, "min": torch.finfo(dtype).min / 4}
     if kind == "shift up":
@@ -263,7 +264,7 @@ def _per_edge(draw, graph_edges, heads):
 
 @st.composite
 def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes=False):
-    """A call that fits the graph."""
+    """A random call whose tensors fit the graph ``spec``."""
     function = draw(st.sampled_from(functions))
     square = spec.num_src == spec.num_dst
     num_edges = spec.ends().shape[1]
@@ -324,8 +325,8 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
                     value_dim = dim
                     shapes["value"] = src
                 size = value_dim if where == "value" else dim
-                apart = where == "both" and draw(st.booleans())  # the value's is another
-                shared = where and draw(st.booleans())  # by all heads
+                apart = where == "both" and draw(st.booleans())  # the value has an edge term of its own
+                shared = where and draw(st.booleans())  # one edge term for all heads
                 if where and draw(st.booleans()):
                     width = draw(st.sampled_from((1, 3, 11)))
                     shapes["edge_attr"], shapes["edge_proj"] = (num_edges, width), (heads * size, width)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dfgnn import functional, reference
 
-# Ways to call that change nothing but, for the first two, that there are no gradients.
+# Ways to call that must not change the results; the first two give no gradients.
 TRANSFORMS = (
     *("no_grad", "inference_mode"),
     *("eager", "autocast", "checkpoint", "in place", "reordered", "sum of results", "backward twice"),
@@ -48,10 +48,10 @@ def results_of(transform, call, graph, leaves, masks):
 
 
 def gradients(transform, results, leaves):
-    """Of each leaf, for fixed random weights of the results."""
+    """The gradient of each leaf for a loss that weights the results with fixed random numbers."""
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in results]
-    if transform == "sum of results":  # whose gradient is one number, expanded
+    if transform == "sum of results":  # backward gets a gradient of stride 0
         torch.stack([x.sum() for x in results]).sum().backward()
     elif transform == "backward twice":
         for _ in range(2):
@@ -71,7 +71,7 @@ def _reference(call, graph, inputs, dtype, transform):
 
 
 def _cancelling(call, graph, inputs):
-    """Size of the terms of those sums that may cancel, so that their error is not relative to the result.
+    """Size of the terms of sums that may cancel, to which the error of such a sum is relative.
 
     They are attention weights times a product with the D values of a row, or for the plain products sums of
     random numbers.
@@ -88,8 +88,8 @@ def _cancelling(call, graph, inputs):
     _, weights = getattr(reference, call.function)(graph, **arguments)
     value = exact[{"flex_attention": "value", "agnn_attention": "x_src"}.get(call.function) or _value(call)]
     if call.dtype == torch.float64:
-        # The oracle adds a row's edges one after the other, and where they are equal, so are the roundings:
-        # they do not average out. In other types that is part of what plain PyTorch is allowed.
+        # The oracle adds a row's edges one after the other. Where the edges are equal, so are the rounding
+        # errors, which do not average out. In other dtypes plain PyTorch's own error allows for that.
         rows = weights.new_zeros(graph.num_dst, *weights.shape[1:])
         weights = rows.index_add(0, graph.edge_index[1], weights.abs())
     return weights.norm().item() * math.sqrt(value.shape[-1])
@@ -129,8 +129,8 @@ def check(spec, call, transform="eager", device="cpu"):
 
 
 def _luck_of_large_scores(call, leaves):
-    """What rounding a score of this size to the type of the softmax makes of a weight, at most: by luck it
-    makes much less of those of plain PyTorch, whose error is then no measure."""
+    """The largest relative error of a weight from rounding a score of this size to the softmax's dtype. Plain
+    PyTorch's error may by luck be much smaller, and is then no measure of what is allowed."""
     kinds = ("shift up", "shift down", "one value")
     large = [leaves[name].detach().abs() for name, kind in call.special if kind in kinds]
     unit = 2.0**-53 if call.dtype == torch.float64 else 2.0**-24
@@ -158,7 +158,7 @@ def _compare(name, x, plain, expected, floor, call, luck):
     # gradient of edge_weight has the attention for a factor, whose relative error is that of an exponent.
     reordered = products or "edge_proj" in call.tensors
     bands = 4 if softmax or positive or argument == "edge_weight" else 2 if reordered else 1
-    # So may be a sum over a long row: what its roundings make of it grows with the root of its length.
+    # The same holds for a sum over a long row, whose rounding error grows with the root of its length.
     longest, rounded = luck
     bands *= max(1, math.sqrt(longest) / 16)
     limit = 2 * allowed + rounding_band(call.dtype) * bands + rounded

@@ -14,7 +14,7 @@ CASES = [*bad_input.cases(), *bad_layers.cases()]
 
 
 def what_is_wrong(case):
-    """Of its error, or None."""
+    """What is wrong with the error that the case raises, or None if the error is as it has to be."""
     try:
         case.call()
     except case.error as error:
@@ -27,7 +27,7 @@ def what_is_wrong(case):
 
 @pytest.mark.parametrize("where", dict.fromkeys(case.where for case in CASES))
 def test_refused(where):
-    """Wherever it is called, with each argument that is wrong."""
+    """All cases of the function ``where``, each with one wrong argument."""
     wrong = [text for case in CASES if case.where == where and (text := what_is_wrong(case))]
     assert not wrong, "\n".join(wrong)
 

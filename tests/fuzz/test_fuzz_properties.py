@@ -24,7 +24,8 @@ EXACT = (torch.float32, torch.float64)
 
 
 def example(functions=FAMILIES, dtypes=EXACT, examples=1.0, **how):
-    """Decorator: a test of a drawn GraphSpec and Call that fits it."""
+    """Decorator: runs a test on random pairs of a GraphSpec and a Call that fits it. examples: their number,
+    as a share of the profile's."""
     most = max(int(settings.default.max_examples * examples), 1)
 
     def decorate(test):
@@ -103,7 +104,7 @@ def test_isolated_nodes_change_nothing(device, case, data):
 
 @example(dropout=False, examples=0.6)
 def test_repeated_edges(device, case, data):
-    """Every edge k times weighs the same together."""
+    """If every edge is repeated k times, the copies together weigh as much as the edge did."""
     spec, call = case
     graph, (leaves, masks) = spec.build(device), call.inputs(device)
     k = data.draw(st.integers(2, 4))
@@ -146,12 +147,13 @@ def test_batches(device, case, data):
 def test_linear_in_the_values(device, case, data):
     spec, call = case
     name = "feat" if "feat" in call.tensors else "value"
-    assume(not {"out_bias", "edge_feat", "edge_attr"} & set(call.tensors))  # added to the values
+    # These are added to the values or the result, which are then not linear in the values.
+    assume(not {"out_bias", "edge_feat", "edge_attr"} & set(call.tensors))
     graph, (leaves, masks) = spec.build(device), call.inputs(device)
     factor = data.draw(st.sampled_from((-4.0, 0.0, 0.5, 1024.0)))
     expected = call(functional, graph, leaves, masks)
     result = call(functional, graph, changed(leaves, (name,), lambda x: factor * x), masks)
-    # A power of two changes no digit, whatever the order of the sums.
+    # A factor that is a power of two changes only exponents, so that the results are equal to the bit.
     assert torch.equal(result[0], factor * expected[0])
 
 
@@ -229,8 +231,8 @@ def reached(graph, node, shared):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("function", [*FAMILIES, "agnn_attention", "spmm", "sddmm"])
 def test_not_finite_stays_with_the_neighbours(device, function, value):
-    """Only destinations that have the node for a neighbour, and what they send back, may see it; elsewhere
-    not a bit differs but by the roundings of tiles."""
+    """A value that is not finite may change only destinations that have the node for a neighbour, and the
+    gradients that these send back; elsewhere no bit differs, but for other roundings on tiles."""
 
     @settings(max_examples=max(settings.default.max_examples // 3, 10))
     @given(graphs(), st.data())
@@ -245,7 +247,7 @@ def test_not_finite_stays_with_the_neighbours(device, function, value):
         runs = []
         for dirty in (False, True):
             leaves, masks = call.inputs(device)
-            for name in names:  # both in the same memory layout, by which torch orders its own sums
+            for name in names:  # cloned in both runs: torch's order of sums depends on the memory layout
                 leaves[name] = leaves[name].detach().clone()
                 if dirty:
                     leaves[name][node] = value
@@ -254,7 +256,7 @@ def test_not_finite_stays_with_the_neighbours(device, function, value):
             runs.append((results, gradients("", results, leaves)))
         (clean, clean_grads), (dirty, dirty_grads) = runs
         by_edge = function == "sddmm"
-        # Tiles work on the rows beside such a number again, edge by edge: other roundings.
+        # Tiles compute rows near such a number again, edge by edge, which rounds otherwise.
         rounding = 8 * torch.finfo(call.dtype).eps if device == "cuda" and call.dtype.itemsize == 2 else 0.0
 
         def same(x, y):

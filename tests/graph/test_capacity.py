@@ -11,7 +11,7 @@ from dfgnn import Graph, functional, nn, reference
 from dfgnn.engine.edge_rows import sum_of_edges
 
 NODES, EDGES = 50, 700
-# Nodes and edges of batches, one after the other: none, few, all; more edges than an item takes.
+# (nodes, edges) in use in successive batches: none, few, all; more edges than a work item takes.
 BATCHES = [(37, 120), (NODES, EDGES), (3, 0), (20, EDGES - 1), (1, 600), (0, 0), (NODES, 1)]
 
 
@@ -25,7 +25,8 @@ def padded(x, size, value):
 
 
 def results(graph, num_nodes, num_edges, in_use):
-    """Outputs and gradients of every kind of tensor, with what is not in use filled: NaN on edges."""
+    """Outputs and gradients of every kind of tensor. Rows that are not in use hold values that must not be
+    read, NaN in edge tensors."""
     torch.manual_seed(num_nodes)
     device = graph.device
     x, q = torch.randn(2, num_nodes, 2, 8).to(device)
@@ -119,13 +120,14 @@ def test_sizes_on_the_device(device):
     graph = Graph.with_capacity(6, 8, device=device)
     edges = torch.tensor([[0, 1, 2, 5], [1, 2, 9, 3]], device=device)
     graph.copy_(edges, torch.tensor(5, device=device), torch.tensor(3, device=device))
-    assert graph.edge_mask.tolist() == [True, True] + [False] * 6  # 9 is no node, the fourth not in use
+    # Three edges are in use; the third leads to 9, which is no node, and is dropped.
+    assert graph.edge_mask.tolist() == [True, True] + [False] * 6
     with_pair = graph.copy_(edges, torch.tensor([6, 6], device=device), torch.tensor(4, device=device))
     assert with_pair.edge_mask.tolist() == [True, True, False, True] + [False] * 4
 
 
 def test_results_before_outlive_a_copy(device):
-    """Backward of one batch after the next one has been put in."""
+    """Backward of one batch is right after the next batch has been copied into the graph."""
     graph = Graph.with_capacity(NODES, EDGES, device=device)
     gradients = []
     for late in (False, True):
@@ -158,7 +160,7 @@ def pyg_layers():
 def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, padding):
     """What ``call`` computes on both, and its gradients; checks that no gradient goes to unused edges.
 
-    inputs: the features of nodes, and of edges unless there are none. padding: of the latter.
+    inputs: the features of nodes and, if there are any, of edges. padding: the value of unused rows of edges.
     """
     num_nodes, num_edges, found = len(inputs[0]), edge_index.shape[1], []
     for fixed in (True, False):
@@ -197,12 +199,12 @@ def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, paddin
                 "general",
             )
         ),
-        # Compiled, edge attributes of a layer with loops are rearranged by what the edges are.
+        # Compiled layers with loops gather edge attributes by positions that are computed from the edges.
         *((name, True) for name in ("gat", "transformer", "agnn", "gated", "gen", "general")),
     ],
 )
 def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
-    """With loops among the edges, which the layers replace, and edge attributes that are filled in."""
+    """The edges contain loops, which the layers replace by loops of their own with filled-in attributes."""
     layer = pyg_layers()[name].to(device)
     fused = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     graph = Graph.with_capacity(NODES, EDGES, device=device)
@@ -300,7 +302,7 @@ def test_bad_input(call, error, message):
 
 @pytest.mark.gpu
 def test_in_a_cuda_graph():
-    """One captured step replayed on every batch, copy and plans included."""
+    """One captured step, which includes the copy into the graph and the planning, replayed on every batch."""
     edges = torch.zeros(2, EDGES, dtype=torch.long, device="cuda")
     sizes = torch.zeros(2, dtype=torch.long, device="cuda")
     graph = Graph.with_capacity(NODES, EDGES, device="cuda")

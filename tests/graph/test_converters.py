@@ -18,7 +18,7 @@ LAYERS = pytest.mark.parametrize("name", ["GATConv", "GATv2Conv"])
 
 
 def random_edges(bipartite):
-    """Every destination has an edge, as DGL wants it."""
+    """Random edges, at least one into every destination, as DGL's layers require it."""
     num_src = N_SRC if bipartite else N_DST
     src = torch.randint(num_src, (80,))
     dst = torch.cat([torch.arange(N_DST), torch.randint(N_DST, (80 - N_DST,))])
@@ -26,7 +26,8 @@ def random_edges(bipartite):
 
 
 def with_values(layer):
-    """Biases start at zero, which would hide where they go."""
+    """The layer with random parameters: biases that start at zero would hide where the converter puts
+    them."""
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
     return layer.double().eval()
@@ -80,7 +81,7 @@ def test_there_and_back(name, bias):
 
 @LAYERS
 def test_identity_residual(name):
-    """DGL's has no weight where sizes are equal."""
+    """DGL's residual has no weight where sizes are equal; torch_geometric's always has one."""
     of_dgl, of_pyg = pair(name, 12, True, True)
     with pytest.raises(ValueError, match="learned residual of equal sizes"):
         dfgnn.convert_state_dict(of_pyg.state_dict(), "dgl")
@@ -156,7 +157,7 @@ def test_a_whole_model(to, accelerated):
 @pytest.mark.parametrize("to", ["pyg", "dgl"])
 @pytest.mark.parametrize("feature_net", [False, True])
 def test_pooling(to, feature_net):
-    """Networks of any depth, in a model."""
+    """The pooling layer's networks may be of any depth, and the layer part of a model."""
 
     def networks():
         gate = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 1))
@@ -179,7 +180,7 @@ def test_pooling_with_an_mlp():
 
 
 def test_prefixes_and_order():
-    """Names are found at any depth, and only whole ones."""
+    """Names of parameters are renamed at any depth, but only whole components between dots."""
     layer = dglnn.GATConv(2, 3, 1)
     state = OrderedDict()
     state["my_attn_l"] = torch.zeros(1)

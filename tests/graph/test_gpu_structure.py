@@ -1,4 +1,5 @@
-"""Both CSRs of edges by the GPU's operator, and what is chosen by, beside plain tensor operations."""
+"""The GPU's operator that makes both CSRs of edges and the statistics by which plans are chosen, beside plain
+tensor operations."""
 
 import pytest
 import torch
@@ -25,8 +26,9 @@ def sized(num_edges, num_nodes):
     return build
 
 
-# Below a block's edges, a block's, one tile of the sort and beyond it, several blocks' and passes'; the most
-# that a cluster and a grid sort, alone and with loops, and more; keys of many bits.
+# Numbers of edges at the limits of the kernels: fewer than one thread block takes, as many, one tile of the
+# radix sort and more, several blocks and passes; the most that a thread block cluster and a grid sort at
+# once, alone and with loops, and more; and node ids of many bits.
 CASES = {**GRAPHS, **{f"{e} edges": sized(e, n) for e, n in ((511, 90), (2048, 300), (2500, 2000))}}
 CASES |= {f"{e} edges": sized(e, n) for e, n in ((5000, 70), (60_000, 3000), (700_000, 70_000))}
 CASES |= {f"{e} edges": sized(e, n) for e, n in ((2**18 - 5001, 5000), (2**18, 300), (333, 200_000))}
@@ -34,7 +36,7 @@ CASES |= {f"{e} edges": sized(e, n) for e, n in ((4096, 999), (8000, 150), (2**1
 
 
 def degrees_of(degree: torch.Tensor) -> list[int]:
-    """What the operators tell of rows with these degrees."""
+    """The statistics that the operator returns for rows with these degrees."""
     n, squares = degree.numel(), int((degree * degree).sum())
     found = [0, 0, 0, 0, squares]
     if n:
@@ -51,7 +53,8 @@ _CUTS = [32, 64, 128, 256, 512, 1024]
 
 
 def structure(src, dst, num_src, num_dst, with_loops):
-    """The operator in plain tensor operations, without room for what is dropped but in front of loops."""
+    """The operator in plain tensor operations. Its tensors have no room for edges that are dropped, except in
+    front of loops."""
     ends = [src.long(), dst.long()]
     numbers = [n for x in ends for n in ((int(x.min()), int(x.max())) if x.numel() else (0, -1))]
     falls = [int((x[1:] < x[:-1]).sum()) for x in ends]
@@ -122,7 +125,7 @@ def check(found: _csr.Edges, src, dst, num_src, num_dst, with_loops):
 
 @pytest.fixture
 def in_tensors(monkeypatch):
-    """The way of a GPU where there is none, with `structure` in place of the operator."""
+    """Lets the CPU take the code path of GPUs, with `structure` above in place of the operator."""
     monkeypatch.setattr(_csr, "structure_on_gpu", structure)
     monkeypatch.setattr(_csr, "structure_read", structure_read)
     monkeypatch.setattr(_csr._ops, "on_device", lambda x: True)
@@ -197,7 +200,7 @@ def test_bad_nodes_on_the_gpu():
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
 def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
-    """For both directions, their plans and all else that a step needs."""
+    """The host waits for the GPU once for both directions, their plans and all else that a step needs."""
     src, dst, num_nodes, _ = sized(9000, 700)()
     edge_index = torch.stack([src, dst]).cuda()
 
@@ -210,7 +213,7 @@ def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
     plans(edge_index.clone())
     read, calls = _csr.structure_read, []
     monkeypatch.setattr(_csr, "structure_read", lambda *args: calls.append(args) or read(*args))
-    torch.cuda.set_sync_debug_mode("error")  # of any other wait than that of the operator
+    torch.cuda.set_sync_debug_mode("error")  # any wait outside `structure_read` raises
     try:
         plans(edge_index.clone())
     finally:
@@ -221,7 +224,8 @@ def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_loops", [False, True])
 def test_numbers_on_the_host_are_those_on_the_device(with_loops):
-    """On a stream of its own, behind much else, too; what is made is there in that stream's order."""
+    """The statistics that the host reads equal those on the device, also on another stream with much queued
+    work; the tensors may then be used on that stream."""
     stream = torch.cuda.Stream()
     for name in ("5000 edges", "700000 edges", "511 edges", "60000 edges"):
         args = *given(name, "cuda"), with_loops
@@ -251,7 +255,7 @@ def test_a_handle_in_one_call_is_that_of_several(name, edges):
         assert len(found) == len(expected)
         for a, b in zip(found, expected):
             assert torch.equal(a, b) if isinstance(b, torch.Tensor) else a == b
-        plan = fresh.plan(*args[:3], layer=layer, edges=edges)  # of the same items
+        plan = fresh.plan(*args[:3], layer=layer, edges=edges)  # has the same items tensor
         assert plan.items.data_ptr() == found.items.data_ptr()
 
 

@@ -59,7 +59,7 @@ def test_random_graphs(device):
         num_src, num_dst, num_edges = torch.randint(1, 12, (3,), generator=generator).tolist()
         src = torch.randint(num_src, (num_edges,), generator=generator)
         dst = torch.randint(num_dst, (num_edges,), generator=generator)
-        if trial % 3:  # sorted by destination, or by source
+        if trial % 3:  # two trials in three: edges sorted by destination, or by source
             order = torch.argsort(dst if trial % 3 == 1 else src, stable=True)
             src, dst = src[order], dst[order]
         graph = Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst)
@@ -184,7 +184,8 @@ def test_copies(name, clone, device):
 
 
 def test_names_in_files():
-    """Graphs that were saved, also by torch.save, are found by these names: a class that moves leaves one."""
+    """Saved graphs (pickle, torch.save) refer to classes by these names: a class that moves must leave its
+    old name behind."""
     graph, fixed = small(), Graph.with_capacity(3, 4)
     graph.degree_stats()
     found = {
@@ -309,7 +310,7 @@ def test_reverse(name, device):
     graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
     check_graph(graph.reverse(), dst, src, num_dst, num_src, device)
     check_graph(graph.reverse().reverse(), src, dst, num_src, num_dst, device)
-    # Both ways the work is shared.
+    # A graph and its reverse share what either of them builds: CSRs and statistics.
     graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
     built = graph.reverse().csr()
     assert graph.reverse_csr(need_eids=True).indices is built.indices
@@ -337,7 +338,8 @@ def test_add_self_loops(name, remove_existing, device):
 @pytest.mark.parametrize("state", ["fresh", "reverse", "reverse with ids"])
 @pytest.mark.parametrize("backwards", [False, True])
 def test_batch(state, backwards, device):
-    """`backwards`: every other graph was made by source, which orders the edges of its rows differently."""
+    """`backwards`: every other graph was built by source, so that the edges within a row of its CSR are in
+    another order."""
     graphs, all_src, all_dst, num_src, num_dst = [], [], [], 0, 0
     for i, name in enumerate(GRAPHS):
         src, dst, n_src, n_dst = edges(name, device)
@@ -353,7 +355,7 @@ def test_batch(state, backwards, device):
         num_src, num_dst = num_src + n_src, num_dst + n_dst
     batched = Graph.batch(graphs)
     if state == "reverse with ids":
-        assert batched._structure.src.built is not None  # joined, not sorted again
+        assert batched._structure.src.built is not None  # the graphs' CSRs were joined, nothing was sorted
     check_graph(batched, torch.cat(all_src), torch.cat(all_dst), num_src, num_dst, device)
 
 
@@ -411,7 +413,7 @@ def test_waits_for_the_device_only_where_documented():
     torch.cuda.set_sync_debug_mode("error")
     try:
         work()
-        with pytest.raises(RuntimeError):  # or the mode would see nothing
+        with pytest.raises(RuntimeError):  # shows that this debug mode does notice a wait
             Graph.from_csr(*csr[:2], num_src, eids=csr.eids)
     finally:
         torch.cuda.set_sync_debug_mode("default")

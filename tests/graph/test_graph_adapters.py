@@ -270,7 +270,7 @@ def test_pyg_edge_index_class_without_sizes(pyg):
 
 
 class SparseTensor:
-    """The part of torch_sparse.SparseTensor that is used, after its documentation: csr() and sparse sizes."""
+    """A stand-in for torch_sparse.SparseTensor by its documentation, with what is used: csr() and sizes."""
 
     def __init__(self, row, col, sizes):
         order = torch.argsort(row, stable=True)

@@ -50,7 +50,7 @@ def in_tensors(src, dst, num_src, num_dst, validate=True, with_loops=False):
 
 
 def natively(*given, **options):
-    """The direction that was sorted, as `in_tensors` returns it."""
+    """The CSR that the CPU's operators make first, in the form in which `in_tensors` returns it."""
     made = _csr.from_edges(_csr.UserEdges(*HERE, *given), **options)
     return _csr.Edges(*made.sizes, CSR(*made.csr(made.by_src)), made.by_src, made.edge_map)
 
@@ -67,7 +67,7 @@ def assert_same(found, expected):
 
 
 def orders(src, dst):
-    """As they are, by destination, by source, by both ends, and every second one of a longer tensor."""
+    """Yields the edges as they are, sorted by destination, by source and by both, and as strided views."""
     yield src, dst
     for key in (dst, src, src * (int(dst.max()) + 1 if len(dst) else 1) + dst):
         order = torch.argsort(key, stable=True)
@@ -96,7 +96,7 @@ def test_sizes_are_found(threads, name, sizes, count):
 
 
 def test_loops_that_are_there():
-    """Anywhere, several times, and beyond the nodes that both sides have."""
+    """Loops among the given edges: anywhere, several at one node, and at nodes that only one side has."""
     src = torch.tensor([3, 0, 0, 2, 1, 3, 0, 5, 2])
     dst = torch.tensor([3, 0, 1, 2, 1, 0, 0, 2, 2])
     for num_src, num_dst in ((6, 6), (6, 4), (7, 9)):
@@ -158,7 +158,8 @@ def test_items(threads, name, bound, count):
 
 @covered(name=list(CASES), known=["no gradient", "one side", "no ids", "both"], count=THREADS)
 def test_a_graph_at_once(threads, name, known, count):
-    """The direction that is missing, items and splits: those of the operators one by one."""
+    """The operator that makes the missing CSR, items and splits together gives what separate operators
+    give."""
     threads(count)
     src, dst, num_src, num_dst = CASES[name]()
     for left, right in orders(src, dst):
@@ -168,7 +169,7 @@ def test_a_graph_at_once(threads, name, known, count):
             if known in ("no ids", "both"):
                 graph.reverse_csr(need_eids=known == "both")
             args = graph._planner.handle(2, 4, torch.float32, "dot", "auto", True, backward).args
-            # What the handle was made of is what the graph has from now on.
+            # The graph caches the very tensors that the handle uses.
             assert args.indices is graph.csr().indices and args.eids is graph.csr().eids
             sides = [(graph.csr(), num_src, args[:5])]
             at_once = known == "one side" and max(len(src), num_src, num_dst) <= 2**16
@@ -246,7 +247,7 @@ def test_errors_are_the_same(src, dst, sizes, swap):
     given = (*ends[::-1], *sizes[::-1]) if swap else (*ends, *sizes)
     with pytest.raises(ValueError) as expected:
         in_tensors(*given)
-    for validate in (True, False):  # values are read anyway
+    for validate in (True, False):  # the CPU checks in both cases, because it reads the values anyway
         with pytest.raises(ValueError) as found:
             _csr.from_edges(_csr.UserEdges(*HERE, *given), validate=validate)
         assert str(found.value) == str(expected.value)
@@ -257,7 +258,8 @@ def test_errors_are_the_same(src, dst, sizes, swap):
 
 
 def test_a_csr_that_is_none_is_refused_before_it_is_followed(threads):
-    """What a graph that was not validated may hold."""
+    """A CSR with wrong values, as from_csr(validate=False) accepts it, raises before it is used for
+    indexing."""
     threads(2)
     indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0]).int()
     ops, no_ids = torch.ops.dfgnn, None
@@ -332,7 +334,7 @@ def test_a_plan_without_statistics_prints_them():
 
 
 def test_nothing_is_sorted_by_tensors_on_the_cpu(monkeypatch):
-    """The way from edges to arguments of the kernels is the operators'."""
+    """From edges to the kernels' arguments, the CPU uses dfgnn's operators alone, not torch's sort."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("a tensor operation")

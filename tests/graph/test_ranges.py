@@ -1,4 +1,5 @@
-"""Graphs of more edges than kernels count: here of more than a few."""
+"""Graphs with more edges than a kernel can count (2³¹), which are divided into ranges of destinations. Here
+the limit is lowered, so that small graphs are divided."""
 
 import pickle
 
@@ -23,7 +24,7 @@ def few(monkeypatch):
 
 
 def edges(order: str, num_src=40, num_dst=60, count=700):
-    """Of rows of 0 to 80 edges."""
+    """Random edges in the given order; rows have 0 to 80 of them."""
     generator = torch.Generator().manual_seed(0)
     dst = (torch.rand(count, generator=generator) ** 2 * num_dst).long()
     dst[dst % 7 == 3] -= 1
@@ -86,7 +87,7 @@ def test_masks_biases_and_missing_terms(few, device):
 
 
 def test_dropout_drops_other_edges_in_each_range(few, device):
-    """Every destination has the same neighbours: equal masks would show."""
+    """All destinations have the same neighbours, so that two ranges with the same dropout mask would show."""
     src, dst = torch.arange(48, device=device).repeat(30), torch.arange(30, device=device)
     graph = Graph.from_coo(src, dst.repeat_interleave(48))
     assert len(graph.ranges) == 15
@@ -141,7 +142,7 @@ def test_from_csr(few, device, eids):
 
 
 def test_every_small_graph_in_ranges(monkeypatch, device):
-    """Whose rows are not longer than a range."""
+    """All test graphs, with ranges as short as their longest row allows."""
     monkeypatch.setattr(ranges, "_CHUNK", 64)
     for name, make in GRAPHS.items():
         src, dst, num_src, num_dst = (x.to(device) if torch.is_tensor(x) else x for x in make())
@@ -219,7 +220,7 @@ def test_errors(few):
 
 @pytest.mark.parametrize("score", SCORES)
 def test_accuracy(few, device, score):
-    """Gradients of sources are sums over the ranges."""
+    """Errors stay small although the gradients of sources are sums over several ranges."""
     whole, graph = both("mixed", device)
     inputs = make_inputs(score, whole, 2, 16)
     exact = run(function(score), whole, inputs, dtype=torch.float64)

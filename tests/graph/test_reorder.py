@@ -38,7 +38,7 @@ def reorder(graph, method):
 
 
 def undirected(src, dst, n):
-    """A graph of both directions of these edges, its nodes in random order, and the place of each node."""
+    """A graph of both directions of these edges with nodes in random order, and the new id of each node."""
     place = torch.randperm(n)
     src, dst = place[src], place[dst]
     return Graph.from_coo(torch.cat([src, dst]), torch.cat([dst, src]), num_nodes=n), place
@@ -109,7 +109,7 @@ def test_attention_and_gradients_in_the_users_order(method, score, name, device)
     inputs = make_inputs(
         score, graph, 2, 4, torch.float64, edge_bias=True, edge_weight=1, edge_gate="H", edge_feat=True
     )
-    # The mask of dropout goes by the user's edges, so that it is the same one.
+    # Dropout's mask depends on edge ids, which reordering keeps: both graphs drop the same edges.
     options = dict(return_attention=True, dropout_p=0.3, _seed=torch.tensor([5], device=device))
     expected = run(function(score), graph, inputs, **options)
     actual = run(on_new_labels(r, score), graph, inputs, **options)
@@ -263,14 +263,15 @@ def test_rcm_finds_the_band():
 
 
 def test_rcm_of_one_direction_only():
-    """The pattern need not be symmetric."""
+    """Reverse Cuthill-McKee of a chain whose edges lead in one direction only."""
     place = torch.randperm(200)
     chain = Graph.from_coo(place[:-1], place[1:], num_nodes=200)
     assert bandwidth(reorder(chain, "rcm").graph) == 1
 
 
 def test_rcm_of_a_bipartite_graph():
-    """Source i and i + 1 to destination i: both sides have to follow the chain."""
+    """Sources i and i + 1 lead to destination i: in the new order both kinds of nodes must follow the
+    chain."""
     i = torch.arange(150)
     sources, destinations = torch.randperm(151), torch.randperm(150)
     graph = Graph.from_coo(

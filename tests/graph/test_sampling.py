@@ -39,7 +39,7 @@ def test_blocks(fanouts, device):
         degrees = graph.in_degrees()[sample.nodes[: hop.num_dst]]
         wanted = degrees if fanout == -1 else degrees.clamp(max=fanout)
         assert torch.equal(hop.graph.in_degrees(), wanted)
-        # With all that a graph of these edges has when it is made.
+        # The hop's graph has the same CSRs as one that is made of these edges.
         same = Graph.from_edge_index(hop.edge_index, num_src=hop.graph.num_src, num_dst=hop.num_dst)
         for name in ("dst", "src"):
             one, other = (getattr(g._structure, name) for g in (hop.graph, same))
@@ -50,7 +50,8 @@ def test_blocks(fanouts, device):
 
 @pytest.mark.parametrize("fanouts", [(3,), (2, 4), (5, 1, 3), (-1, 2)])
 def test_subgraph(fanouts, device):
-    """Each node's neighbours are drawn once: by the last fanout those of the seeds, and so on outwards."""
+    """Each node's neighbours are drawn once: the seeds' with the last fanout, their neighbours' with the one
+    before it, and so on."""
     graph = random_graph(device=device)
     src, dst = graph.edge_index
     seeds = torch.tensor([3, 59, 0, 17], device=device)
@@ -125,7 +126,7 @@ def test_replayed_hops_draw_the_same(fanouts, blocks, device):
     graph = random_graph(num_nodes=300, num_edges=2000, device=device)
     plain, replayed = NeighborSampler(graph, fanouts), NeighborSampler(graph, fanouts)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(0)).to(device)
-    replayed._record(order[:40], blocks)  # so that no draw on any device is of more
+    replayed._record(order[:40], blocks)  # more seeds than any sample below, so that all fit
     for k, seeds in enumerate([*order[:100].split(20), order[200:207], order[5:6], order[:20]]):
         generator = torch.Generator(device).manual_seed(k)
         assert replayed._recorded[blocks].draw(seeds, generator) is not None
@@ -139,7 +140,8 @@ def test_replayed_hops_draw_the_same(fanouts, blocks, device):
     (True, [1, 2, 3], None), (False, [1, 2, 3], None),
 ])  # fmt: skip
 def test_samples_that_graphs_have_no_room_for(blocks, seeds, where, device, monkeypatch):
-    """They are drawn without, and no random number is another one."""
+    """A sample too large for the recorded buffers is drawn by plain operations, from the same random
+    numbers."""
     monkeypatch.setattr(sampling, "_with_room", lambda count: int(1.25 * count))
     src = torch.tensor([10, 11, 12, 13, 14, 15, 20, 21, 22], device=device)
     dst = torch.tensor([0, 0, 0, 0, 10, 10, 1, 1, 1], device=device)
@@ -154,7 +156,7 @@ def test_samples_that_graphs_have_no_room_for(blocks, seeds, where, device, monk
 
 @pytest.mark.parametrize("blocks", [True, False])
 def test_replayed_hops_refuse_seeds(blocks, device):
-    """As without, and those that come after are as good."""
+    """Wrong seeds raise as without recorded hops, and later samples are right."""
     sampler = NeighborSampler(random_graph(device=device), (2, 3))
     sampler._record(torch.arange(4, device=device), blocks)
     draw = sampler.sample if blocks else sampler.subgraph
@@ -178,7 +180,7 @@ def test_capture_is_of_what_it_says():
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33])
 def test_draws_are_those_of_floyds_algorithm(count):
-    """One number after the other, as it is written."""
+    """Beside Floyd's sampling algorithm in a Python loop."""
     degree = torch.arange(count + 1, count + 60)
     draws = torch.rand(
         len(degree), count, generator=torch.Generator().manual_seed(count), dtype=torch.float64
@@ -238,7 +240,8 @@ def of_a_block(graph):
 
 
 def of_a_graph_that_changes(graph):
-    """Whose samples would be those of the edges it had first."""
+    """A sampler of a graph of fixed capacity must be refused: its samples would be of the first edges
+    only."""
     fixed = Graph.with_capacity(graph.num_nodes, graph.num_edges, device="cpu")
     return NeighborSampler(fixed, (3,))
 
@@ -285,7 +288,7 @@ def test_prefetch_is_ahead_and_in_order(thread, device):
             deadline = time.monotonic() + 10
             while len(made) < 3 and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert 3 <= len(made) <= 4  # this one, two that wait, and one in the hands of the thread
+            assert 3 <= len(made) <= 4  # this one, two that wait, and perhaps one that the thread holds
         found.append(int(value["x"][0]))
     assert found == list(range(8))
 

@@ -53,7 +53,7 @@ def tensors_of(x, seen: set[int]):
 
 
 def derive(graph: Graph) -> None:
-    """Everything that a graph keeps."""
+    """Makes everything that a graph caches."""
     graph.reverse_csr(), graph.reverse_csr(need_eids=True), graph.edge_index
     graph.degree_stats(), graph.degree_stats(reverse=True), graph.has_zero_in_degree
     graph.plan(4, 8), graph.plan(4, 8, reverse=True), graph.plan(4, 8, layer="gatv2", edges=True)
@@ -152,7 +152,7 @@ def test_after_a_failure(under):
 
 @ways
 def test_after_attention(under):
-    """Whether it is possible there or not."""
+    """The graph works after attention was tried under a transform, whether that call raised or not."""
     graph = make()
     feat, *terms = [x.detach() for x in make_inputs()]
 
@@ -166,7 +166,7 @@ def test_after_attention(under):
 
 @ways
 def test_graphs_that_are_made_there(under, device):
-    """Of plain tensors, in every way."""
+    """Graphs made under a transform, by every constructor, hold plain tensors."""
     base, made = make(device), []
 
     def construct(x):
@@ -194,7 +194,8 @@ def test_graphs_that_are_made_there(under, device):
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vjp])
 def test_an_edge_index_that_a_transform_has_wrapped(transform):
-    """Every argument of a transformed function is; edges have no gradient, so they are taken as they are."""
+    """torch.func wraps every argument of a transformed function. Edges have no gradient: a graph takes the
+    plain tensor within."""
     base, made = make(), []
 
     def function(x, edge_index):
@@ -229,7 +230,7 @@ def test_export(requires_grad):
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_compile(warm):
-    """In one graph where the plans are there; else they are made aside."""
+    """torch.compile records one graph if the plans exist; else it breaks and the plans are made eagerly."""
     graph = make()
     if warm:
         step(graph)

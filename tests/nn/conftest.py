@@ -1,6 +1,7 @@
 import pytest
 
-# A layer says once per class and reason that it falls back; what was said is nowhere public.
+# A layer warns once per class and reason that it falls back. Tests clear the private record of these
+# warnings.
 from dfgnn.nn import _fallback
 
 

@@ -113,7 +113,7 @@ def losses(model, args, steps):
     return torch.tensor(curve)
 
 
-# The model stays what it is
+# ---- the model stays what it is --------------------------------------------------------------------------
 
 
 @MODELS
@@ -124,7 +124,7 @@ def test_same_loss_curve(build, inputs):
     assert len(report.replaced) == NUM_LAYERS[build] and report.kept == []
     expected, actual = losses(model, args, 15), losses(other, args, 15)
     assert (expected - actual).abs().max() < 1e-4 and expected[-1] < expected[0]
-    assert not torch.equal(expected, actual)  # it is not upstream that ran
+    assert not torch.equal(expected, actual)  # the bits differ, which shows that dfgnn's kernels ran
 
 
 @MODELS
@@ -186,7 +186,7 @@ def test_same_outputs_and_gradients(build, inputs, dtype, tolerance):
         assert torch.equal(restored[name], x) or (restored[name] - x).abs().max() < tolerance, name
 
 
-# What is found
+# ---- what is found ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_report():
     assert str(dfgnn.accelerate(nn.Linear(2, 2))) == "no layer of DGL or torch_geometric found"
 
 
-# Inside the libraries' containers
+# ---- inside the libraries' containers --------------------------------------------------------------------
 
 
 def test_in_hetero_graph_conv():
@@ -372,7 +372,7 @@ def test_hetero_conv_and_hgt():
 
 
 def test_lazy_layers():
-    """torch_geometric sizes them at the first call."""
+    """Layers with in_channels=-1, whose parameters torch_geometric makes at the first call."""
     x, edge_index = torch.randn(N, 6), edges()
     torch.manual_seed(1)
     expected = pygnn.GATConv(-1, 4, 2)(x, edge_index)
@@ -390,7 +390,7 @@ def test_models_of_the_library():
     torch.testing.assert_close(model(x, edge_index), expected)
 
 
-# Copies and pickles
+# ---- copies and pickles ----------------------------------------------------------------------------------
 
 
 @MODELS
@@ -409,7 +409,7 @@ def test_copies_of_an_accelerated_model(build, inputs, duplicate):
     assert torch.equal(other(*args), accelerated)
     assert len(dfgnn.restore(other)) == NUM_LAYERS[build]
     torch.testing.assert_close(other(*args), expected)
-    assert len(dfgnn.restore(model)) == NUM_LAYERS[build]  # each has its own
+    assert len(dfgnn.restore(model)) == NUM_LAYERS[build]  # restoring the copy has not restored the original
 
 
 def _saved_and_loaded(model):

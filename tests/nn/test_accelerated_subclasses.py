@@ -240,7 +240,7 @@ def test_on_the_instance_and_later():
 
 
 def test_script():
-    """TorchScript has the subclass as it was."""
+    """TorchScript compiles an instance of the original subclass, not of the accelerated one."""
     module, x, edge_index = Plain(8, 4), torch.randn(N, 8), edges()
     expected = module(x, edge_index)
     dfgnn.accelerate(module)
@@ -248,7 +248,7 @@ def test_script():
     assert type(plain) is Plain and torch.equal(plain(x, edge_index), expected)
 
 
-# DGL
+# ---- DGL -------------------------------------------------------------------------------------------------
 
 
 def test_of_dgl():
@@ -257,7 +257,7 @@ def test_of_dgl():
     class Wrapped(dgl.nn.GATConv):
         def __init__(self, size):
             super().__init__(size, 4, 2, allow_zero_in_degree=True)
-            self.num_heads = 2  # a name of dfgnn's with the same value
+            self.num_heads = 2  # dfgnn's layer has a property of this name with the same value: no conflict
 
         def forward(self, graph, feat):
             return super().forward(graph, feat).flatten(1)
@@ -273,7 +273,7 @@ def test_of_dgl():
     report = dfgnn.accelerate(module)
     assert report.replaced and "the same on dfgnn.nn.dgl.GATConv" in str(report)
     torch.testing.assert_close(module(g, x), expected)
-    module(dfgnn.Graph.from_dgl(g), x)  # which DGL's own forward could not take
+    module(dfgnn.Graph.from_dgl(g), x)  # DGL's own forward could not take a dfgnn.Graph
     assert type(copy.deepcopy(module)) is type(module)
     dfgnn.restore(module)
     assert type(module) is Wrapped

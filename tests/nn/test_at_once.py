@@ -22,7 +22,7 @@ from dfgnn.nn.whole.attention import attention_layer
 from dfgnn.nn.whole.spec import LayerSpec, LayerTensors
 
 IN = 6
-# (heads, size): on CUDA some are padded.
+# (heads, size of a head). On CUDA heads whose size is no multiple of 16 bytes are padded.
 SHAPES = [(1, 8), (2, 4), (3, 5), (1, 7)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1.5e-2, torch.bfloat16: 0.12}
 
@@ -32,7 +32,7 @@ AS = "as on the device", "padded", "joined", "joined and padded"
 
 @pytest.fixture
 def compute_as(device, monkeypatch):
-    """The CPU takes padded heads and projections as one product, too, of which it needs none."""
+    """Lets the CPU run with padded heads, or with joined projections, which only GPUs need."""
 
     def compute_as(kind):
         if kind != AS[0] and device != "cpu":
@@ -157,7 +157,7 @@ def test_gat_with_attributes_of_edges(device, monkeypatch, compute_as, name, sha
     wanted = [*tensors, *edges]
     right = gradients(expected, wanted)
     assert_close([out, *gradients(out, wanted)], [expected, *right], dtype)
-    # The vector's gradient alone, and none of the edges'.
+    # Only the attention vector needs a gradient; the edges' tensors do not.
     frozen = [x.detach() for x in edges[:2]] + edges[2:]
     (found,) = gradients(run(frozen), frozen)
     assert_close([found], right[-1:], dtype)
@@ -226,7 +226,8 @@ def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, compute_as, 
 
 @pytest.mark.gpu
 def test_padding_first_used_in_a_cuda_graph():
-    """Its zero has a value only when the graph is replayed: it must not be kept for calls before that."""
+    """A constant of padding that is made while a CUDA graph is captured gets its value only at a replay: it
+    must not be cached for other calls."""
     _padding._constants.clear()
     x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
@@ -404,7 +405,7 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     monkeypatch.setattr(FusedFunction, "at_once", staticmethod(lambda *args: calls.append(1) or apply(*args)))
     plain = module(graph, x)
     assert len(calls) == 1
-    # A hook on a projection must run, and a mode see every operation.
+    # A hook on a projection must run, and a dispatch mode must see every operation: neither call is fused.
     linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
     seen = []
     for linear in linears:
@@ -414,10 +415,10 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     with Operators() as modes:
         torch.testing.assert_close(module(graph, x), plain)
     assert len(calls) == 1 and len(seen) == len(linears) and any("mm" in op for op in modes.names)
-    # Asked for the attention, which is computed beside it, the layer has the same result.
+    # With get_attention the layer is fused, too; the attention is computed in addition.
     asked, attention = module(graph, x, get_attention=True)
     assert len(calls) == 2 and torch.equal(asked, plain) and attention.shape == (graph.num_edges, 2, 1)
-    # Other inputs than such a layer has.
+    # Inputs that the fused layer does not take: another number of dimensions, and torch.func.
     module(graph, torch.randn(graph.num_src, 2, IN))
     torch.func.grad(lambda x: module(graph, x).sum())(x)
     assert len(calls) == 2
@@ -427,7 +428,8 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
 
 @pytest.mark.parametrize("two_ends", [False, True])
 def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
-    """Forward, unless there are but two, and for the gradients of weights and of features one each."""
+    """Projections of the same features are joined: one product forward (but not for only two of them), one
+    for the gradient of the weights and one for that of the features."""
     monkeypatch.setattr(_projections, "joins", lambda x, width: True)
     graph = make_graph("random")
     for attributes in (0, 3):  # those of edges are three more
@@ -441,7 +443,7 @@ def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends)
 
 
 def test_a_layer_that_has_learnt_more_takes_the_long_way():
-    """An option that nobody told the short one of."""
+    """A subclass with an option of its own is not fused, because the fused layer does not know the option."""
 
     class Louder(layers.GATConv):
         FUSED_OPTIONS = layers.GATConv.FUSED_OPTIONS
@@ -480,7 +482,7 @@ def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
 
     out = run()
     found = [out, *gradients(out, tensors)]
-    # A small layer's numbers are those of float32 until they are rounded.
+    # A small layer computes in float32 and rounds its result, which is then that without autocast.
     wide = run(autocast=False)
     assert torch.equal(out, wide.to(out.dtype)) == small
     if small:
@@ -495,7 +497,8 @@ def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
 
 
 def test_small_under_autocast(monkeypatch):
-    """What is large decides by products and by elements that are gathered; 16-bit features stay such."""
+    """Whether a layer counts as small is decided by the size of its products and of what it gathers; features
+    that have 16 bits stay in 16 bits."""
     graph = make_graph("random")
     x, weight = torch.randn(graph.num_src, IN), torch.randn(8, IN)
 

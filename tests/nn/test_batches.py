@@ -14,7 +14,8 @@ def _of_types(graph):
     return torch.arange(graph.num_src) * 7 % 3, torch.arange(graph.num_edges) * 5 % 4
 
 
-# Layer; what it takes behind the features: edge features of this size (with a batch of their own), or types.
+# Name -> (the layer, its further arguments: None; a number, the size of edge features with a batch dimension;
+# or a function that gives types).
 DGL = {
     "GATConv": (lambda: nn.GATConv(6, 4, 2, residual=True), None),
     "GATv2Conv": (lambda: nn.GATv2Conv(6, 4, 2, residual=True), None),
@@ -37,7 +38,7 @@ def step(out, inputs):
 
 
 def check(layer, call, dim, x, *edges):
-    """call(x, *edges) of all sets, which are dimension ``dim``, as of one after the other."""
+    """Checks that call(x, *edges) with all sets along dimension ``dim`` gives what it gives for each set."""
     inputs = [t.requires_grad_() for t in (x, *edges)]
     parameters = [*inputs, *layer.parameters()]
     found = step(call(*inputs), parameters)
@@ -125,7 +126,7 @@ PYG = {
 
 
 def _filled(layer):
-    """torch_geometric leaves whatever was in this memory."""
+    """The layer with a value in l2, which torch_geometric leaves uninitialised."""
     torch.nn.init.constant_(layer.l2, 0.1)
     return layer
 

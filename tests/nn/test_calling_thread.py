@@ -77,8 +77,9 @@ def gradients(forward, model, x, edge_index):
 @covered(1, name=LAYERS, how=list(FORWARDS))
 def test_same_bits(name, how, device):
     found = model_and_data(name, device)
-    # Some of PyTorch's own kernels add up in any order: of second derivatives. A gradient that is zero but
-    # for rounding, as that of the keys' bias, has no scale of its own.
+    # In second derivatives on a GPU some of PyTorch's kernels sum in any order: results are only close there.
+    # A gradient that is zero but for rounding, as that of the keys' bias, is compared on the scale of the
+    # others.
     exact = how != "double backward" or device == "cpu"
     want = gradients(FORWARDS[how], *found)
     with torch.autograd.set_multithreading_enabled(False):
@@ -90,7 +91,8 @@ def test_same_bits(name, how, device):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_hooks_run_in_that_thread(name, device):
-    """Of tensors, modules and saved tensors; on a GPU they run in another thread otherwise."""
+    """Hooks of tensors, modules and saved tensors run in the calling thread; by default, on a GPU, they run
+    in PyTorch's thread for that GPU."""
     model, x, edge_index = model_and_data(name, device)
     threads = []
 
@@ -129,7 +131,7 @@ def test_anomaly_mode_names_the_operation(device):
 
 
 def test_from_a_thread_of_the_user(device):
-    """Each thread has the setting of its own."""
+    """The setting belongs to a thread: it also holds for backward in a thread that the user starts."""
     found = model_and_data("GATv2Conv", device)
     want, got = gradients(plain, *found), []
 

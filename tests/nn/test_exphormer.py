@@ -61,7 +61,7 @@ def test_formula(device, dtype, size, heads, clamp, sharp, calls):
     assert not out[3].any() and len(calls) == 1
     for got, wanted in zip(gradients(out, layer, x, type_feat), gradients(want, layer, x, type_feat)):
         torch.testing.assert_close(got, wanted, **tolerance)
-    if clamp == 0.3:  # some of them are clamped
+    if clamp == 0.3:  # some scores exceed this clamp: without it the result is another
         loose = ExphormerAttention(size * heads, heads, 5, None).to(device, dtype)
         loose.load_state_dict(layer.state_dict())
         assert not torch.allclose(loose(graph, x, type_feat), out, rtol=1e-2)
@@ -181,9 +181,9 @@ def test_what_hangs_on_the_projection_is_called(device, hung, calls):
     plain_one = ExphormerAttention(feats, layer.num_heads).to(x)
     plain_one.edge = layer.edge
     bias = None
-    if hung in ("bias", "replaced"):  # folded into one more feature, which is 1
+    if hung in ("bias", "replaced"):  # a bias acts as the weight of one more feature, which is 1
         bias = (layer.project if hung == "bias" else layer.project[1]).bias.detach()
-    for _ in range(2):  # weight_norm's tensor of the step before is gone
+    for _ in range(2):  # twice, because weight_norm makes a new weight at each step
         out = layer(graph, x, type_feat)
         out.sum().backward()
     query = x.detach() if bias is None else torch.cat([x.detach(), torch.ones_like(x[:, :1])], 1)

@@ -23,13 +23,13 @@ def test_which_are():
         (x[:3].detach().requires_grad_(), x),
         (x[:3].clone(), x),
         (x[1:3], x),
-        (x[:0], x),  # nothing to be seen
+        (x[:0], x),  # an empty view has no memory that could be compared
         (x[:3, :2], x),
         (x[::2], x),
-        (x[:4][:3], x),  # through another view: not looked at
+        (x[:4][:3], x),  # a view of a view is not recognised
         (x, x[:3]),
         (x[:3], moved),
-        (kept, moved),  # somebody wants this gradient
+        (kept, moved),  # retain_grad(): the gradient of this view itself is needed
         (hooked, moved),
         (x.detach()[:3].requires_grad_(), x),
         (x[:3].double(), x),

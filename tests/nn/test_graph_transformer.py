@@ -17,7 +17,8 @@ FEATS, HEADS = 12, 3
 
 
 def expected_of(layer, graph, feat, edge_bias=None, masks=None):
-    """One set of features ``[N, F]``, attention by a loop over destinations; masks: of attention."""
+    """The layer's formula for one set of features [N, F], with a loop over destinations; masks: dropout masks
+    of the attention."""
     p = dict(layer.named_parameters())
 
     def linear(name, x):
@@ -120,7 +121,7 @@ def test_gradcheck():
     )
 
 
-# Sets of features on one graph
+# ---- sets of features on one graph -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("own_bias", [False, True], ids=["one edge bias", "an edge bias for each"])
@@ -167,7 +168,7 @@ def test_one_set():
     torch.testing.assert_close(layer(graph, feat)[0], layer(graph, feat[0]))
 
 
-# Options
+# ---- options ---------------------------------------------------------------------------------------------
 
 
 def test_attention_is_returned():
@@ -201,7 +202,8 @@ def test_attention_dropout():
 
 
 def test_dropout():
-    """Of what is added to a residual and inside the network: with p = 1 only the residuals are left."""
+    """Dropout acts on what is added to a residual, and inside the feed-forward network: with p = 1 only the
+    residuals are left."""
     graph = make_graph("random")
     feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
     assert torch.equal(make_layer(norm=None, dropout=1.0)(graph, feat), feat)
@@ -232,7 +234,7 @@ def test_zero_in_degree():
     assert layer(graph, feat).isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:var")  # of the formula, over no rows
+@pytest.mark.filterwarnings("ignore:var")  # the formula takes a variance over no rows
 @pytest.mark.parametrize("name", ["no_nodes", "no_edges"])
 def test_empty_graphs(name):
     graph, layer = make_graph(name), make_layer(norm="layer")
@@ -258,7 +260,7 @@ def test_dgl_graphs():
     torch.testing.assert_close(out, layer(graph, feat)[:, ::3])
 
 
-# State and errors
+# ---- state and errors ------------------------------------------------------------------------------------
 
 
 def test_state_and_copies():
@@ -314,7 +316,7 @@ def test_errors():
 
 @pytest.mark.parametrize("edge_dim", [2, 6])
 def test_edge_features(edge_dim):
-    """Those of the attention, for one set of features and for several."""
+    """edge_feats reach the attention, with one set of features and with several."""
     graph = make_graph("random")
     layer = make_layer(edge_dim=edge_dim)
     feat = torch.randn(2, 50, FEATS, dtype=torch.float64)

@@ -8,7 +8,7 @@ from graphs import make_graph
 
 from dfgnn import functional, nn, reference
 
-# Steps of layers: their gradients of any order, and chunks that no small layer has.
+# Private helpers of layers, tested directly: gradients of any order, and sizes that are divided into chunks.
 from dfgnn.nn import _typed
 from dfgnn.nn.dgl import _edges
 
@@ -108,7 +108,7 @@ print("ran")
 @pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize("heads", [1, 3])
 def test_typed_matmul(heads, in_order, device):
-    """Types of many rows, of few and of none."""
+    """Some types have many rows, some few and some none."""
     types = torch.cat([torch.full((9000,), 3), torch.tensor([0, 4, 0, 2]), torch.full((5000,), 4)])
     types = types.sort().values if in_order else types.roll(2500)
     types = types.to(device)
@@ -122,7 +122,7 @@ def test_typed_matmul(heads, in_order, device):
     torch.testing.assert_close(found, torch.autograd.grad(expected, [x, weight], grad))
 
 
-# Sums between nodes and edges
+# ---- sums between nodes and edges ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("graph", ["random", "isolated", "fewer_sources", "no_edges", "no_nodes"])

@@ -93,7 +93,7 @@ def _attr(size):
     )
 
 
-# Of these second derivatives alone are looked at.
+# Further layers, of which only second derivatives are tested.
 MORE = {
     "pyg GATConv edges": _pyg(lambda: pyg_like.GATConv(6, 4, 2, edge_dim=3), edge_attr=_attr(3)),
     "pyg GATv2Conv edges": _pyg(lambda: pyg_like.GATv2Conv(6, 4, 2, edge_dim=3), edge_attr=_attr(3)),
@@ -245,7 +245,7 @@ def test_torch_func(device, build):
 
 
 def test_types_made_under_a_transform(device):
-    """What torch.func wraps is unwrapped where it decides which rows belong together."""
+    """Rows are grouped by type also where torch.func has wrapped the tensor of types."""
     layer, x, _ = LAYERS["dgl HGTConv"](device)
     layer.eval()
     graph = make_graph("complete", device)

@@ -18,7 +18,8 @@ EXPORTERS = pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "Tor
 
 
 def export(module, args, path, dynamo, axes):
-    """axes: of each argument, the dimensions that vary."""
+    """Exports the module to ``path``. axes: for each argument {dimension: name} of the sizes that may
+    vary."""
     sizes = {name: torch.export.Dim(name, min=2) for each in axes for name in each.values()}
     names = [f"input_{k}" for k in range(len(args))]
     if dynamo:
@@ -91,7 +92,7 @@ class OnGraph(nn.Module):
 
 @pytest.mark.parametrize("build", OWN.values(), ids=OWN)
 def test_on_a_graph(build, tmp_path):
-    """Whose edges the file keeps."""
+    """A module with a Graph among its attributes: the ONNX file contains the graph's edges as constants."""
     graph = dfgnn.Graph.from_edge_index(torch.randint(N, (2, E)), num_nodes=N).add_self_loops()
     module = OnGraph(graph, build())
     run = export(module, (torch.randn(N, 8),), tmp_path / "model.onnx", True, [{}])

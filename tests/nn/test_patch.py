@@ -86,7 +86,7 @@ def test_nested(library):
         with dfgnn.patch(library) as inner:
             pass
         assert is_patched(library)
-        inner.undo()  # a second time, which does not count
+        inner.undo()  # undone a second time, which must not undo the outer patch
         assert is_patched(library)
     assert not is_patched(library)
 
@@ -143,7 +143,7 @@ except ImportError as error:
     assert plain_python(code).stdout.startswith(f"patch: library: expected {package} to be installed")
 
 
-# Layers
+# ---- layers ----------------------------------------------------------------------------------------------
 
 
 def test_layers_of_dgl():
@@ -155,7 +155,7 @@ def test_layers_of_dgl():
         ours = dgl.nn.GATConv(6, 4, 2, residual=True)
         assert isinstance(ours, dgl.nn.GATConv) and not isinstance(theirs, dgl.nn.GATConv)
     assert type(ours) is not type(theirs) and isinstance(ours, dgl.nn.GATConv)
-    # The same numbers were drawn in the same order, and the same attributes set.
+    # Both constructors draw the same random numbers in the same order and set the same attributes.
     assert vars(ours).keys() == vars(theirs).keys() and ours._num_heads == ours.num_heads == 2
     assert all(torch.equal(x, theirs.state_dict()[name]) for name, x in ours.state_dict().items())
     g, x = dgl.rand_graph(20, 60), torch.randn(20, 6)
@@ -252,7 +252,7 @@ def test_models_of_the_library_use_them():
     torch.testing.assert_close(model(x, edge_index), plain(x, edge_index))
 
 
-# Names that were imported before
+# ---- names that were imported before ---------------------------------------------------------------------
 
 
 @pytest.fixture

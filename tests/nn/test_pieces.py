@@ -19,7 +19,7 @@ from dfgnn.switch import pieces
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 import torch_geometric.nn as pygnn  # noqa: E402
 
-# In a dictionary: as names of this module, they would be patched.
+# In a dictionary, because dfgnn.patch replaces functions that are names of a module, this one included.
 ORIGINALS = {
     name: getattr(importlib.import_module(f"torch_geometric.utils._{name}"), name)
     for name in ("softmax", "scatter")
@@ -92,12 +92,12 @@ def test_softmax_of_sorted_rows(patched, shape, dtype):
     count = torch.tensor([3, 0, 1, 500, 0, E - 504])
     ptr = torch.cat([torch.zeros(1, dtype=torch.long), count.cumsum(0)])
     x = torch.randn(E, *shape, dtype=dtype)
-    x[:3] = -torch.inf  # of which torch_geometric makes 0 here
+    x[:3] = -torch.inf  # a group with only -inf: torch_geometric's softmax gives 0 here
     got, want = pyg.utils.softmax(x, ptr=ptr), softmax(x, ptr=ptr)
     torch.testing.assert_close(got, want)
     assert not got[:3].any() and patched["torch_geometric.utils.softmax"] == 1
     x[:3] = 0
-    # Once: torch_geometric's own cannot be differentiated twice here.
+    # First derivatives only, because torch_geometric's softmax with ptr cannot be differentiated twice.
     grads = []
     for function in (pyg.utils.softmax, softmax):
         leaf = x.clone().requires_grad_()
@@ -299,7 +299,8 @@ def test_message_passing_of_ones_own():
 
 
 def test_our_layers_stay_fused():
-    """They look at what their library's methods call."""
+    """dfgnn's layers check whether functions that their library's methods call were replaced; those that
+    dfgnn.patch itself has replaced must not make them fall back."""
     x, edge_index = torch.randn(N, 8), torch.stack([torch.randint(N, (E,)), indices("random")])
     with dfgnn.patch("pyg"), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -312,7 +313,7 @@ def test_our_layers_stay_fused():
             layer(x, edge_index)
 
 
-# torch_scatter
+# ---- torch_scatter ---------------------------------------------------------------------------------------
 
 
 def test_torch_scatter(monkeypatch):
@@ -355,7 +356,7 @@ def test_torch_scatter(monkeypatch):
     assert {name: getattr(module, name) for name in theirs} == theirs
 
 
-# DGL
+# ---- DGL -------------------------------------------------------------------------------------------------
 
 
 def test_dgl():
@@ -383,7 +384,7 @@ def test_dgl():
         return torch.linspace(0, 1, g.num_dst_nodes() * heads).view(-1, heads, 1)
 
     sums = {"dgl.ops.u_mul_e_sum": 1, "dgl.ops.copy_e_sum": 1}
-    # Of one head DGL's softmax is faster when it is trained.
+    # With one head DGL's softmax trains faster, so that dfgnn leaves it in place.
     for g, heads in itertools.product(graphs, (4, 1)):
         expected = step(g, heads, 8)
         pieces.served.clear()

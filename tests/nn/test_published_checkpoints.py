@@ -13,7 +13,8 @@ N, E, F, H = 20, 90, 12, 3
 
 
 class Products(nn.Module):
-    """What holds the projections; Q, K, V, and proj_e with edges."""
+    """The attention module of a published model, which holds the projections Q, K, V and, with edges,
+    proj_e."""
 
     def __init__(self, bias, edges):
         super().__init__()
@@ -74,7 +75,7 @@ def inputs():
 
 
 def trained(module):
-    """With values in all that a checkpoint holds."""
+    """The module with random values in all parameters and buffers, as after training."""
     for name, x in module.state_dict().items():
         if x.is_floating_point():
             x.uniform_(0.5, 1.5) if "running_var" in name else x.normal_(std=0.3)
@@ -106,7 +107,7 @@ def test_without_edges(norm):
     )
     ours.double().eval().load_state_dict(dfgnn.convert_state_dict(theirs.state_dict(), "dfgnn"))
     edge_index, graph, x = inputs()
-    x = x / 4  # no score reaches the clamp
+    x = x / 4  # small enough that no score reaches the published model's clamp, which our layer lacks
     torch.testing.assert_close(ours(graph, x), theirs(x, edge_index))
 
 

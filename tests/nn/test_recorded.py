@@ -82,7 +82,7 @@ def test_one_operator_each_way(name, device):
     inputs = given(name, device)
     torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
     forward, backward = ([op.name().removeprefix("dfgnn::") for op in ops] for ops in calls)
-    allowed = "check_in_degrees"  # of DotGatConv
+    allowed = "check_in_degrees"  # a further operator of DGL's layers, which raises for rows without edges
     assert [op.partition("_")[2] for op in forward if op != allowed] in (["gat_run"], ["attend_run"])
     assert [op.partition("_")[2] for op in backward if op != allowed] in (
         ["gat_backward"],
@@ -95,7 +95,7 @@ def test_one_operator_each_way(name, device):
 
 @some(["GATConv", "TransformerConv edges"], [*OF_EVERY_SCORE, "DGL DotGatConv"])
 def test_rows_with_padding(name, device, monkeypatch):
-    """As CUDA's kernels want them, of heads of any size; here on every device."""
+    """Rows in which each head is padded, as CUDA kernels need it; here on every device."""
     monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced._Rows(heads, size, 3))
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -138,7 +138,7 @@ def test_without_gradients(name, device):
 
 
 def test_a_method_replaced_on_the_class_after_a_call_is_seen_after_a_reset(device):
-    """Which the guide says: classes are not checked at every call."""
+    """A documented limit: compiled calls do not check whether methods of the class were replaced."""
 
     class Changed(GATConv):
         pass
@@ -176,7 +176,7 @@ SHAPES = [(0, 30, 3, 5, torch.float32), (3, 30, 3, 5, torch.float64), (1, 7, 1, 
 
 @covered(shape=SHAPES, score=[0, 1, 2])
 def test_shapes_told_to_compilers(score, shape):
-    """Of all results, also of what is kept for backward."""
+    """The fake kernels give the shapes of all results, also of those saved for backward."""
     heads, rows, h, d, dtype = shape
     edges, acc = torch.randint(rows, (2, 60)), torch.promote_types(dtype, torch.float32)
     x = torch.randn(rows, h * d, dtype=dtype)

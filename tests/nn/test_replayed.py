@@ -37,7 +37,7 @@ def _fresh():
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """As if a CUDA graph were recorded on any device."""
+    """Makes layers compile on any device as for a CUDA graph."""
     monkeypatch.setattr(_replayed, "DEVICES", ("cpu", "cuda"))
     with torch._inductor.config.patch({"triton.cudagraphs": True, "force_disable_caches": True}):
         yield
@@ -123,7 +123,7 @@ def test_folded_projections_of_edges(device, recorded, monkeypatch):
 
 @some(["TransformerConv edges"], ["TransformerConv edges", "GATConv", "GATv2Conv edges", "ResGatedGraphConv"])
 def test_other_edges_and_other_sizes(name, device, recorded):
-    """Of the same shape in turns, as a replay gets them, and of others."""
+    """Edges of the same shape in turns, as replays get them, and of other shapes."""
     make, edges = LAYERS[name]
     model = Model(make).double().to(device)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -139,7 +139,7 @@ def test_other_edges_and_other_sizes(name, device, recorded):
 
 @some(["GATConv"], ["GATConv", "TransformerConv edges"])
 def test_an_edge_index_that_is_written_to(name, device, recorded):
-    """Between calls and between layers, which then have no structure in common."""
+    """Writes to an edge_index between calls, and between two layers, which then cannot share a structure."""
     make, edges = LAYERS[name]
     model = Model(make).double().to(device)
 
@@ -237,7 +237,8 @@ def test_nodes_out_of_range_are_refused(device, recorded, dtype, loops):
 
 
 def test_the_buffer_of_a_graph_of_fixed_capacity_is_refused(device, recorded):
-    """Replays cannot know what is in use."""
+    """The edge_index buffer of a graph of fixed capacity raises, because replays cannot know which of its
+    edges are in use."""
     model = Model(LAYERS["GATConv"][0]).to(device)
     graph, (x, ends) = Graph.with_capacity(40, 300, device=device), given(0, device, dtype=torch.float32)
     graph.copy_(ends)
@@ -261,7 +262,8 @@ def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
 
 @some([pyg.GATConv], [pyg.GATConv, pyg.GATv2Conv], "conv")
 def test_what_has_the_number_of_edges_with_loops_stays_outside(device, recorded, conv):
-    """Which nobody knows before."""
+    """Edge attributes have one row per edge with loops; that number is unknown before the edges are read, so
+    that these layers do not sort within the CUDA graph."""
     layer, found = conv(9, 5, heads=2, edge_dim=4).double().to(device), []
     compiled = torch.compile(layer, fullgraph=True, backend=recording(found))
     inputs = given(0, device, True)
@@ -276,12 +278,13 @@ def test_other_compilers_and_modes_take_the_graph_that_is_kept(device, monkeypat
     torch.compile(model, fullgraph=True, backend=recording(found))(*inputs)
     assert all(op.startswith("edge_gat") for op in found[0])
     with torch._inductor.config.patch({"triton.cudagraphs": True}):
-        assert not _replayed.is_recorded(inputs[1])  # and those of eager calls
+        # An eager call does not sort the edges at each call either, even with Inductor's option on.
+        assert not _replayed.is_recorded(inputs[1])
 
 
 @exhaustive
 def test_the_mode_reduce_overhead_is_seen(monkeypatch):
-    """While AOTAutograd traces; on the CPU nothing is recorded then."""
+    """mode="reduce-overhead" is noticed while AOTAutograd traces; on the CPU it makes no CUDA graphs."""
     seen, is_recorded = set(), _replayed.is_recorded
     monkeypatch.setattr(_replayed, "DEVICES", ("cpu",))
     monkeypatch.setattr(_replayed, "is_recorded", lambda x: seen.add(is_recorded(x)) or is_recorded(x))
@@ -313,7 +316,8 @@ def test_shapes_told_to_compilers(device, loops, num_src, num_dst, num_edges):
 
 
 def test_nothing_is_kept_of_a_graph(device):
-    """It would hold memory that belongs to the CUDA graph."""
+    """Structures made within a CUDA graph are not cached: a cache would hold memory that belongs to the
+    graph."""
     _, ends = given(0, device)
     made = ops.edge_structure(ends, 40, 40, True)
     x, vectors = torch.randn(40, 16, device=device), torch.randn(2, 1, 2, 8, device=device)
@@ -383,7 +387,7 @@ def test_cuda_graphs_with_dropout_and_autocast(name):
     want = step(function, model, inputs)[0].float()
     model.first.dropout = 0.2
     compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
-    # The next replay writes to the same memory.
+    # Results are cloned, because the next replay writes to the same memory.
     outs = torch.stack([step(compiled, model, inputs)[0].float().clone() for _ in range(300)])
     assert COUNTERS["inductor"]["cudagraph_skips"] == COUNTERS["inductor"]["cudagraph_partitions"] == 0
     assert len(outs.flatten(1).unique(dim=0)) == len(outs)
@@ -392,7 +396,8 @@ def test_cuda_graphs_with_dropout_and_autocast(name):
 
 @pytest.mark.gpu
 def test_a_replay_with_a_node_out_of_range_fails():
-    """On the device, which is lost then: in a process of its own."""
+    """A device-side assertion fails, after which the process cannot use the GPU: so in a process of its
+    own."""
     code = """
         import torch
         from dfgnn.nn.pyg import GATConv

@@ -28,7 +28,7 @@ NODES, EDGES = 12, 40
 
 
 def in_another_process(x, new):
-    """x is in shared memory."""
+    """Writes ``new`` to x, which is in shared memory, from a forked process."""
     new, address, size = new.contiguous(), x.data_ptr(), x.nbytes
     child = os.fork()
     if child == 0:
@@ -209,7 +209,7 @@ SUBJECTS = {
 
 
 def write_and_check(subject, way, name):
-    """The numbers of one tensor become others, and then again what they were."""
+    """Checks the layer before a tensor's contents are replaced, after it, and after they are set back."""
     tensors, others = subject.tensors(), subject.tensors(1)
     before = tensors[name].clone()
     if way == "another process":
@@ -217,7 +217,7 @@ def write_and_check(subject, way, name):
     for new in (None, others[name], before):
         if new is not None:
             write(way, tensors[name], new)
-        for _ in range(2):  # what the first call keeps, the second one finds
+        for _ in range(2):  # the second call uses what the first has cached
             subject.check(tensors)
 
 
@@ -389,7 +389,8 @@ def test_load_state_dict_that_swaps():
 
 
 def test_swapped_after_use():
-    """Both tensors have been used, and each gets what is kept for its contents."""
+    """torch.utils.swap_tensors of two tensors that were both used: each then has the cached graph of its new
+    contents."""
     subject = SUBJECTS["RGATConv across"]()
     one, other = subject.tensors(0), subject.tensors(1)
     for _ in range(3):
@@ -438,7 +439,7 @@ def test_nothing_that_is_kept_holds_its_tensors(name):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 31, 64, 65, 1000])
 def test_one_other_number_is_noticed(size, dtype):
-    """Seen through the layer: types of rows, of which any one becomes another, or two are exchanged."""
+    """A single changed element of a tensor of types, or two exchanged ones, change the layer's result."""
     layer, x = typed_linear(1, 1, 3), torch.ones(size, 1)
     layer.W.data = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1)
     types = torch.arange(size).remainder(3).to(dtype)
@@ -453,7 +454,7 @@ def test_one_other_number_is_noticed(size, dtype):
 
 
 def test_long_tensors():
-    """Of several runs, on any number of threads."""
+    """Tensors so long that their contents are compared in several runs, by any number of threads."""
     layer, size = typed_linear(1, 1, 2), 2**19
     layer.W.data = torch.tensor([1.0, 2.0]).view(2, 1, 1)
     types, x = torch.zeros(size, dtype=torch.int64), torch.ones(size, 1)

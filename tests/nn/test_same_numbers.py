@@ -26,7 +26,7 @@ HEADS, SIZE, WIDTH = (1, 2, 3, 4, 8), (1, 3, 4, 8, 16, 20), (1, 3, 8)
 
 
 class Case:
-    """What a seed stands for: a graph, features and options."""
+    """A random graph, features and options, drawn from a seed."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -34,7 +34,8 @@ class Case:
         self.num_nodes = self.draw.randint(1, 60)
         num_edges = self.draw.randint(1, 400)
         self.edge_index = torch.randint(self.num_nodes, (2, num_edges))
-        if self.draw.random() < 0.2:  # a row that is longer than those which share a block
+        # One row too long to be grouped with other short rows (csrc/cpu/kernels/groups.h).
+        if self.draw.random() < 0.2:
             self.edge_index[1, : num_edges // 2] = 0
         self.heads, self.size = self.draw.choice(HEADS), self.draw.choice(SIZE)
         self.width = self.draw.choice(WIDTH)
@@ -248,7 +249,7 @@ SUBJECTS = [
 
 
 def run(case, layer, args, options):
-    """The results, but for the attention, and the gradients of all that goes into them."""
+    """The results without the attention, and the gradients of all inputs and parameters."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
         out = layer(*args, **options)

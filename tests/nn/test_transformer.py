@@ -63,7 +63,7 @@ def test_matches_the_formula(device, name, bias, dtype, tolerance):
     assert out.shape == (graph.num_dst, 3, 5) and attention.shape == (graph.num_edges, 3, 1)
     torch.testing.assert_close(layer(graph, (h_src, h_dst), edge_bias, edge_weight), out)
     actual = {"out": out, "attention": attention[..., 0], **gradients(layer, [out, attention], inputs)}
-    # In float64: two sums of many edges in float32 differ by the errors of both.
+    # The reference is float64: two float32 sums over many edges would differ by the errors of both.
     exact = copy.deepcopy(layer).double()
     inputs = {k: x.detach().double().requires_grad_() for k, x in inputs.items()}
     options = {**inputs, "return_attention": True}
@@ -71,7 +71,8 @@ def test_matches_the_formula(device, name, bias, dtype, tolerance):
     wanted = [expected[0], expected[1][..., None]]
     expected = {"out": expected[0], "attention": expected[1], **gradients(exact, wanted, inputs)}
     for key, x in expected.items():
-        # The gradient of the keys' bias is a sum of what cancels in that of their weight.
+        # The gradient of the keys' bias is 0 by theory, a sum of cancelling terms of the size of those of the
+        # weight's gradient: hence the weight's scale.
         sizes = (x, expected[key.replace("bias", "weight")])
         scale = max([1.0] + [y.abs().max().item() for y in sizes if y.numel()])
         torch.testing.assert_close(

@@ -1,4 +1,5 @@
-"""Plans for devices that are not here: the record of each, as torch describes it."""
+"""Plans for GPUs that this machine does not have: the planner asks a `Device`, a record of a GPU's properties
+as torch gives them."""
 
 from itertools import pairwise
 from types import SimpleNamespace
@@ -42,7 +43,8 @@ def test_less_at_a_time_where_the_cache_is_smaller(layer, dtype, reverse, splits
 
 
 def test_an_h200_is_planned_as_it_was_calibrated():
-    """With 62.9 MB of cache as its driver says: 63 MB was what the constants were measured with."""
+    """The driver reports 62.9 MB of cache, while the cost model's constants were measured with 63 MB: plans
+    are the same with either."""
     calibrated = Device("cuda", "", 132, 64, 233_472, 63_000_000)
     for which in (ARXIV, REDDIT, PATTERN, DDI, stats(2_449_029, 51.5, 1.9, 16_972)):
         for layer in ("gat", "gatv2", "dot", None):
@@ -69,7 +71,7 @@ def test_items_are_as_many_as_warps_want():
 
 
 def graph() -> Graph:
-    """A few rows of 4,000 edges, many of 13, neighbours rising."""
+    """A few rows of 4,000 edges and many of 13, with neighbours in rising order."""
     degree = torch.tensor([4000] * 50 + [13] * 20_000)
     dst = torch.repeat_interleave(degree)
     src = torch.randint(20_050, dst.shape, generator=torch.Generator().manual_seed(0))
@@ -78,7 +80,7 @@ def graph() -> Graph:
 
 
 def test_whole_plans_of_devices_that_are_not_here():
-    """The planner asks the record, not the device that its tensors are on."""
+    """The planner follows its `Device` record, not the device of the graph's tensors."""
     structure = graph()._structure
     shape = Shape(4, 64, FLOAT, "gat")
     plans = {d.name: Planner(structure, device=d).plan(shape) for d in (A100, H200, L40S, B200)}

@@ -1,4 +1,5 @@
-"""Rows in pieces on a GPU: their partial results are merged by as many warps as split rows leave room for."""
+"""Split rows on a GPU: the partial results of a row's chunks are merged by several warps, the more the fewer
+rows are split."""
 
 import pytest
 import torch
@@ -21,13 +22,14 @@ def graph_of(rows: int, pieces: int) -> Graph:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize(("rows", "pieces"), [(1, 300), (600, 9), (1200, 5), (2500, 3), (5000, 2), (9000, 2)])
 def test_rows_in_pieces(score, rows, pieces):
-    """On an H100 or H200 at 2x6 by 16, 16, 8, 4, 2 and 1 warps; over sources, 97 rows, by 16."""
+    """Over destinations the cases take 16, 16, 8, 4, 2 and 1 warps per row on an H100 or H200; over sources,
+    97 rows, 16."""
     graph = graph_of(rows, pieces)
     csr = graph.csr()
     place = torch.arange(graph.num_edges, device="cuda")
     row = torch.repeat_interleave(csr.indptr.diff())
     piece = (place - csr.indptr[row]) // BOUND
-    # Whole pieces without a score, several side by side, and rows of nothing else.
+    # Chunks in which all edges are masked, several of them in sequence, and rows of such chunks alone.
     kept = ((piece + row) % 4 == 0) & (row % 7 != 3)
     mask = torch.empty_like(kept)
     mask[place if csr.eids is None else csr.eids.long()] = kept

@@ -1,4 +1,5 @@
-"""Sources in parts, whose items join their rows, and the memory that plans take."""
+"""Source partitions, whose work items of one row add up their results ("join") without slots where they can,
+and the memory that plans take."""
 
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ def rising(src, dst, num_src, num_dst) -> Graph:
 
 
 def skewed(device="cpu") -> Graph:
-    """Rows of 0 to 2,000 edges from 700 sources, which rise."""
+    """Rows of 0 to 2,000 edges from 700 sources, with neighbours in rising order."""
     generator = torch.Generator().manual_seed(0)
     degree = ((1 - torch.rand(400, generator=generator)) ** -1.2 * 4).long().clamp(max=2000)
     degree[::7] = 0
@@ -32,7 +33,8 @@ def skewed(device="cpu") -> Graph:
 @pytest.mark.parametrize("order", ["natural", "longest_first"])
 @pytest.mark.parametrize(("bound", "parts"), [(32, 3), (64, 2), (4096, 7)])
 def test_rows_are_joined_part_by_part(bound, parts, order, reverse):
-    """One item per part, the first of which writes the row; rows with more pieces in a part keep slots."""
+    """A row with one item per partition needs no slots: the first item writes the row and the others add to
+    it. Rows with more items in one partition keep slots."""
     graph = skewed()
     plan = Planner(graph._structure, device=H200).plan(
         Shape(4, 32, FLOAT), reverse, f"{order}<={bound} sources/{parts}"
@@ -66,7 +68,8 @@ def test_rows_are_joined_part_by_part(bound, parts, order, reverse):
 
 
 def test_only_what_can_be_added_up_in_the_row_is_joined():
-    """Not in 16 bits, not where a head is wider than a warp; and the CPU has slots."""
+    """Rows are not joined in 16 bits, which would round each sum, nor where a head is wider than a warp, nor
+    on the CPU."""
     structure = skewed()._structure
     name = "natural<=64 sources/2"
     for shape, joins in (
@@ -85,7 +88,8 @@ def test_only_what_can_be_added_up_in_the_row_is_joined():
 
 # ---- memory ------------------------------------------------------------------------------------------
 
-# Nodes, edges and largest degree of a twin, and by how much it and the device are smaller here.
+# (nodes, edges, largest degree) of a random graph with a real one's size; and the factor by which both the
+# graph and the device's memory and cache are scaled down here.
 TWINS = {
     "reddit~": (232_965, 114_615_892, 20_390, 128),
     "proteins~": (132_534, 79_122_504, 7_472, 128),
@@ -104,8 +108,8 @@ def scaled(name: str) -> tuple[Graph, int]:
 
 @pytest.mark.parametrize("name", TWINS)
 def test_plans_take_less_than_three_feature_arrays(name, monkeypatch):
-    """Beyond inputs, results and gradients, for a training step: what forward keeps (V+, statistics), those
-    of the nodes in backward, and partial rows."""
+    """The memory of a training step beyond inputs, results and gradients: what forward saves (V+ of GAT, the
+    softmax's statistics), backward's tensors per node, and partial results of split rows."""
     monkeypatch.setattr(cost, "_PARTIAL_BYTES", 0)
     graph, factor = scaled(name)
     for full in (H200, H100):
@@ -162,7 +166,7 @@ def test_parts_give_the_same_results(score, dtype, schedule):
 @pytest.mark.gpu
 @pytest.mark.parametrize("score", SCORES)
 def test_rows_of_masked_parts(score):
-    """Parts of a row whose scores are all -inf, before and after one that has some."""
+    """In some source partitions all edges of a row are masked (score -inf), before and after others."""
     graph = skewed("cuda")
     inputs = make_inputs(score, graph, 4, 32)
     source = graph.csr().indices.long()

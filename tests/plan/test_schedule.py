@@ -22,7 +22,8 @@ def stats(num_rows, mean, cv, largest) -> DegreeStats:
     return DegreeStats(num_rows, int(num_rows * mean), largest, mean, int(mean), largest, 0, cv)
 
 
-# Published sizes; cv as the benchmark's graphs have it.
+# Nodes, mean and largest degree as published; cv, the degrees' coefficient of variation, is that of the
+# graphs in dfgnn.bench.
 ARXIV = stats(169_343, 14.7, 4.7, 13_162)
 REDDIT = stats(232_965, 492, 2.3, 20_380)
 PRODUCTS = stats(2_449_029, 51.5, 1.9, 16_972)
@@ -30,7 +31,7 @@ PATTERN = stats(121_168, 46.3, 0.2, 72)
 DDI = stats(4_267, 501.5, 0.9, 2_235)
 
 
-# As torch describes them.
+# The properties of an H200 as torch.cuda.get_device_properties returns them.
 H200 = Device("cuda", "NVIDIA H200", 132, 64, 233_472, 62_914_560)
 
 
@@ -46,7 +47,7 @@ def chosen(which: DegreeStats, packable: int, device: Device = H200) -> str:
         (REDDIT, 1, "longest_first"),
         (REDDIT, 2, "longest_first"),  # rows are long enough for a whole warp
         (PRODUCTS, 2, "packed"),
-        (PATTERN, 1, "natural"),  # rows are alike: another order would lose cache
+        (PATTERN, 1, "natural"),  # rows are of similar length: another order would only cost cache hits
         (PATTERN, 2, "packed"),
         (ARXIV, 4, "packed"),  # four sub-warps would find too few edges in a row
         (PATTERN, 4, "packed"),
@@ -72,14 +73,14 @@ def split(which: DegreeStats, layer, dtype, heads=4, dim=32, reverse=False, rise
         ("gat", FLOAT, True, 3, 2),
         ("dot", FLOAT, False, 6, 1),
         ("gatv2", FLOAT, False, 3, 2),
-        ("gatv2", FLOAT, True, 6, 1),  # x and g
-        ("gat", BF16, False, 1, 0),  # fits
-        ("gatv2", BF16, True, 1, 0),  # bound by instructions
+        ("gatv2", FLOAT, True, 6, 1),  # gathers two rows per edge: x_dst and the output's gradient
+        ("gat", BF16, False, 1, 0),  # all sources fit the cache
+        ("gatv2", BF16, True, 1, 0),  # bound by instructions, not by memory
         (None, FLOAT, False, 3, 2),
     ],
 )
 def test_less_at_a_time_where_a_large_graph_exceeds_the_cache(layer, dtype, reverse, parts, heads):
-    """Parts of the sources where rows rise, else heads."""
+    """Sources are partitioned where the neighbours of rows rise; else fewer heads are computed at a time."""
     assert split(REDDIT, layer, dtype, reverse=reverse) == (0, parts)
     assert split(REDDIT, layer, dtype, reverse=reverse, rises=False) == (heads, 1)
 
@@ -123,7 +124,7 @@ def test_items_come_part_by_part(longest_first):
 
 
 def skewed(device="cpu") -> CSR:
-    """Rows of 0 to 3,500 edges in rising order, those of most rows few, from 4,000 sources."""
+    """Rows of 0 to 3,500 edges, most of them short, from 4,000 sources; neighbours are in rising order."""
     generator = torch.Generator().manual_seed(0)
     degree = ((1 - torch.rand(3000, generator=generator)) ** -0.9).long().clamp(max=3500)
     degree[::7] = 0
@@ -156,7 +157,7 @@ def test_two_graphs_of_the_same_edges_give_the_same_bits(schedule_name):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_short_way_chooses_what_the_long_one_does(seed):
-    """Of degrees alone, which a GPU's graphs bring along."""
+    """The choice from a summary of the degrees, which a GPU's graph has when it is made, is the planner's."""
     generator = torch.Generator().manual_seed(seed)
     num_rows = int(10 ** (1 + 3 * torch.rand((), generator=generator)))
     degree = (torch.rand(num_rows, generator=generator) ** -(0.2 + seed / 12)).long().clamp(max=4000)
@@ -170,7 +171,7 @@ def test_the_short_way_chooses_what_the_long_one_does(seed):
             for heads, dim in ((1, 8), (4, 16), (8, 8), (3, 128))
             for dtype, layer in ((FLOAT, "gat"), (FLOAT, "dot"), (FLOAT, "gatv2"), (BF16, "gatv2"))
         ]
-        assert on_gpu.chosen(direction, shapes[0], False) is None  # nobody has asked for them yet
+        assert on_gpu.chosen(direction, shapes[0], False) is None  # the degrees have not been read yet
         side = structure.src if reverse else structure.dst
         cuts = {}
         for bound in (2**k for k in range(5, 11)):
@@ -185,19 +186,19 @@ def test_the_short_way_chooses_what_the_long_one_does(seed):
             assert by_length or name == "natural" or plan.stats.cv < cost.ALIKE
             assert not by_length or (length[1:] <= length[:-1]).all()
             assert plan.heads_per_tile == 0 and plan.source_parts == 1
-    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # there may be tiles
+    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # tiles are a candidate
     assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), True) is not None
 
 
 def long_degrees(device="cpu") -> CSR:
-    """More than one row in a hundred is beyond the histogram of degrees."""
+    """More than one row in a hundred is longer than the histogram of degrees reaches."""
     degree = torch.arange(100) * 40
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)]).to(device)
     return CSR(indptr, torch.zeros(int(degree.sum()), dtype=torch.int32, device=device), None)
 
 
 def many_rows() -> CSR:
-    """More than a GPU works on at a time, some of which are cut."""
+    """More rows than a GPU computes at a time; some of them are cut."""
     degree = torch.arange(70_000) % 3
     degree[::1000] = 100
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), degree.cumsum(0)])
@@ -206,7 +207,7 @@ def many_rows() -> CSR:
 
 
 def test_falls():
-    """Neighbours below the one before: at the beginning of a row they do not count."""
+    """Counts neighbours with a smaller id than the one before them in the same row."""
     indptr = torch.tensor([0, 0, 3, 3, 5, 6, 6])
     for indices, expected in (([1, 2, 2, 0, 5, 0], 0), ([3, 2, 1, 0, 5, 0], 2), ([1, 2, 9, 7, 5, 9], 1)):
         assert items.falls_in_tensors(indptr, torch.tensor(indices)) == expected
@@ -216,7 +217,8 @@ def test_falls():
 @pytest.mark.parametrize("name", [*GRAPHS, "skewed", "long_degrees", "many_rows"])
 @pytest.mark.parametrize("parts", [1, 2, 7])
 def test_kernels_plan_what_tensors_do(name, parts):
-    """Up to the order of items that are alike, and of splits."""
+    """The kernels that plan give the items and splits of the tensor operations; only the order of equally
+    long items and of splits may differ."""
     if name in GRAPHS:
         src, dst, num_cols, num_rows = GRAPHS[name]()
         order = (dst * num_cols + src).argsort()  # rows rise
@@ -236,7 +238,7 @@ def test_kernels_plan_what_tensors_do(name, parts):
             *found, num_slots_found = items.cut_on_gpu(on_gpu, num_cols, bound, longest_first, parts)
             assert num_slots_found == num_slots and all(x.is_contiguous() for x in found)
             assert canonical(*found) == canonical(*expected)
-            assert len(found[1]) == len(expected[1])  # only what is needed
+            assert len(found[1]) == len(expected[1])  # splits have no unused rows at their end
             slots = found[0][:, 3]
             assert slots[slots >= 0].sort().values.tolist() == list(range(num_slots))
             made = found[0].long().cpu()
@@ -245,14 +247,15 @@ def test_kernels_plan_what_tensors_do(name, parts):
             part = torch.searchsorted(bounds, csr.indices[made[:, 1]].long(), right=True)
             if parts > 1:
                 assert (part[1:] >= part[:-1]).all()
-            elif not longest_first:  # 64 rows at a time by falling length, behind all other pieces
+            elif not longest_first:  # one item of each row comes last: by falling length within 64 rows
                 rows = found[0][len(found[0]) - csr.indptr.numel() + 1 :].long().cpu()
                 near, length = rows[:, 0] // 64, rows[:, 2] - rows[:, 1]
                 assert (
                     (near[1:] > near[:-1]) | ((near[1:] == near[:-1]) & (length[1:] <= length[:-1]))
                 ).all()
             if longest_first:
-                whole = made[:, 3] < 0  # to a quarter of an octave, but 2 and 3 alike
+                # Whole rows are sorted by length, up to a quarter of an octave; 2 and 3 count as equal.
+                whole = made[:, 3] < 0
                 length, part = (made[:, 2] - made[:, 1])[whole], part[whole]
                 assert ((2 * length[1:] <= 3 * length[:-1]) | (part[1:] > part[:-1])).all()
 
@@ -265,7 +268,8 @@ def test_plans_on_the_cpu_say_which_passes_take_short_rows_in_groups():
         return repr(graph.plan(reverse=reverse, head_dim=8, **options))
 
     assert "rows in groups: forward, backward\n" in note(False, num_heads=8, layer="dot")
-    assert "rows in groups: forward\n" in note(False, num_heads=8, layer="gat")  # which walks sources alone
+    # GAT's backward has only a pass over sources, so that no backward pass uses this direction.
+    assert "rows in groups: forward\n" in note(False, num_heads=8, layer="gat")
     assert "rows in groups: backward\n" in note(True, num_heads=8, layer="gat")
     assert "rows in groups: forward\n" in note(False, num_heads=1, layer="dot")
     assert "rows alone\n" in note(True, num_heads=1, layer="dot")

@@ -20,7 +20,8 @@ def without_duplicates(src, dst, num_src, num_dst, device="cpu") -> Graph:
 
 
 def cliques():
-    """Groups of 40 nodes with random edges inside: rows share neighbours, windows cut through groups."""
+    """Groups of 40 nodes with random edges inside: rows share neighbours, and windows of 64 rows end within
+    groups."""
     generator = torch.Generator().manual_seed(0)
     dst = torch.randint(300, (4000,), generator=generator)
     src = dst // 40 * 40 + torch.randint(40, (4000,), generator=generator)
@@ -28,7 +29,7 @@ def cliques():
 
 
 def many_columns():
-    """One window whose rows have 2,000 neighbours between them: cut into pieces."""
+    """One window whose rows have 2,000 distinct neighbours: its tile is cut into several work items."""
     src = torch.arange(6000) % 2000
     return src, torch.arange(6000) % 50, 2000, 50
 
@@ -40,7 +41,8 @@ def long_rows():
 
 
 def wide():
-    """Columns of a window in several of the bitmaps that the kernels make, with gaps between them."""
+    """The neighbours of a window lie in several of the bitmaps of node ids that the kernels make, with
+    gaps."""
     generator = torch.Generator().manual_seed(0)
     src = torch.randint(1000, (4000,), generator=generator) * torch.randint(
         1000, (4000,), generator=generator
@@ -67,14 +69,14 @@ def test_bits_are_the_edges(graph, reverse):
     assert found.chunks.dtype == torch.int32 and found.chunks.shape[1] == tiles.COLUMNS + tiles.ROWS
     window = torch.repeat_interleave(found.offsets.diff()).tolist()
     edges = []
-    assert len(found.chunks) == max(len(window), 1)  # without edges one that nobody reads
+    assert len(found.chunks) == max(len(window), 1)  # a graph without edges has one chunk that is never read
     for w, chunk in zip(window, found.chunks.tolist()):
         columns, masks = chunk[: tiles.COLUMNS], chunk[tiles.COLUMNS :]
         used = 0
         for row, mask in enumerate(masks):
             used |= mask & 0xFFFFFFFF
             edges += [(w * tiles.ROWS + row, columns[bit]) for bit in range(tiles.COLUMNS) if mask >> bit & 1]
-        # Every column is used but those that fill the chunk up, which repeat the first.
+        # Some row uses every column, except columns that fill up the chunk: these repeat the first one.
         count = used.bit_length()
         assert used == (1 << count) - 1 and columns[count:] == columns[:1] * (tiles.COLUMNS - count)
     rows = torch.repeat_interleave(csr.indptr.diff()).tolist()
@@ -108,7 +110,8 @@ def test_items_hold_every_chunk_once(graph, max_chunks):
 
 
 def test_sharing():
-    """Edges per column of a window: all rows of a clique share a neighbour, those of a matching none."""
+    """`sharing` is the number of edges per distinct neighbour of a window: in a clique all 64 rows share each
+    neighbour, in a matching no two rows do."""
     n = torch.arange(64)
     clique = Graph.from_coo(n.repeat(64), n.repeat_interleave(64), num_nodes=64)
     matching = Graph.from_coo(n, n, num_nodes=64)
@@ -120,7 +123,7 @@ def test_sharing():
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("step, most", [(1, 3), (2, 4096)])
 def test_sharing_counts_edges_and_columns(name, step, most, device):
-    """Of every step-th window, and the first edges of its rows."""
+    """`sharing` counts in every step-th window, and at most the first ``most`` edges of its rows."""
     src, dst, num_src, num_dst = (x.to(device) if isinstance(x, torch.Tensor) else x for x in HARD[name]())
     csr = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst).csr()
     pointers, indices, edges, columns = csr.indptr.tolist(), csr.indices.tolist(), 0, 0
@@ -177,7 +180,7 @@ def test_accuracy(score, name, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_accuracy_of_options(dtype):
-    """What layers use without edge tensors: no term of the destination, a bias, another size of the value."""
+    """Options of layers without edge tensors: no alpha_dst, out_bias, values of another size than keys."""
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs("gat", graph, 3, 32, dtype)
     bias = torch.randn(3, 32).to("cuda", dtype)
@@ -237,7 +240,7 @@ def test_equal_inputs_give_equal_bits(score):
 @pytest.mark.gpu
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_large_scores(score):
-    """A softmax far from 0 and with one weight that takes all."""
+    """Scores far from 0, and scores of which one gets all the weight."""
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs(score, graph, 2, 32, torch.bfloat16)
     large = {name: x * 30 if name in ("alpha_src", "query") else x for name, x in inputs.items()}
@@ -247,14 +250,14 @@ def test_large_scores(score):
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale", [-0.3, 0.0])
 def test_scales(scale):
-    """The largest score is that of the smallest product; and all are alike."""
+    """A negative scale, with which the largest score is that of the smallest product, and scale 0."""
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs("dot", graph, 2, 32, torch.bfloat16)
     check("dot", graph, {**inputs, "query": inputs["query"] * 8}, schedule="tiles", scale=scale)
 
 
 def neighbours_share():
-    """64 groups of 64 nodes, of which each has edges from most of its group and none from elsewhere."""
+    """64 groups of 64 nodes; each node has edges from most nodes of its group and from no others."""
     n = torch.arange(4096)
     src = (n[:, None] // 64 * 64 + torch.arange(64)).flatten()
     dst = n.repeat_interleave(64)
@@ -268,7 +271,8 @@ def neighbours_share():
 @pytest.mark.parametrize("score", ["gat", "dot"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_only_neighbours_see_what_is_not_finite(score, dim, dtype, bad):
-    """One number of an input in turn: rows that are not finite then are those of the plain computation."""
+    """One element of each input in turn is not finite: the rows of the results that are not finite are then
+    the same as in plain PyTorch."""
     graph = without_duplicates(*neighbours_share(), "cuda")
     for reverse in (False, True):
         assert graph.plan(2, dim, dtype, layer=score, reverse=reverse).schedule == "tiles"

@@ -114,7 +114,7 @@ def test_bounds_cut_rows(order, bound, reverse, device):
         assert mine[:, 3].tolist() == list(range(first, last, stride))
         assert mine[1:, 1].tolist() == mine[:-1, 2].tolist()
     assert sorted(slot[slot >= 0].tolist()) == list(range(plan.num_slots))
-    if order == "longest_first":  # to a quarter of an octave, but 2 and 3 alike
+    if order == "longest_first":  # by length up to a quarter of an octave; lengths 2 and 3 count as equal
         length = (end - begin)[slot < 0].double().clamp(min=1)
         assert (length[1:] <= 1.5 * length[:-1]).all()
 
@@ -122,7 +122,8 @@ def test_bounds_cut_rows(order, bound, reverse, device):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_sources_in_parts(parts, reverse, device):
-    """Items part by part, with the edges of that part; every edge once; slots of a row in one run."""
+    """Items are in the order of the source partitions and cover only edges of theirs; every edge is covered
+    once; the slots of a row are consecutive."""
     graph = skewed(device)
     graph = Graph.from_coo(*graph.edge_index.T.unique(dim=0).T, num_src=50, num_dst=301)  # rows rise
     order = "longest_first" if device == "cuda" else "natural"
@@ -232,7 +233,8 @@ def test_one_shot_graphs_never_wait(score):
 
 
 def test_kept_arguments_follow_the_plan(clock, long_rows, tmp_path):
-    """One that was measured, and one that a file has."""
+    """The arguments cached for calls are made anew when autotuning has measured a plan or read it from a
+    file."""
     clock.graph = long_rows
     clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
     for graph in (long_rows, Graph.from_edge_index(long_rows.edge_index.clone(), num_nodes=100)):
@@ -256,13 +258,14 @@ def test_kept_arguments_follow_the_plan(clock, long_rows, tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Times in ms by (whether gradients are taken, bound of the plan in use); a list of what was asked."""
+    """A stand-in for the clock. Tests set times[backward or not, maximum edges per work item] in ms; `asked`
+    lists what was measured."""
     times, asked = {}, []
 
     def timings(call, device, budget):
         results = call()
         graph = clock.graph
-        backward = len(results) != 5  # of the forward operator
+        backward = len(results) != 5  # the forward operator has five results
         bound = graph.plan(**SHAPE, reverse=backward).max_edges
         asked.append((backward, bound))
         return {"eager": {"median": times[asked[-1]]}}
@@ -283,7 +286,8 @@ def long_rows():
 def test_the_fastest_of_each_direction_is_kept(clock, long_rows):
     clock.graph = long_rows
     clock.times |= {(False, 4096): 3.0, (False, 2048): 2.0, (False, 8192): 4.0}
-    clock.times |= {(True, 4096): 9.0, (True, 2048): 8.99, (True, 8192): 9.5}  # too little to be true
+    # 8.99 is too little below 9.0 to be more than noise: the plan stays.
+    clock.times |= {(True, 4096): 9.0, (True, 2048): 8.99, (True, 8192): 9.5}
     before = long_rows.plan(**SHAPE)
     found = long_rows.autotune("gat")
     assert clock.asked == [(d, b) for d in (False, True) for b in (4096, 2048, 8192)]
@@ -345,7 +349,7 @@ def test_file_keeps_its_mode_and_its_place(clock, long_rows, tmp_path):
     clock.graph = long_rows
     clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
     path, link = tmp_path / "shared" / "plans.json", tmp_path / "plans.json"
-    link.symlink_to(path)  # of a file that is not there yet
+    link.symlink_to(path)  # its target does not exist yet
     before = os.umask(0o027)
     try:
         long_rows.autotune("gat", file=link)
@@ -365,7 +369,7 @@ def _write(path, start, name):
 
 
 def test_many_writers_lose_nothing(tmp_path):
-    """Two entries each, of 24 processes at a time; who reads meanwhile sees whole files."""
+    """24 processes at a time add two entries each, and none is lost; a reader always sees a complete file."""
     path, context = tmp_path / "plans.json", multiprocessing.get_context("fork")
     start = context.Barrier(25)
     writers = [context.Process(target=_write, args=(path, start, f"graph {i}")) for i in range(24)]
@@ -386,7 +390,7 @@ def test_many_writers_lose_nothing(tmp_path):
     "entry",
     [
         {"forward": "hexagonal<=64", "reverse": "natural"},  # no such schedule
-        {"forward": "natural", "reverse": "packed"},  # none of the CPU's
+        {"forward": "natural", "reverse": "packed"},  # a schedule that the CPU does not have
         {"forward": {"schedule": "natural"}, "reverse": None, "version": 7},
         {"forward": ["natural"], "reverse": 512},
         {"forward": "natural<=1e9", "reverse": "natural<=-4"},
@@ -436,14 +440,14 @@ def _link_to_null(path):
     [(Path.mkdir, "a directory"), (os.mkfifo, "a pipe"), (_socket, "a socket"), (_link_to_null, "a device")],
 )
 def test_what_is_no_file_is_not_replaced(make, kind, tmp_path, monkeypatch):
-    """And is refused before anything is measured."""
+    """A path that is no regular file is refused before anything is measured."""
     path = tmp_path / "plans"
     make(path)
     before = os.stat(path)
     monkeypatch.setattr(tuning, "timings", None)
     with pytest.raises(ValueError, match=f"file: expected a regular file, or none yet, at .*, got {kind}"):
         skewed().autotune(file=path)
-    with pytest.raises(ValueError, match="expected a regular file"):  # put there while was measured
+    with pytest.raises(ValueError, match="expected a regular file"):  # as if it appeared while measuring
         tuning._add(path, "a", {"forward": "natural"})
     after = os.stat(path)
     assert os.path.samestat(before, after) and before.st_mode == after.st_mode

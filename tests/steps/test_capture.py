@@ -38,13 +38,13 @@ def graphs(count, seed=0, low=3, high=20):
 
 
 def batches(count, size=8, seed=0):
-    """Of changing sizes, the last one of a few graphs."""
+    """Batches of changing sizes; the last one has only half as many graphs."""
     found = graphs(count * size - size // 2, seed)
     return [Batch.from_data_list(found[k : k + size]) for k in range(0, len(found), size)]
 
 
 class Gated(fused.ResGatedGraphConv):
-    """Without attributes, as it is computed at once."""
+    """The layer without edge attributes, because only then it is fused."""
 
     def forward(self, x, edge_index, edge_attr):
         return super().forward(x, edge_index)
@@ -83,7 +83,7 @@ def graph_loss(model):
 
 
 def trained(data, device, make_net, make_loss=graph_loss, epochs=2, captured=True, **options):
-    """Losses and the model."""
+    """(losses, the model, the captured step) of training on ``data``; captured=False trains eagerly."""
     torch.manual_seed(0)
     model = make_net().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
@@ -177,7 +177,7 @@ def test_losses_over_nodes(device, name):
             return loss
         return lambda b: node_losses()[name](model(b), b.node_y)
 
-    # Sums make large gradients, which Adam turns into the same steps.
+    # Losses that are sums have large gradients; Adam's steps do not depend on the gradients' scale.
     assert_same_training(batches(3), device, lambda: Net(pool=None), make_loss, epochs=1)
 
 
@@ -242,7 +242,8 @@ def full_graph(device):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_a_graph_that_stays_the_same(device, dropout):
-    """Selections by its masks; on a GPU the very dropout of eager training."""
+    """A full-graph step with selections by the graph's masks; on a GPU its dropout masks are those of eager
+    training."""
     data = full_graph(device)
 
     def make_loss(model):
@@ -255,7 +256,7 @@ def test_a_graph_that_stays_the_same(device, dropout):
     want, _, _ = trained([data] * 6, device, make_net, make_loss, captured=False)
     torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
     assert step.replays == 11 and not step.capacities
-    data.x.mul_(2)  # another graph now
+    data.x.mul_(2)  # written in place: the batch no longer counts as the same one, and is captured anew
     captures = step.captures
     before = step(data)
     assert step.captures == captures + (device == "cuda")
@@ -301,7 +302,7 @@ def test_too_large_a_batch_runs_eagerly_with_one_warning(device):
         warnings.simplefilter("always")
         for batch in [*data, *data]:
             assert torch.isfinite(step(batch))
-    # A node to spare is needed, so the largest one does not fit.
+    # Padding needs one spare node, so that batches with exactly the capacity's nodes do not fit.
     too_large = 2 * sum(b.num_nodes == most[0] for b in data)
     mine = [w for w in seen if w.category is CaptureWarning]
     assert len(mine) == 1 and "does not fit" in str(mine[0].message)
@@ -330,7 +331,7 @@ def test_capacities_grow(device):
 
 
 def test_what_padding_would_change_is_refused(device):
-    """And leaves no trace of the attempt."""
+    """A step whose loss would depend on padding raises, and model and optimizer stay as they were."""
     data = batches(3)
     model = Net().to(device)
     optimizer = torch.optim.Adam(model.parameters())
@@ -449,7 +450,7 @@ def test_dropout_advances_and_repeats_with_the_seed(gpu):
         model = Net(dropout=0.5).to(gpu)
         step = dfgnn.capture(graph_loss(model), model, torch.optim.SGD(model.parameters(), 0.0))
         curves.append(torch.stack([step(data[k % 2]) for k in range(9)]))
-    torch.testing.assert_close(curves[0], curves[1])  # pooling adds up by atomics
+    torch.testing.assert_close(curves[0], curves[1])  # close, not equal: pooling sums by atomics
     assert len(curves[0].unique()) == 9  # nothing is learnt: only masks differ
 
 
@@ -489,7 +490,7 @@ def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
 def test_with_a_loader_that_pins_memory(gpu, workers):
     from torch_geometric.loader import DataLoader
 
-    gc.collect()  # what is left of other tests must not end in a forked worker, which has no CUDA
+    gc.collect()  # CUDA objects of other tests must not be freed in a forked worker, which cannot use CUDA
     loader = DataLoader(graphs(60), batch_size=8, shuffle=True, pin_memory=True, num_workers=workers)
     model = Net().to(gpu)
     step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()))

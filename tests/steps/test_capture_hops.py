@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 
 class ByGraph(Net):
-    """By the hops' graphs instead of their edge_index."""
+    """The same network, whose layers get the hops' graphs instead of their edge_index."""
 
     def forward(self, batch):
         x = batch["x"]
@@ -59,7 +59,7 @@ def loss_of(model):
 
 
 def samples(device, sizes=(30, 30, 30, 12), graphs=True, fanouts=(4, 3)):
-    """Batches, the last one of fewer seeds."""
+    """Sampled batches; the last one has fewer seeds."""
     torch.manual_seed(0)
     graph = dfgnn.Graph.from_edge_index(torch.randint(NODES, (2, EDGES)), NODES).to(device)
     x, y = torch.randn(NODES, 6).to(device), torch.randint(CLASSES, (NODES,)).to(device)
@@ -99,7 +99,8 @@ def assert_same_training(data, device, make_net, **options):
     torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
     assert step.replays == len(got) - 1 and step.eager_steps == 1
     for name, value in model.named_buffers():
-        # A bias before a norm has a gradient of rounding alone, which Adam turns into steps.
+        # The gradient of a bias before a norm is rounding error alone, which Adam turns into steps: running
+        # means differ.
         if "running_mean" in name:
             continue
         torch.testing.assert_close(value, exact.get_buffer(name), rtol=1e-3, atol=1e-4)
@@ -111,12 +112,12 @@ def assert_same_training(data, device, make_net, **options):
 def test_the_loss_curve_is_that_of_plain_training(device, conv, graphs):
     step = assert_same_training(samples(device, graphs=graphs), device, lambda: Net(conv))
     assert step.captures == (len(step.capacities) if device == "cuda" else 0)
-    assert "nodes / " in repr(step) and "31 nodes" in repr(step)  # the seeds, and one to spare
+    assert "nodes / " in repr(step) and "31 nodes" in repr(step)  # 30 seeds and one spare node
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_by_the_graphs_of_the_hops(device, graphs):
-    """Which steps that run eagerly make of the edges where a sample comes without."""
+    """Layers get the hops' graphs; eager steps make these of the edges if the samples have none."""
     data, make_net = samples(device, graphs=graphs), ByGraph
     got, _, step = trained(data, device, make_net)
     want, _, _ = trained(samples(device), device, make_net, captured=False)
@@ -133,7 +134,8 @@ def test_capacities_by_hop(device):
     capacity = tuple(max(column) + 5 for column in zip(*counts))
     step = assert_same_training(data, device, Net, capacities=[capacity])
     (made,) = step.capacities
-    assert all(0 <= a - b <= len(capacity) for a, b in zip(made.counts(), capacity))  # none of them alike
+    # Capacities are raised until no two of them are equal, so that a size tells what it counts.
+    assert all(0 <= a - b <= len(capacity) for a, b in zip(made.counts(), capacity))
     assert len(set(made.counts())) == len(capacity)
     step = trained(data[:1], device, Net, capacities=[capacity[:3]])[2]
     with pytest.raises(ValueError, match=r"capacities: expected 5 numbers, \(nodes, edges, nodes, .* got \("):

@@ -13,8 +13,9 @@ from dfgnn.capturing import padding
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_what_the_norm_and_its_gradient_are(device, shape, used, affine, kind):
-    """Of features that are not centred, with anything in the rows that are not in use; beside float64 without
-    these. The output's gradient is the same for both: rounding of the output is not in the gradients."""
+    """Features are not centred, and unused rows hold arbitrary values; the reference is float64 without the
+    unused rows. Both get the same output gradient, so that rounding of the output does not reach the
+    gradients."""
     mask = torch.arange(1000, device=device) < used
     axes = [1] * (len(shape) - 1)
     centre = 10 * (torch.arange(shape[0], device=device) % 5)

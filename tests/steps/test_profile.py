@@ -52,7 +52,8 @@ def test_numbers_of_a_trace():
     assert second.counts == {"slow": 2}
     assert [s.kind for s in first.host] == ["operator", "other thread", "launch", "launch", "wait"]
     assert first.host[0].begin == 5
-    assert (first.backward_elsewhere, second.backward_elsewhere) == (False, True)  # a loader's is none
+    # An operator in a data loader's thread does not count as backward in another thread.
+    assert (first.backward_elsewhere, second.backward_elsewhere) == (False, True)
 
 
 def made(**changes):
@@ -68,7 +69,7 @@ def test_verdict_and_advice():
     slow = made()
     assert slow.verdict == "launch-bound"
     assert "idle for 80%" in slow.advice[0] and "dfgnn.capture" in slow.advice[1]
-    assert "dfgnn.capture" not in " ".join(made(launches=2).advice)  # it is captured already
+    assert "dfgnn.capture" not in " ".join(made(launches=2).advice)  # few launches: it is captured already
     busy = made(host_ms=0.2, device_ms=1.9)
     assert busy.verdict == "bandwidth-bound" and "dfgnn.capture" not in " ".join(busy.advice)
     assert "waits 3 times" in made(waits=3).advice[-1]

@@ -48,7 +48,8 @@ def batches(count):
 
 
 def rate(model, optimizer):
-    """By hand, as in a warm-up; not a scheduler, which writes into the tensor."""
+    """Assigns a number to the learning rate, as a hand-written warm-up does; a scheduler would write into the
+    tensor that the capture reads."""
     optimizer.param_groups[0]["lr"] = 0.1
 
 
@@ -74,7 +75,7 @@ def replaced_parameters(model, optimizer):
 
 
 def loaded(model, optimizer):
-    """Of another run, without `capturable`."""
+    """Loads an optimizer state as another run without `capturable` has saved it."""
     state = copy.deepcopy(optimizer.state_dict())
     for group in state["param_groups"]:
         group["capturable"], group["lr"] = False, 0.03
@@ -137,7 +138,8 @@ def test_a_change_between_steps(device, change, whole):
 
 
 def test_changes_at_every_step_run_eagerly(device):
-    """As those of betas by OneCycleLR."""
+    """Values that a captured step cannot read anew and that change at each step, as betas do by
+    OneCycleLR."""
 
     def change(model, optimizer):
         group = optimizer.param_groups[0]
@@ -207,7 +209,7 @@ def test_buffers_that_a_module_replaces(device):
 
 @pytest.mark.parametrize("form", [dict, Batch])
 def test_numbers_of_a_batch_that_change(device, form):
-    """They are no tensors, which a CUDA graph could read again."""
+    """Python numbers of a batch that change: a CUDA graph has them as constants, unlike tensors."""
     found, data = [], batches(4)
     for k, batch in enumerate(data):
         batch.sharpness = 0.5 * (k + 1)
@@ -240,7 +242,8 @@ def test_numbers_of_a_batch_that_change(device, form):
 
 
 def test_rows_of_parameters_are_no_rows_of_a_batch(device):
-    """With 15 graphs there is room for 16, the width of the hidden layers."""
+    """The capacity for 15 graphs would be 16, which is also the width of the hidden layers: rows of
+    parameters must not be taken for graphs."""
     data = [batch_of(k, seed) for seed, k in enumerate((15, 15, 15, 4))]
     found = []
     for captured in (True, False):
@@ -268,7 +271,7 @@ def test_rows_of_parameters_are_no_rows_of_a_batch(device):
 
 @pytest.mark.parametrize("form", [dict, Batch])
 def test_a_graph_that_gets_other_tensors(device, form):
-    """Assigned to the object that the step is called with each time."""
+    """The step is called with one and the same object, whose tensors are replaced."""
     found = []
     for captured in (True, False):
         torch.manual_seed(0)

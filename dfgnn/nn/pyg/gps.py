@@ -66,7 +66,9 @@ class GPSConv(torch_geometric.nn.GPSConv):
             return f"attn is {type(attn).__name__}"
         if not (is_untouched(attn) and is_untouched(attn.out_proj)):
             return "attn has hooks or a forward of its own"
-        if "parametrizations" in attn.out_proj._modules:  # which may draw random numbers
+        # A parametrization may draw random numbers at each access, and the fused forward accesses
+        # out_proj.weight at other times than PyTorch's attention.
+        if "parametrizations" in attn.out_proj._modules:
             return "attn.out_proj has parametrizations"
         if _functions(F) != _FUNCTIONS:
             return "a function of attention was replaced in torch.nn.functional"

@@ -146,8 +146,8 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         else:
             weight = (self.att @ self.basis.flatten(1)).unflatten(1, self.basis.shape[1:])
         value = _of_pairs(relations.src, x_src, weight)
-        # W_r x_i is needed only for its product with q. That is the product of x_i with W_r q, for which
-        # W_r x_i need not be computed.
+        # W_r x_i is needed only for its product with q (i: the destination, r: the relation). It need not be
+        # computed: q . (W_r x_i) = (W_r^T q) . x_i.
         blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
         query = _of_pairs(relations.dst, x_dst, (weight @ blocks).flatten(1, -2))
         scores = {"alpha_src": value @ self.k, "alpha_dst": None}

@@ -83,17 +83,18 @@ def _sum_args(graph: Graph, width: int, dtype: torch.dtype, reverse: bool) -> tu
 
 
 def _summed(rows: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """Sums of the edges' rows over nodes."""
+    """For each node the sum of the rows of its edges; args: from `_sum_args`."""
     if rows.is_cuda:
         return _ops.gather_sum(rows, *args)
     return operators.spmm_op(args[0], rows.unsqueeze(1), *args[1:]).squeeze(1)
 
 
-# On a GPU, in float32 and float64, a channel is a head of four columns, which kernels can load: sddmm and
-# spmm then read the nodes' rows themselves, without copies per edge. With query q, key k, value v and skip
-# connection s, a destination has (q, 1, 0, 0) and a source (1, k, v, s): sddmm gives q + k. spmm of the
-# sources, weighted by the gates, has the sum of the values in its third column; weighted by the gradients of
-# q + k, it has the gradient of q in its first.
+# On a GPU, in float32 and float64, each channel of the layer becomes a head of four columns, a size that the
+# kernels can load: sddmm and spmm then read the nodes' rows themselves, without copies per edge. With a
+# channel's query q, key k, value v and skip connection s, the row of a destination is (q, 1, 0, 0) and that
+# of a source (1, k, v, s). sddmm gives q + k, whose sigmoid is the gate. spmm of the sources' rows, weighted
+# by the gates, has the sum of the gated values in its third column; weighted by the gradients of q + k, it
+# has the gradient of q in its first.
 _SLOTS = 4
 
 

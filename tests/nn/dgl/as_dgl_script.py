@@ -107,7 +107,8 @@ def temporal_blocks():
 
 @section
 def simple_hgn():
-    """Attention with types of edges, spelled in a graph's local scope."""
+    """Attention with types of edges, as Simple-HGN writes it: by DGL's operations in a graph's local
+    scope."""
     torch.manual_seed(0)
     matrix = scipy.sparse.random(30, 30, density=0.1, format="csr", random_state=0)
     graph = dgl.DGLGraph(matrix + matrix.T)
@@ -135,7 +136,8 @@ def simple_hgn():
 
 @section
 def functions_in_python():
-    """Attention in a reduce function that sees a mailbox; nodes without edges; some edges and nodes alone."""
+    """Attention in a Python reduce function, which gets a mailbox; nodes without edges; and message passing
+    on some edges or nodes only."""
     torch.manual_seed(0)
     graph = dgl.graph((torch.randint(12, (40,)), torch.randint(9, (40,))), num_nodes=12)
     graph.ndata["v"] = torch.randn(12, 2, 3)
@@ -152,7 +154,7 @@ def functions_in_python():
             "degree": torch.full((len(nodes),), nodes.mailbox["a"].shape[1]),
         }
 
-    graph.ndata["t"] = torch.ones(12, 6)  # gone afterwards, where there are no edges, too
+    graph.ndata["t"] = torch.ones(12, 6)  # update_all must overwrite it, at nodes without edges by zeros
     graph.update_all(message, reducer)
     graph.update_all(fn.copy_u("v", "m"), fn.sum("m", "s"), lambda nodes: {"twice": 2 * nodes.data["s"]})
     assert "s" not in graph.ndata

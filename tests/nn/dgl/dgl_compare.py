@@ -12,7 +12,7 @@ from dfgnn import Graph, reference
 from dfgnn.nn import ZeroInDegreeError
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
-# float32: attn_r's gradient is a difference of sums, of which DGL's own is off by 4e-6 and ours by 3e-6.
+# In float32 the gradient of attn_r is a difference of sums; DGL's error in it is 4e-6, ours 3e-6.
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -135,7 +135,7 @@ class Contract:
     options = [{}]
     #: Whether the forward takes get_attention, and a pair of features.
     attention = pairs = True
-    #: Whether the constructor takes allow_zero_in_degree: DGL's, ours.
+    #: Whether the constructor takes allow_zero_in_degree, of (DGL's layer, ours).
     allows = True, True
 
     def arguments(self, in_feats):
@@ -168,12 +168,13 @@ class Contract:
     def allowing(self):
         return {"allow_zero_in_degree": True} if self.allows[0] else {}
 
-    # Results
+    # ---- results -----------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("in_feats", [9, 10, 50])
     @DTYPES
     def test_options(self, in_feats, dtype):
-        """One size of features is that of the output, and one is wide; both index types take turns."""
+        """in_feats 10 is the size of the output (heads times size), 50 is larger; graphs have int32 and int64
+        ids in turn."""
         graphs = dgl_graph(index_dtype=torch.int32), dgl_graph()
         for k, options in enumerate(self.options):
             self.compare(self.pair(in_feats, dtype, **options), graphs[k % 2], in_feats)
@@ -184,7 +185,8 @@ class Contract:
     )
     def test_graphs(self, name, index_dtype):
         g = dgl_graph(name, index_dtype)
-        # Sums over thousands of edges are not compared at float32's precision: DGL's own errors would be.
+        # Graphs with thousands of edges per node are compared in float64: in float32 the rounding errors of
+        # DGL's own sums exceed the tolerance.
         large = name not in ("duplicates", "self_loops")
         layers = self.pair(dtype=torch.float64 if large else torch.float32, **self.options[-1])
         self.compare(layers, g)
@@ -274,7 +276,7 @@ class Contract:
         for name, x in run(layer, g, inputs, self.attention).items():
             assert_close(x, expected[name], 1e-10, name)
 
-    # State
+    # ---- state -------------------------------------------------------------------------------------------
 
     def test_state_and_initialisation(self):
         for in_feats in (9, 10, (9, 6), (10, 10))[: 4 if self.pairs else 2]:
@@ -306,7 +308,7 @@ class Contract:
                 for x, y in zip(as_tuple(other(g, *inputs)), expected):
                     assert torch.equal(x, y)
 
-    # Precision and input
+    # ---- precision and input -----------------------------------------------------------------------------
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
     def test_low_precision(self, dtype):

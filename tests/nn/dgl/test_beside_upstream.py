@@ -36,7 +36,7 @@ TO_SEVEN = dgl.heterograph({("a", "to", "b"): (EDGES[0], EDGES[1] % 7)}, num_nod
 X, ATTR = drawn(N, 8), drawn(E, 3)
 KINDS, TYPES = chosen(2, N), chosen(3, E)
 
-# Name -> the layer, and what it is given.
+# Name -> (a function that makes the layer, a function from features to the layer's arguments).
 LAYERS = {
     "GATConv": (lambda: DGL.GATConv(8, 4, 2, residual=True), lambda x: (GRAPH, x)),
     "GATv2Conv": (lambda: DGL.GATv2Conv(8, 4, 2), lambda x: (GRAPH, x)),
@@ -58,7 +58,7 @@ EVERY = pytest.mark.parametrize("name", LAYERS)
 
 
 def both(name):
-    """DGL's layer, and a copy that was accelerated."""
+    """DGL's layer, and a copy of it after dfgnn.accelerate."""
     torch.manual_seed(0)
     theirs = LAYERS[name][0]().double().eval()
     ours = copy.deepcopy(theirs)
@@ -84,7 +84,7 @@ def assert_equal(actual, expected):
 
 
 def check(name, change=None):
-    """change: what is done to both layers before they are called."""
+    """Checks that both layers give the same results after ``change``, which is called with each of them."""
     theirs, ours = both(name)
     if change is not None:
         for layer in (theirs, ours):
@@ -94,7 +94,7 @@ def check(name, change=None):
 
 @contextlib.contextmanager
 def replaced(*places):
-    """These functions give half as much again."""
+    """Replaces functions by ones whose results are 1.5 times as large. places: (owner, name) of each."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, key in places:
             original = getattr(owner, key)
@@ -198,7 +198,8 @@ def test_autocast_leaves_float64_alone(name):
 
 @pytest.mark.parametrize("name", ["DotGatConv bipartite", "GATConv", "GATv2Conv"])
 def test_gradients_that_have_derivatives(name):
-    """They are those without, where the destinations' features are made of the sources', too."""
+    """Gradients with create_graph=True equal those without it, also where the destinations' features are
+    computed from the sources'."""
     _, layer = both(name)
     found = []
     for create_graph in (False, True):

@@ -32,7 +32,7 @@ class Ours:
 
 
 def both(script, *arguments):
-    """The results of a script with either library, which must be equal."""
+    """Checks that a script gives the same results with DGL and with dfgnn.compat; returns them."""
     found = []
     for library in (Theirs, Ours):
         torch.manual_seed(0)
@@ -192,10 +192,11 @@ def test_bad_input(call, error, message):
 
 
 def test_the_same_names_as_dgl():
-    # dgl.sparse is there for the torch that DGL was built for, DGLBlock in dgl.heterograph.
+    # Names that dgl itself may lack: `sparse` exists only for the torch that DGL was built for, and DGLBlock
+    # is in dgl.heterograph.
     ours = {"install_as_dgl", "sparse", "DGLBlock"}
     assert [name for name in dfgnn.compat.__all__ if not hasattr(dgl, name) and name not in ours] == []
-    before = {"copy_src", "copy_edge"}  # before DGL 1.0
+    before = {"copy_src", "copy_edge"}  # names that DGL had before 1.0
     functions = vars(dfgnn.compat.function)
     found = {n for n in functions if n[1:2] == "_" and n[0] in "uve" or n.startswith("copy")} - before
     assert all(hasattr(dgl.function, name) for name in found) and len(found) == 32

@@ -29,7 +29,7 @@ def features(shape, heads, size, dtype, device="cpu"):
 
 
 def dense_attention(ends, shape, q, k, v, val=None, scale=1.0):
-    """Entry by entry in float64: softmax over the entries of each row of scale val_ij q_i . k_j."""
+    """The reference in float64, entry by entry: a softmax over each row of scale * val_ij * (q_i . k_j)."""
     row, col = ends
     score = scale * (q[row] * k[col]).sum(1)
     if val is not None:
@@ -42,7 +42,7 @@ def dense_attention(ends, shape, q, k, v, val=None, scale=1.0):
 
 
 def counted(monkeypatch):
-    """The functions that are called."""
+    """A list to which each call of one of dfgnn's functions appends the function's name."""
     calls = []
     for name in ("dot_attention", "gat_attention", "sddmm", "edge_softmax", "spmm"):
         function = getattr(functional, name)
@@ -128,7 +128,8 @@ def test_gradcheck():
 
 
 def test_values_are_those_of_the_call():
-    """A matrix keeps the grad mode in which it was made, and notices what was written over."""
+    """A lazy matrix is computed in the grad mode in which it was made, and raises if its inputs were modified
+    meanwhile."""
     ends, shape = places("random")
     q, k, v = features(shape, 2, 3, torch.float64)
     adj, x = dglsp.spmatrix(ends, shape=shape), torch.randn(9, 3, 2, dtype=torch.float64)
@@ -143,7 +144,7 @@ def test_values_are_those_of_the_call():
     x += 1
     with pytest.raises(RuntimeError, match="the first dense matrix was modified in place"):
         scores.softmax().val.sum()
-    with torch.inference_mode():  # which counts no modifications: values are computed at once
+    with torch.inference_mode():  # it has no version counters, so that values are computed at once
         y = torch.randn(9, 3, 2, dtype=torch.float64)
         scores = dglsp.bsddmm(adj, y, k.transpose(1, 0))
         before = (y[ends[0]] * k[ends[1]]).sum(1)

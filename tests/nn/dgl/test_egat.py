@@ -50,7 +50,7 @@ def test_inputs(change):
 
 
 def test_zero_in_degree():
-    """The other rows are as in a graph without the empty ones."""
+    """Rows with edges are the same as in a graph without the empty rows."""
     graph = make_graph("isolated")
     g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
     kept = (g.in_degrees() > 0).nonzero().squeeze(1)
@@ -69,7 +69,7 @@ def test_zero_in_degree():
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_replaced_edge_projection_takes_effect(bias):
-    """Whatever it returns, even its input, is left as it was."""
+    """What a replaced projection of edges returns is used and not modified, even if it is its input."""
     g = dgl_graph()
     theirs, ours = TestEGATConv().pair() if bias else without_bias()
     efeats = torch.randn(g.num_edges(), 6)

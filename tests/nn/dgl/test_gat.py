@@ -55,7 +55,7 @@ def test_initialisation_distribution():
     for name, width in fan_sum.items():
         std = math.sqrt(2) * math.sqrt(2 / width)
         assert abs(layer.state_dict()[name].std().item() / std - 1) < 0.02
-    # The fans of a (1, H, D) parameter are (H D, D).
+    # torch.nn.init takes (fan in, fan out) of a parameter [1, H, D] as (H D, D): here 300 and 30.
     assert abs(layer.attn_l.std().item() / (math.sqrt(2) * math.sqrt(2 / (300 + 30))) - 1) < 0.2
     assert layer.res_fc.bias.eq(0).all() and layer.bias is None
 

@@ -65,7 +65,7 @@ def _nothing_stays():
     assert (len(of_dgl._from_dgl), len(of_dgl._of_frame)) == before
 
 
-# Identity
+# ---- identity --------------------------------------------------------------------------------------------
 
 
 def test_a_graph_is_its_own():
@@ -142,7 +142,8 @@ def test_derived_graphs(derive, warm):
 
 
 def test_the_same_arrays_the_other_way_round():
-    """What is a CSR by source in one graph is one by destination in its reverse."""
+    """A graph and its reverse share arrays that are a CSR by source in one and by destination in the
+    other."""
     g = dgl.graph(("csr", (torch.tensor([0, 2, 2, 3]), torch.tensor([1, 2, 0]), [])), num_nodes=3)
     g = g.formats(["csr"])
     turned = copy.copy(g)  # shares the frames
@@ -159,7 +160,7 @@ def test_nothing_of_ours_is_pickled():
     assert len(pickle.dumps(g)) == len(before) and b"dfgnn" not in pickle.dumps(g)
 
 
-# Relations
+# ---- relations -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
@@ -191,7 +192,7 @@ def test_relations_of_a_changed_graph():
 
 
 def test_relations_without_edges_of_a_changed_graph():
-    """Nothing but the numbers of nodes tells these apart."""
+    """Relations without edges differ only in their numbers of nodes; the cache must not mix them up."""
     g = dgl.heterograph({("a", "x", "b"): ([], [])}, num_nodes_dict={"a": 2, "b": 3})
     assert (_graph.as_graph(g["x"]).num_src, _graph.as_graph(g["x"]).num_dst) == (2, 3)
     g.add_nodes(4, ntype="a")
@@ -227,7 +228,7 @@ def test_hetero_graph_conv_converts_once(conversions):
     torch.testing.assert_close(model(block, (sources, destinations)), outs[0])
 
 
-# Lifetime
+# ---- lifetime --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("etype", [None, "y"], ids=["graph", "relation"])
@@ -247,7 +248,7 @@ def test_a_graph_lives_on_in_its_users():
     edges = torch.stack(g.edges())
     del g
     gc.collect()
-    random_graph()  # takes the memory, were it free
+    random_graph()  # would reuse the memory of the arrays, if the cached graph did not keep them alive
     assert torch.equal(graph.edge_index, edges)
 
 
@@ -327,7 +328,7 @@ def test_other_processes(method):
     assert actual == expected and process.exitcode == 0
 
 
-# Malformed structure, on which DGL reads out of bounds
+# ---- malformed structure, on which DGL reads out of bounds -----------------------------------------------
 
 
 NO_IDS = torch.tensor([], dtype=torch.int64)
@@ -364,7 +365,7 @@ def test_malformed_blocks_are_refused(data, message):
 
 
 def test_blocks_that_lack_destinations_are_refused():
-    """DGL makes them of a graph in which nodes beside the given ones have in-edges."""
+    """dgl.to_block makes such a block if nodes other than the given destinations have in-edges."""
     block = dgl.to_block(random_graph(), torch.arange(5))
     with pytest.raises(ValueError, match="expected values in"):
         GATConv(3, 2, 1)(block, torch.randn(block.num_src_nodes(), 3))

@@ -124,7 +124,7 @@ def test_errors(change, error, message):
         TestHGTConv().pair()[1](g, *change(*TestHGTConv().inputs(g)))
 
 
-# What is kept
+# ---- caches ----------------------------------------------------------------------------------------------
 
 
 def test_relations_are_kept_with_graph_and_types():
@@ -159,7 +159,8 @@ def test_types_written_to_in_place_take_effect():
 
 
 def test_groups_of_destinations_are_kept():
-    """The types of a block's destinations are a part of those of its sources, which is not sorted again."""
+    """The destinations of a block are its first sources: their groups by type are cached and not sorted anew
+    at each call."""
     block = dgl_block()
     _, ntype, _ = TestHGTConv().inputs(block)
     first = _typed.first_types(ntype, block.num_dst_nodes())
@@ -171,7 +172,7 @@ def test_groups_of_destinations_are_kept():
 
 
 def test_inference_mode():
-    """What is made there serves training afterwards."""
+    """What a call in inference mode has cached can be used in training afterwards."""
     g = dgl_graph()
     x, ntype, etype = TestHGTConv().inputs(g)
     layer = TestHGTConv().pair()[1]
@@ -185,7 +186,8 @@ def test_inference_mode():
 
 
 def test_pairs_instead_of_edges():
-    """A source that sends many edges of a relation has one key there."""
+    """Keys are computed per pair (source, relation) where these are fewer than edges: a source with many
+    edges of a relation has one key for all."""
     g = dgl_graph("super_source")
     etype = torch.arange(g.num_edges()) % 2
     relations = _typed.relations_of(Graph.from_dgl(g), etype, 2)
@@ -198,7 +200,7 @@ def test_pairs_instead_of_edges():
     assert torch.equal(sources[relations.graph.edge_index[0]], src)
 
 
-# The typed map
+# ---- the typed map ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_order", [False, True])

@@ -1,4 +1,5 @@
-"""dfgnn.nn's layers are DGL's own classes' subclasses where there is DGL, and the same without where not."""
+"""Layers of dfgnn.nn are subclasses of DGL's where DGL is installed, and elsewhere the same without that
+base."""
 
 import copy
 import pickle
@@ -94,7 +95,7 @@ def test_without_dgl(name, args, options, without_dgl):
 
 @pytest.fixture(scope="module")
 def without_dgl(tmp_path_factory, run):
-    """Of each case sorted attributes, repr and the names of the state, in a process without DGL."""
+    """(sorted attributes, repr, names in the state_dict) of each case, from a process without DGL."""
     path = tmp_path_factory.mktemp("one_class") / "cases.pickle"
     path.write_bytes(pickle.dumps(CASES))
     code = """
@@ -113,7 +114,7 @@ open(sys.argv[1], "wb").write(pickle.dumps(found))
 
 
 def test_pickles_go_across(tmp_path, run):
-    """From a process with DGL to one without, and back."""
+    """A layer pickled with DGL installed loads without it, and the reverse."""
     graph, x = (
         dfgnn.Graph.from_coo(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3),
         torch.randn(3, 6),

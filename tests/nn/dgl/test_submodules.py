@@ -1,4 +1,5 @@
-"""What hangs on the sub-modules of DGL's layers: honoured, or DGL's own forward runs and that is said."""
+"""Hooks, parametrizations and replacements of sub-modules of DGL's layers: they take effect in the fused
+forward, or DGL's own forward runs with a warning."""
 
 import warnings
 
@@ -28,7 +29,8 @@ def inputs(name):
 
 
 def before_and_after(name, change, late):
-    """Outputs of DGL's layer and of the accelerated one, changed before or after, and the report."""
+    """Outputs of DGL's layer and of its accelerated copy, and accelerate's report. late: the change is made
+    after accelerate."""
     layer = LAYERS[name]().double()
     if late:
         report = dfgnn.accelerate(layer)
@@ -108,7 +110,8 @@ def test_what_it_does(name, change, late):
         warnings.simplefilter("error", FallbackWarning)
         expected, actual, report = before_and_after(name, HONOURED[change], late)
     torch.testing.assert_close(actual, expected)
-    assert len(report.replaced) == 1 and not torch.equal(actual, expected)  # it is not DGL's that ran
+    # The bits differ, which shows that dfgnn's forward ran and not DGL's.
+    assert len(report.replaced) == 1 and not torch.equal(actual, expected)
 
 
 @EVERY
@@ -132,7 +135,8 @@ def test_hooks_on_all_modules(name):
 
 
 def test_hooks_on_all_modules_and_folding():
-    """A Graph of ours has no forward of DGL's to run; the linear layers are called all the same."""
+    """DGL's forward cannot take a dfgnn.Graph. With a hook on all modules dfgnn's forward runs there, and
+    calls the linear modules one by one."""
     layer, seen = dfgnn.nn.GATConv((6, 6), 4, 2), []
     g, (x_src, x_dst) = inputs("GATConv-pair")
     args = our_graph(g), (x_src.float(), x_dst.float())
@@ -144,7 +148,8 @@ def test_hooks_on_all_modules_and_folding():
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_without_a_forward_of_dgl(change):
-    """There is none for a Graph of ours."""
+    """With a dfgnn.Graph a change that asks for DGL's own forward raises, because that cannot take the
+    graph."""
     layer = dfgnn.nn.GATConv(6, 4, 2)
     CHANGES[change](layer)
     with pytest.raises(NotImplementedError, match=f"GATConv: .*{change.split()[0]}.*DGL"):

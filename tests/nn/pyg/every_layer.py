@@ -28,7 +28,8 @@ TYPES, KINDS, BATCH = chosen(2, E), chosen(2, N), torch.arange(N) // 5
 ALL = torch.ones(E, dtype=torch.bool)
 
 
-# Name -> the layer, and what it is given of features, edges and attributes of edges.
+# Name -> (a function that makes the layer, a function from (features, edge_index, edge attributes) to its
+# arguments).
 LAYERS = {
     "GATConv": (lambda: PyG.GATConv(8, 4, 2), lambda x, e, a: (x, e)),
     "GATConv attributes": (lambda: PyG.GATConv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, a)),
@@ -81,7 +82,7 @@ def types(attr):
 
 
 def both(name):
-    """torch_geometric's layer, and a copy that was accelerated."""
+    """torch_geometric's layer, and a copy of it after dfgnn.accelerate."""
     torch.manual_seed(0)
     theirs = LAYERS[name][0]().double().eval()
     ours = copy.deepcopy(theirs)
@@ -90,7 +91,7 @@ def both(name):
 
 
 def results(layer, name, x=X, edge_index=EDGES, attr=ATTR):
-    """What is of floating point in what the layer returns."""
+    """The floating-point tensors among the layer's results."""
     torch.manual_seed(1)
     return leaves(layer(*LAYERS[name][1](x, edge_index, attr)))
 

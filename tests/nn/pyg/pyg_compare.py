@@ -59,7 +59,7 @@ def sparse_forms(edge_index, num_src, num_dst, values=None):
 
 
 def inject_dropout(monkeypatch, ours, num_edges, heads, seed=21):
-    """Both libraries drop the attention weights that our kernels drop for this seed."""
+    """Makes both layers drop the same attention weights: those that dfgnn's kernels drop for this seed."""
     mask = reference.dropout_mask(seed, num_edges, heads, ours.dropout)
     attention = type(ours).attention
 
@@ -74,7 +74,8 @@ def inject_dropout(monkeypatch, ours, num_edges, heads, seed=21):
 
 
 def replace_their_dropout(monkeypatch, ours, drop):
-    """Where torch_geometric's class calls it; replaced in torch, all its forwards would run."""
+    """Replaces F.dropout in the module of torch_geometric's layer only: were it replaced in torch itself,
+    dfgnn's layer would notice and run torch_geometric's forward."""
     theirs = next(c for c in type(ours).__mro__ if c.__module__.startswith("torch_geometric."))
     functions = types.SimpleNamespace(**{**vars(torch.nn.functional), "dropout": drop})
     monkeypatch.setattr(sys.modules[theirs.__module__], "F", functions)
@@ -156,7 +157,8 @@ def assert_same(actual, expected, tolerance):
 
 
 def _matched(actual, expected):
-    """Checks that names, shapes, dtypes and integers agree; gives what else there is to compare."""
+    """Checks that names, shapes, dtypes and integers agree; yields (name, actual, expected) of the other
+    tensors."""
     assert actual.keys() == expected.keys()
     for name, want in expected.items():
         got = actual[name]
@@ -198,9 +200,9 @@ def compare(theirs, ours, *args, our_args=None, tolerance=None, **kwargs):
 def compare_low_precision(theirs, ours, *args, autocast=False, dtype=torch.bfloat16, **kwargs):
     """Both layers in ``dtype`` or under autocast to it: results of the same types, and nearly as exact.
 
-    Exact is torch_geometric's layer in float64. Allowed is, norm-wise, twice its error in low precision for
-    outputs and three times for gradients (whose saved output is rounded, where torch_geometric may keep
-    float32), and rounding.
+    Errors are norm-wise against torch_geometric's layer in float64. Outputs may have twice the error of
+    torch_geometric's in low precision, gradients three times (dfgnn's backward reads the rounded output,
+    where torch_geometric may save float32), plus rounding.
     """
     exact = _run_exact(theirs, *args, **kwargs)
     if not autocast:

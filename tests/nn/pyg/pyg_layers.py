@@ -23,7 +23,7 @@ from dfgnn import functional
 from dfgnn.nn import pyg
 
 BOTH = True, False
-STRENGTH = 3 if EXHAUSTIVE else 2  # of what covers the options of the constructors
+STRENGTH = 3 if EXHAUSTIVE else 2  # `strength` of `covering` for the options of constructors
 DTYPES = torch.float32, torch.float64
 SPARSE = "coo", "csr"
 EDGE_INDEX = "EdgeIndex", "EdgeIndex by row", "EdgeIndex by col"
@@ -55,16 +55,18 @@ def in_form(edge_index, num_src, num_dst, form, values=None):
 class Subject:
     args = 9, 5, 2  # of the constructor
     low_args = 9, 8, 2  # of the constructor in the cases of low precision
-    base = {}  # options of every case
-    kinds = {"default": {}}  # options that the shared cases are tried with
-    constructor = covering(dtype=DTYPES)  # options of the constructor, with "args" for positional ones
+    base = {}  # options of the constructor that are added in every case
+    # Name -> options of the constructor: the variants of the layer that test_contract.py goes through.
+    kinds = {"default": {}}
+    # Cases of the test of all options of the constructor; "args" are its positional arguments.
+    constructor = covering(dtype=DTYPES)
     graphs = "duplicates", "self_loops", "isolated", "super_row", "mixed_degrees", "power_law", "sorted"
-    pairs = []  # positional arguments and options of layers for bipartite graphs
-    states = [((9, 5, 2), {})]
+    pairs = []  # (positional arguments, options) of layers for bipartite graphs
+    states = [((9, 5, 2), {})]  # (positional arguments, options) of layers whose state_dict is compared
     lazy = []  # the same for layers that are completed by their first call
-    low = {"default": {}}  # options of the cases of low precision
-    large = (16, 32, 8), {}  # whose tensors of edges and features would be large
-    projections = []  # sub-module, positional arguments, options
+    low = {"default": {}}  # name -> options of the constructor in the cases of low precision
+    large = (16, 32, 8), {}  # arguments of a layer whose tensors [E, H, D] would be seen in the peak memory
+    projections = []  # (name of a linear sub-module, positional arguments, options) of layers that have one
     has_attention = True  # return_attention_weights is taken
     has_dropout = True
     has_concat = True
@@ -79,7 +81,7 @@ class Subject:
         )
 
     def prepared(self, theirs, ours):
-        """Where parameters are to have other values than those that they start with."""
+        """The pair of layers, with new values for parameters whose initial values would hide an error."""
         return theirs, ours
 
     def inputs(
@@ -101,7 +103,7 @@ class Subject:
         return (given,) if attr is None or form in SPARSE else (given, attr)
 
     def forms(self):
-        """Each sparse form with every kind; each of the others with one kind of the layer."""
+        """(form of the edges, kind of the layer): every kind with each sparse form, one with each other."""
         kinds = list(self.kinds)
         pairs = [(form, kind) for form in SPARSE for kind in kinds]
         return pairs + [(form, kinds[k % len(kinds)]) for k, form in enumerate(EDGE_INDEX)]
@@ -123,7 +125,7 @@ class Subject:
         inject_dropout(monkeypatch, ours, num_edges, ours.heads * getattr(ours, "dim", 1))
 
     def changed(self, position, value):
-        """Inputs of which one is another."""
+        """Arguments of forward, of which that at ``position`` is replaced by ``value`` of it."""
         inputs = list(self.inputs())
         inputs[position] = value(inputs[position])
         return inputs
@@ -203,7 +205,8 @@ class AGNNConv(Subject):
 
 
 class WithLoss(torch.nn.Module):
-    """A layer in training: gives what it keeps beside its output, for the same random samples each time."""
+    """A SuperGATConv in training: also returns the loss, logits and labels that the layer keeps as
+    attributes, for the same random samples each time."""
 
     def __init__(self, layer):
         super().__init__()
@@ -234,7 +237,7 @@ class SuperGATConv(Subject):
     has_attention = False
 
     def check(self, layers, inputs, ours=None, asked=True, tolerance=None):
-        """In evaluation, and in training where torch_geometric can sample from these edges."""
+        """Checks in eval mode, and in training mode if torch_geometric can sample from edges in this form."""
         training = [layer.training for layer in layers]
         theirs = inputs
         if isinstance(inputs[1], torch_geometric.EdgeIndex):
@@ -267,7 +270,7 @@ NUM_RELATIONS = 6
 
 
 def edge_types(num_edges, dtype=torch.int64):
-    """Of relations 0, 1, 3 and 4; few edges are of the last."""
+    """A random type of each edge, 0, 1, 3 or 4; no edge has type 2, and few have type 4."""
     generator = torch.Generator().manual_seed(0)
     edge_type = torch.tensor([0, 1, 1, 3])[torch.randint(4, (num_edges,), generator=generator)]
     edge_type[:3] = 4
@@ -331,7 +334,7 @@ class RGATConv(Subject):
 
 
 NODES = {"a": 20, "b": 15, "c": 30, "d": 7}
-# c is a source alone, and few of its nodes are; nothing leads from d; two relations join the same types.
+# c is only a source, and few of its nodes have edges; none leads from d; two relations join the same types.
 RELATIONS = [
     ("a", "x", "b"),
     ("b", "y", "a"),
@@ -350,7 +353,7 @@ def typed_features(widths=8, dtype=torch.float64, sizes=NODES):
 
 
 def typed_edges(dtype=torch.int64, num_edges=60):
-    """Multigraphs, each with destinations that no edge leads to."""
+    """edge_index by relation: random edges, some repeated; some destinations have none."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for src, name, dst in RELATIONS:
@@ -399,7 +402,7 @@ class HGTConv(Subject):
     def check(self, layers, inputs, ours=None, asked=True, tolerance=None):
         x, given = inputs
         if any(isinstance(index, torch_geometric.EdgeIndex) for index in given.values()):
-            # torch_geometric cannot join edge types of its own class
+            # torch_geometric cannot join EdgeIndex tensors of several relations: it gets plain tensors.
             inputs, ours = (x, {name: index.as_tensor() for name, index in given.items()}), inputs
         super().check(layers, inputs, ours, asked, tolerance)
 

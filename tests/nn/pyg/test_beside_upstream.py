@@ -61,7 +61,7 @@ def test_what_is_set_after_accelerate(name, what):
         SET[what](layer)
     try:
         expected = with_gradients(theirs, name)
-    except Exception as error:  # flow: some layers cannot
+    except Exception as error:  # some layers of torch_geometric raise with another `flow`: ours must, too
         with pytest.raises(type(error)):
             with_gradients(ours, name)
         return
@@ -94,7 +94,7 @@ POSITIONS, WEIGHT = drawn(N, 3), drawn(3, 8)
 
 
 def neighbours(positions):
-    """Of each node the four that are nearest, itself apart."""
+    """edge_index from the four nearest other nodes to each node."""
     distance = (positions.detach()[:, None] - positions.detach()).square().sum(-1)
     src = distance.topk(5, largest=False).indices[:, 1:]
     dst = torch.arange(N)[:, None].expand(N, 4)
@@ -181,7 +181,7 @@ def test_fake_tensors(name, structure):
         given = [x if x is None or isinstance(x, int) else fake(x) for x in LAYERS[name][1](X, EDGES, ATTR)]
         try:
             expected = leaves(theirs(*given))
-        except (RuntimeError, NotImplementedError) as error:  # of values that fake tensors have not
+        except (RuntimeError, NotImplementedError) as error:  # it reads values, which fake tensors lack
             pytest.skip(f"torch_geometric's cannot: {type(error).__name__}")
         assert [x.shape for x in leaves(ours(*given))] == [x.shape for x in expected]
 
@@ -267,7 +267,8 @@ def test_tensors_with_operations_of_their_own(name):
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_hooks_see_what_they_see_there(name):
-    """Tools compute gradients of samples, or statistics, of what a hook is given."""
+    """A hook on a linear module gets the same input as in torch_geometric's layer: tools compute per-sample
+    gradients or statistics from it."""
     parts = [key for key, m in both(name)[0].named_modules() if isinstance(m, (nn.Linear, PyG.Linear))]
     for part in parts:
         seen = []
@@ -279,9 +280,11 @@ def test_hooks_see_what_they_see_there(name):
         assert_equal(seen[1], seen[0])
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "GPSConv"])  # as above
+# Without GPSConv: PyTorch's attention in torch_geometric's layer has no second derivative.
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "GPSConv"])
 def test_inputs_that_depend_on_each_other(name):
-    """Where gradients are to have derivatives, they are still those of each input alone."""
+    """Features, edges' attributes and edges are made of the same positions: gradients that have derivatives
+    must still count each input alone."""
     found = []
     for layer in both(name):
         positions = POSITIONS.clone().requires_grad_()
@@ -321,7 +324,7 @@ def test_torchscript():
         theirs, ours = both(name)
         try:
             expected = results(torch.jit.script(theirs), name)
-        except RuntimeError:  # torch_geometric's cannot
+        except RuntimeError:  # torch_geometric's layer cannot be scripted: dfgnn's must fail, too
             with pytest.raises(RuntimeError):
                 torch.jit.script(ours)
             continue

@@ -40,7 +40,7 @@ def rgat(mode, mechanism, **options):
         9, 6, num_relations=4, heads=2, attention_mode=f"{mode}-self-attention",
         attention_mechanism=f"{mechanism}-relation", **options,
     )  # fmt: skip
-    torch.nn.init.constant_(layer.l2, 0.1)  # torch_geometric leaves whatever was in this memory
+    torch.nn.init.constant_(layer.l2, 0.1)  # torch_geometric leaves this parameter uninitialised
     return layer
 
 
@@ -87,12 +87,12 @@ def export(layer, inputs, **options):
 # ---- torch.compile ---------------------------------------------------------------------------------------
 
 
-# Those of GATConv, GATv2Conv and TransformerConv are in test_recorded.py.
+# The same tests of GATConv, GATv2Conv and TransformerConv are in test_recorded.py.
 @some(
     ["agnn", "rgat_multiplicative_within"], [n for n in LAYERS if n.startswith(("agnn", "rgat", "supergat"))]
 )
 def test_training_without_a_break(name, device):
-    """Batches of changing sizes, cold: one recording for the first, one for all others."""
+    """Batches of changing sizes: torch.compile records once for the first, and once for all others."""
     layer = make(name, device)
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
@@ -205,7 +205,8 @@ def test_attention_is_returned_and_differentiable(device):
 
 
 def test_score_terms_are_no_products_of_their_own():
-    """To call a product costs a small graph more than the product; the compiler sums within a kernel."""
+    """The score terms of GAT are recorded as products and sums, not as matrix products: calling one costs
+    more than the product itself on a small graph, while the compiler fuses the sums into a kernel."""
     products = []
 
     def count(module, _):
@@ -223,7 +224,7 @@ def test_score_terms_are_no_products_of_their_own():
 
 
 def test_the_graph_is_made_once(monkeypatch, device):
-    """By layers that share the edges, by forward and backward, by compiled and eager calls."""
+    """Layers that share an edge_index, forward and backward, and compiled and eager calls make one graph."""
     built = []
     build = _kept.of_edges
     monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
@@ -262,8 +263,8 @@ def test_two_kinds_of_nodes():
 
 @pytest.mark.parametrize("sizes, name", [(False, "gat"), pytest.param(True, "gatv2_edges", marks=exhaustive)])
 def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
-    """A subclass of Tensor, of which the graph is kept. Where it says its sizes, they are constants to
-    torch.compile."""
+    """torch_geometric.EdgeIndex, a subclass of Tensor: its graph is cached as for a tensor. Where it carries
+    its sizes, torch.compile takes them as constants."""
     built = []
     build = _kept.of_edges
     monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
@@ -285,7 +286,7 @@ def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
 @some(["csr"], ["coo", "csr", "csc"], "form")
 @pytest.mark.filterwarnings("ignore:Sparse CS. tensor support")
 def test_sparse_tensors_break_and_go_on(form, device):
-    """torch.compile takes none, whatever is done with it."""
+    """torch.compile cannot record sparse tensors at all: it breaks, and the layer runs eagerly."""
     layer = make("transformer", device)
     compiled = torch.compile(layer, backend="aot_eager")
     for seed in range(3):
@@ -369,7 +370,7 @@ def test_aot_inductor(tmp_path, device):
 
 @layers
 def test_fake_tensors(name):
-    """They give one of the right shape, and leave nothing of theirs behind."""
+    """With fake tensors a layer returns one of the right shape, and no fake tensor is left in a cache."""
     layer = make(name)
     inputs = batch(name, 0)
     with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode:

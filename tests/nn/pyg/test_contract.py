@@ -36,7 +36,7 @@ def kinds(subject):
     return subject.kinds.items()
 
 
-# Options and inputs
+# ---- options and inputs ----------------------------------------------------------------------------------
 
 
 @each(numbered("constructor"))
@@ -84,7 +84,7 @@ def test_bipartite(subject, item, graph):
 def test_forms_of_edges(subject, item):
     form, options = item[0], subject.kinds[item[1]]
     layers, inputs = subject.pair(**options), subject.inputs(form=form, **options)
-    # torch_geometric fails to put attention into a matrix of several values
+    # torch_geometric cannot return attention as a sparse matrix if that has several values per entry.
     subject.check(layers, inputs, asked=form not in SPARSE or options.get("edge_dim") is None)
 
 
@@ -123,11 +123,11 @@ def test_errors(subject, position, change, error, match):
         ours(*subject.changed(position, change))
 
 
-# State
+# ---- state -----------------------------------------------------------------------------------------------
 
 
 def drawn(subject, args, options):
-    """torch_geometric's layer and ours, each with what it draws for itself."""
+    """torch_geometric's layer and ours, each initialised by its own constructor from the same seed."""
     layers = []
     for cls in (subject.theirs, subject.ours):
         torch.manual_seed(5)
@@ -140,7 +140,7 @@ def assert_same_state(theirs, ours):
     assert theirs.__dict__.keys() == ours.__dict__.keys()
     expected, actual = theirs.state_dict(), ours.state_dict()
     assert expected.keys() == actual.keys()
-    # torch_geometric leaves l2 of RGATConv as it finds it.
+    # torch_geometric leaves the parameter l2 of RGATConv uninitialised.
     assert all(torch.equal(expected[name], actual[name]) for name in expected if name != "l2")
     theirs.load_state_dict(actual)
 
@@ -162,7 +162,7 @@ def test_lazy(subject, item):
     in_channels = args[0] if subject.name == "HGTConv" else 9
     inputs = subject.inputs(dtype=torch.float32, in_channels=in_channels, **options)
     for layer in (theirs, ours):
-        torch.manual_seed(6)  # what is drawn in the first call
+        torch.manual_seed(6)  # the first call of a lazy layer initialises parameters
         layer(*inputs)
     assert_same_state(theirs, ours)
     subject.check((theirs, ours), inputs)
@@ -196,7 +196,7 @@ def test_pickle_and_deepcopy(subject, item):
         assert_same(run(other, *inputs), expected, 0)
 
 
-# Dropout
+# ---- dropout ---------------------------------------------------------------------------------------------
 
 
 @each(
@@ -216,7 +216,7 @@ def test_injected_mask(monkeypatch, subject, item):
 @pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.has_dropout], ids=lambda s: s.name)
 def test_dropout_distribution(monkeypatch, subject):
     theirs, ours = subject.pair(dropout=0.4)
-    if subject.name == "SuperGATConv":  # samples do not count here, and take their time
+    if subject.name == "SuperGATConv":  # negative samples do not matter here and are slow to draw
         for layer in (theirs, ours):
             monkeypatch.setattr(layer, "negative_sampling", lambda edge_index, *args: edge_index[:, :1])
     edge_index = edges("duplicates")
@@ -232,7 +232,7 @@ def test_dropout_distribution(monkeypatch, subject):
     assert_same_dropout_distribution(of_copies(theirs), of_copies(ours), x, edge_index)
 
 
-# What else may be done to a layer
+# ---- what else may be done to a layer --------------------------------------------------------------------
 
 
 CHANGES = {
@@ -254,7 +254,8 @@ def test_changes_of_a_projection_take_effect(subject, item, change):
 
 @each(lambda s: [("hook", {})] + ([] if s.name == "HGTConv" else [("aggr", {"aggr": "max"})]))
 def test_fallback(subject, item):
-    """torch_geometric's own forward runs, and says so: with a hook on messages, and for another reduction."""
+    """With a hook on messages, or with another aggregation, torch_geometric's own forward runs, with a
+    warning."""
     layers = subject.pair(**item)
     if not item:
         for layer in layers:
@@ -267,7 +268,7 @@ def test_fallback(subject, item):
     assert_same(found, run(theirs, *inputs, **asked), 1e-12)
 
 
-# Precision and memory
+# ---- precision and memory --------------------------------------------------------------------------------
 
 
 def low_precision(subject):

@@ -11,7 +11,7 @@ import dfgnn
 
 HETERO = ("HGTConv", "HANConv")
 POOLING = ("SoftmaxAggregation", "AttentionalAggregation")
-# Those whose messages have no argument `alpha`.
+# Layers whose `message` has no argument `alpha`, from which AttentionExplainer reads the attention.
 WITHOUT_ALPHA = (
     *("AGNNConv", "SuperGATConv", "GENConv", "GeneralConv", "GeneralConv products", "ResGatedGraphConv"),
     *("HEATConv", *HETERO, *POOLING),
@@ -53,12 +53,12 @@ def inputs(name):
 
 
 def masks(model, name, explainer):
-    """What is found to be important for the class of node (or graph) 2."""
+    """The explainer's masks: how important features or edges are for the class of node (or graph) 2."""
     torch.manual_seed(1)
     given, algorithm = inputs(name), EXPLAINERS[explainer]()
     target = model(**given).argmax(-1)
     by_nodes = explainer not in ("PGExplainer", "AttentionExplainer")
-    by_edges = not by_nodes or name not in HETERO  # which no gradient of their masks reaches
+    by_edges = not by_nodes or name not in HETERO  # in these layers edge masks get no gradient
     task = dict(
         explanation_type="phenomenon" if explainer == "PGExplainer" else "model",
         node_mask_type="attributes" if by_nodes else None,

@@ -11,7 +11,7 @@ import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
-from dfgnn.nn import _fallback, pyg  # _fallback: that upstream's methods count as not replaced
+from dfgnn.nn import _fallback, pyg  # _fallback tells which methods of a class count as replaced
 from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, SuperGATConv, TransformerConv, _base
 
 N = 50  # nodes of the graph "random"
@@ -40,7 +40,7 @@ def assert_falls_back(theirs, ours, match):
     assert_same(actual, run(theirs, x, edges()), 1e-12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
-        ours(x, edges())  # says so once
+        ours(x, edges())  # the warning is given once only
 
 
 def _where():
@@ -64,7 +64,7 @@ def test_sums_are_fused(cls, aggr):
 
 
 def test_decomposed_layers():
-    # torch_geometric cannot decompose these layers: what counts is that it is asked.
+    # torch_geometric cannot decompose these layers; dfgnn must fall back all the same.
     _, ours = layer_pair(GATConv, decomposed_layers=2)
     assert fusable(ours) == "decomposed_layers=2"
     ours.decomposed_layers = 1
@@ -82,7 +82,7 @@ def test_hooks(cls, step, when):
         handles.append(register(lambda module, *args: calls.append(module)))
     assert fusable(ours) == "message passing hooks are registered"
     if when == "pre_hook" and step in ("message", "aggregate"):
-        # torch_geometric's compiled propagate takes no None from these.
+        # torch_geometric's compiled propagate cannot take hooks of these kinds that return None.
         for handle in handles:
             handle.remove()
     else:
@@ -139,7 +139,8 @@ def test_an_overridden_propagate():
 
 
 def test_a_subclass_with_its_own_message_passing():
-    """It reads the arguments of its messages from its own source."""
+    """torch_geometric reads the arguments of `message` from the subclass's source: dfgnn must not disturb
+    that."""
 
     class Weighted(GATConv):
         def forward(self, x, edge_index, weight):
@@ -170,7 +171,7 @@ def test_a_subclass_that_only_sets_options_is_fused():
     compare(theirs, layer, torch.randn(N, 9), edges())
 
 
-# Explanations
+# ---- explanations ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("created", [True, False], ids=["created", "assigned"])
@@ -197,10 +198,11 @@ def test_explain(cls, created):
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["base first", "derived first"])
 @pytest.mark.parametrize("cls", LAYERS)
 def test_explain_of_derived_classes(cls, order, monkeypatch):
-    """They may be the first that are made of their library's class, and one may be derived from another."""
+    """The mask of edges has an effect on derived classes, also if an instance of one is the first of its
+    library class that is made, or if one is derived from another."""
     library = getattr(PyG, cls.__name__)
     for name in ("propagate", "collect", "_orig_propagate", "_jinja_propagate"):
-        if name in vars(library):  # what the first creation of a layer adds to its class
+        if name in vars(library):  # the first instance of a class adds these attributes to the class
             monkeypatch.delattr(library, name)
     for name in [name for name in sys.modules if name.startswith(f"{__name__}_")]:
         monkeypatch.delitem(sys.modules, name)  # torch_geometric keeps what it compiled by the class's name
@@ -220,7 +222,7 @@ def test_explain_of_derived_classes(cls, order, monkeypatch):
         assert not torch.allclose(layer(x, edges()), plain)
 
 
-# TorchScript, compilation, heterogeneous models
+# ---- TorchScript, compilation, heterogeneous models ------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", LAYERS)
@@ -243,7 +245,8 @@ class Scripted(torch.nn.Module):
         return self.conv(x, edge_index)
 
 
-@pytest.mark.parametrize("cls", [TransformerConv, AGNNConv])  # torch_geometric 2.8's others cannot be
+# The others of torch_geometric 2.8 do not script.
+@pytest.mark.parametrize("cls", [TransformerConv, AGNNConv])
 def test_scripting(cls, monkeypatch):
     """What is compiled is torch_geometric's layer, which torch.jit.script puts in place of ours."""
     theirs, ours = layer_pair(cls)
@@ -258,7 +261,7 @@ def test_scripting(cls, monkeypatch):
     compare(theirs, ours, x, edges())
 
 
-# The package
+# ---- the package -----------------------------------------------------------------------------------------
 
 
 def test_import_is_lazy(plain_python):
@@ -291,7 +294,7 @@ def test_names():
         _ = pyg.GCNConv
 
 
-# What was changed in torch_geometric's classes, and what hangs on sub-modules
+# ---- changes of torch_geometric's classes, and hooks on sub-modules --------------------------------------
 
 
 @pytest.mark.parametrize("name", ["message", "forward", "aggregate", "edge_update"])
@@ -306,7 +309,7 @@ def test_methods_replaced_in_the_class(name, monkeypatch):
     monkeypatch.setattr(PyG.GATConv, name, changed)
     (kept,) = dfgnn.accelerate(theirs).kept
     assert kept.reason == f"GATConv.{name} was replaced" and type(theirs) is PyG.GATConv
-    assert_falls_back(theirs, ours, name)  # one that was there before
+    assert_falls_back(theirs, ours, name)  # `ours` was made before the method was replaced
     monkeypatch.undo()
     assert fusable(ours) is None and len(dfgnn.accelerate(theirs).replaced) == 1
 
@@ -403,7 +406,7 @@ def test_linear_layers_are_called(cls, in_channels, change):
     torch.testing.assert_close(actual, theirs.eval()(x, edges(), *extra))
 
 
-# Versions
+# ---- versions --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("found", ["2.4.0", "2.5.3", "1.7.2", "3.0.0", "3.1.0.dev20270101"])
@@ -428,7 +431,7 @@ def test_versions_that_are(found):
 @pytest.mark.parametrize("flag", [None, False, True], ids=str)
 @pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
 def test_what_asks_for_attention(cls, flag):
-    """It differs between versions of torch_geometric."""
+    """The values of return_attention_weights that ask for attention; versions of torch_geometric differ."""
     theirs, ours = layer_pair(cls)
     x = torch.randn(N, 9, dtype=torch.float64)
     expected, actual = (layer(x, edges(), return_attention_weights=flag) for layer in (theirs, ours))

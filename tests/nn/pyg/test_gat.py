@@ -62,7 +62,8 @@ def test_one_tensor_for_two_projections():
 
 @pytest.mark.parametrize("reduction", ["mean", "max"])
 def test_loops_of_more_destinations_than_sources(reduction):
-    """torch_geometric reduces over destinations that are sources, too, and cannot where there are others."""
+    """torch_geometric fills in the attributes of loops only if every destination is a source, too; dfgnn also
+    where it is not."""
     edge_index = torch.tensor([[0, 1, 2, 0], [1, 2, 4, 3]])
     attr = torch.randn(4, 3, dtype=torch.float64)
     x = torch.randn(3, 6, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)

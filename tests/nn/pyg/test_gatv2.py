@@ -37,7 +37,8 @@ def test_errors():
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("name", ["lin_l", "lin_r"])
 def test_one_of_two_shared_projections_was_replaced(name, pairs):
-    """As by an adapter, which wraps a module under one of its names."""
+    """lin_l and lin_r are one module; an adapter (as of LoRA) may replace it under one of these names
+    only."""
     theirs, ours = pair(PyGConv, GATv2Conv, 7, 5, 2, share_weights=True)
     other = torch.nn.Linear(7, 10).double()
     setattr(theirs, name, other)

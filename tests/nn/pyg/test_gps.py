@@ -65,7 +65,8 @@ def test_a_conv_with_more_arguments():
 
 @pytest.mark.parametrize("options", [{}, {"attn_type": "performer"}])
 def test_their_own_forward(options, recwarn):
-    """Of a single graph, and with another attention, which is said."""
+    """torch_geometric's own forward runs for a single graph, whose attention is dense, and for another kind
+    of attention; a warning says so in the second case."""
     torch.manual_seed(1)
     theirs = PyG.GPSConv(8, PyG.GCNConv(8, 8), heads=2, **options).double().eval()
     ours = pyg.GPSConv(8, PyG.GCNConv(8, 8), heads=2, **options).double().eval()

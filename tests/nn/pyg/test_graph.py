@@ -21,7 +21,7 @@ def _empty_cache():
 
 
 class SparseTensor:
-    """What of torch_sparse.SparseTensor is used: rows, columns and values in one order, kept."""
+    """A stand-in for torch_sparse.SparseTensor: rows, columns and values, returned as they were given."""
 
     def __init__(self, row, col, sparse_sizes):
         self._csr = torch._convert_indices_from_coo_to_csr(row, sparse_sizes[0]), col, None
@@ -38,13 +38,13 @@ class SparseTensor:
 
 
 def with_loops(edge_index, num_nodes):
-    """torch_geometric's way: edges, and where each was."""
+    """edge_index with torch_geometric's loops, and each edge's position before (-1: an added loop)."""
     position = torch.arange(edge_index.shape[1])
     edge_index, position = torch_geometric.utils.remove_self_loops(edge_index, position)
     return torch_geometric.utils.add_self_loops(edge_index, position, -1, num_nodes)
 
 
-# Content
+# ---- content ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
@@ -91,7 +91,7 @@ def test_sparse_tensor_of_torch_sparse(name, edge_dim):
     x = torch.randn(50, 9, dtype=torch.float64)
     args, options = ((), {}) if name == "AGNNConv" else ((9, 5, 2), {"edge_dim": edge_dim})
     returned = {} if name == "AGNNConv" else {"return_attention_weights": True}
-    # torch_sparse cannot give loops several values.
+    # torch_sparse cannot add loops to a matrix with several values per entry.
     takes_loops = name != "TransformerConv" and not (name == "AGNNConv" and edge_dim)
     for self_loops in (False, True)[: 1 + takes_loops]:
         if name != "TransformerConv":
@@ -133,7 +133,8 @@ def test_errors(self_loops):
 
 @pytest.mark.parametrize("dtype", _kept.SMALL_DTYPES, ids=str)
 def test_small_integers_need_self_loops(dtype):
-    """torch_geometric's layers promote them where they append loops, and cannot index with them elsewhere."""
+    """edge_index of small integers: torch_geometric's layers promote it to int64 where they append loops, and
+    cannot index with it elsewhere."""
     edge_index = torch.tensor([[0, 1, 1], [1, 0, 1]], dtype=dtype)
     looped, _ = graph_of(edge_index, 50, 50, self_loops=True)
     expected, _ = graph_of(edge_index.long(), 50, 50, self_loops=True)
@@ -167,7 +168,7 @@ def test_sizes():
             rows(wrong, y, y, (4, 3))
 
 
-# What is kept
+# ---- caches ----------------------------------------------------------------------------------------------
 
 
 def test_the_same_tensor_gives_the_same_graph():
@@ -207,7 +208,8 @@ def test_other_contents_of_the_same_tensor_object():
 def test_a_modified_edge_index_class_and_its_copies():
     edge_index = torch_geometric.EdgeIndex(edges())
     graph, _ = graph_of(edge_index, 50, 50)
-    assert graph_of(torch_geometric.EdgeIndex(edge_index), 50, 50)[0] is graph  # of the same data
+    # Another view of the same memory.
+    assert graph_of(torch_geometric.EdgeIndex(edge_index), 50, 50)[0] is graph
     edge_index.as_tensor()[0, 0] = 49
     assert graph_of(edge_index, 50, 50)[0].edge_index[0, 0] == 49
 
@@ -238,7 +240,8 @@ def test_a_graph_dies_with_its_tensor(form, self_loops):
 
 
 def test_mini_batches_do_not_leak():
-    """Tensors as a loader makes them, where ids and addresses may be used again."""
+    """Short-lived tensors, as a loader makes them: ids and addresses of dead ones are reused by later
+    ones."""
     for k in range(300):
         edge_index = torch.randint(20, (2, 40), generator=torch.Generator().manual_seed(k))
         for self_loops in (False, True):
@@ -278,7 +281,7 @@ def test_no_more_than_a_bound_is_kept_of_one_tensor():
 
 
 def test_a_write_forgets_every_value():
-    """What was kept for the tensor as it was goes, for every key."""
+    """After a write to an edge_index all its cached graphs are dropped, for every combination of options."""
     edge_index = edges()
     stale = [graph_of(edge_index, 50, 50, self_loops)[0] for self_loops in (False, True)]
     edge_index[0, 0] = (edge_index[0, 0] + 1) % 50
@@ -288,7 +291,8 @@ def test_a_write_forgets_every_value():
 
 
 def test_inference_tensors():
-    """They do not count modifications, so nothing is kept for them; what is kept is of use outside, too."""
+    """Inference tensors have no version counter, so that no graph is cached for them. A graph that is cached
+    in inference mode for a normal tensor can be used outside of it."""
     plain = edges()
     with torch.inference_mode():
         edge_index = edges()
@@ -345,7 +349,8 @@ def test_several_tensors():
 
 
 def test_an_entry_of_a_dead_tensor_is_not_taken():
-    """Were an id used again before its entry went."""
+    """The cache must not return an entry of a dead tensor, even if another tensor has got its id before the
+    entry was removed."""
     edge_index, other = edges(), edges("complete")
     graph, _ = graph_of(edge_index, 50, 50)
     (entry,) = _kept._cache.values()

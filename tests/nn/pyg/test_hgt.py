@@ -22,7 +22,7 @@ pair = Subject().pair
 
 @pytest.mark.parametrize("in_channels", [8, WIDTHS], ids=str)
 def test_types_that_do_not_occur(in_channels):
-    """A node type of which nothing is known any more, and edge types of which no edge is given."""
+    """A node type without features, and edge types without edges, in one call."""
     theirs, ours = pair(in_channels, 8, METADATA, 2)
     x = features(in_channels)
     edges = {edge_type: index for edge_type, index in edge_indices().items() if "c" not in edge_type}
@@ -100,11 +100,12 @@ def test_errors(change, error, match):
         layer(*change(features(dtype=torch.float32), edge_indices()))
 
 
-# Rows and caches
+# ---- rows and caches -------------------------------------------------------------------------------------
 
 
 def test_keys_are_made_per_source_of_a_relation():
-    """The engine gets all relations at once; of c, which has few sources, no row for the others."""
+    """The kernels get one graph of all relations, with a row per (source, relation) pair. Of type c only the
+    few nodes with edges have a row."""
     ours, seen = HGTConv(8, 8, METADATA, 2), []
 
     def attention(graph, query, key, value, **options):
@@ -129,7 +130,7 @@ def test_the_joined_graph_is_kept_with_its_tensors():
     assert join(dict(edges), SIZES, destinations) is first
     edges["a", "z", "a"][0, 0] = 19
     second = joined()
-    # Rows of the sources: 20 of a to b, 15 of b, and then a to a.
+    # The rows of pairs begin with 20 of (a, to b) and 15 of (b, to a); those of (a, to a) follow.
     assert second is not first and 20 + 15 + 19 in second.graph.edge_index[0]
     watched = weakref.ref(second.graph)
     del first, second
@@ -139,7 +140,7 @@ def test_the_joined_graph_is_kept_with_its_tensors():
     assert watched() is None
 
 
-# What else may be done to a layer
+# ---- what else may be done to a layer --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_fallback(change, reason):
 
     x = features()
 
-    class Mine(HGTConv):  # a class of its own, for a warning of its own
+    class Mine(HGTConv):  # warnings are given once per class: a new class warns anew
         pass
 
     ours.__class__ = Mine
@@ -177,6 +178,6 @@ def test_fallback(change, reason):
 
 
 def test_autocast_of_a_projected_result():
-    """In and out channels differ, so nothing is added to the result."""
+    """With other out than in channels the layer has no skip connection: the result is the bare projection."""
     theirs, ours = pair(12, 8, METADATA, 2, dtype=torch.float32)
     compare_low_precision(theirs, ours, features(12, torch.float32), edge_indices(), autocast=True)

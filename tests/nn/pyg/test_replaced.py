@@ -20,7 +20,7 @@ from dfgnn.nn.pyg import FallbackWarning
 
 @contextlib.contextmanager
 def replaced(*places):
-    """These functions give half as much again."""
+    """Replaces functions by ones whose results are 1.5 times as large. places: (owner, name) of each."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in places:
             patch.setattr(owner, name, scaled(getattr(owner, name)))
@@ -48,7 +48,7 @@ def softmax_of(name):
 
 @contextlib.contextmanager
 def calls_of_linears():
-    """What calls all modules is another function, as profilers and quantisation put it."""
+    """Replaces nn.Module._call_impl, which calls every module, as profilers and quantisation tools do."""
     original = nn.Module._call_impl
 
     def call(self, *args, **kwargs):
@@ -100,7 +100,8 @@ def test_what_a_program_replaces(name, what):
         changed = with_gradients(theirs, name)
         actual = with_gradients(ours, name)
     assert_equal(actual, changed)
-    assert_equal(with_gradients(ours, name), expected)  # and it is seen that it ended
+    # The layer also notices that the replacement is undone.
+    assert_equal(with_gradients(ours, name), expected)
 
 
 def test_a_replaced_linear_layer_is_called_without_a_fallback():
@@ -118,7 +119,7 @@ def test_torchs_own_modes_are_no_reason():
         assert ours.why_not(ours) is None
 
 
-# What DeepSpeed's profiler replaces in order to count operations, of what these layers call.
+# The functions that DeepSpeed's profiler replaces to count operations, as far as these layers call them.
 COUNTED = (
     *((F, name) for name in ("linear", "relu", "elu", "leaky_relu", "silu", "gelu", "softmax", "embedding")),
     *((F, name) for name in ("batch_norm", "layer_norm")),
@@ -161,7 +162,8 @@ def test_the_same_calls_are_counted(name):
 
 @pytest.mark.parametrize(("name", "part"), [("RGATConv", "lin_edge"), ("HANConv", "proj.b")])
 def test_hooks_that_return_more_rows(name, part):
-    """As captum's integrated gradients of a layer do."""
+    """Forward hooks that return more rows than the module did, as captum's integrated gradients of a layer
+    use."""
     theirs, ours = both(name)
     for layer in (theirs, ours):
         layer.get_submodule(part).register_forward_hook(lambda m, args, out: torch.cat([out, 2 * out]))

@@ -37,7 +37,8 @@ def both(*args, **options):
 
 @pytest.fixture(params=[False, True], ids=["by rows", "by heads"])
 def calls(request, monkeypatch):
-    """How often the layer was computed at once, in both ways of doing so: as on a CPU and on a GPU."""
+    """A list with one element per forward pass of the fused layer; the test runs with the CPU's and the GPU's
+    code path of it."""
     monkeypatch.setattr(_gated, "_by_heads", lambda x: request.param)
     found, layer = [], _gated._Gated.forward
     monkeypatch.setattr(_gated._Gated, "forward", lambda *args: found.append(1) or layer(*args))
@@ -73,7 +74,7 @@ def test_by_single_operations(aggr, options, calls):
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_under_autocast(bias, calls):
-    """Where projections are of another dtype than the layer's bias."""
+    """Under autocast the projections have another dtype than the layer's bias."""
     theirs, ours = both(9, 5, bias=bias, dtype=torch.float32)
     x, edge_index = inputs(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

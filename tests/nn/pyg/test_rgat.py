@@ -40,7 +40,8 @@ def test_types_of_a_sparse_adjacency(kind, layout):
     theirs, ours = pair(6, 5, R, heads=2, **kind)
     adjacency = sparse_forms(edge_index, N, N, types(num_edges))[layout]
     for asked in (None, True):
-        # torch_geometric documents that types may be the values, and fails where they are
+        # torch_geometric documents that the matrix's values may be the types, but fails with that: it gets
+        # them as an argument.
         compare(
             theirs, ours, x, adjacency, adjacency.values(), return_attention_weights=asked,
             our_args=(x, adjacency),
@@ -64,7 +65,7 @@ def test_forms_of_edge_attr(kind):
     theirs, ours = pair(6, 5, R, heads=2, edge_dim=1, **kind)
     compare(theirs, ours, x, edges(), types(400), torch.randn(400, dtype=torch.float64))
     compare(theirs, ours, x, edges(), types(400), torch.randn(1, 1, dtype=torch.float64))
-    compare(theirs, ours, x, edges(), types(400))  # they may be left out
+    compare(theirs, ours, x, edges(), types(400))  # edge attributes may be left out
 
 
 @KIND
@@ -115,7 +116,7 @@ def test_every_parameter_is_initialised():
         assert torch.equal(layer.l2, torch.full((5, 5), 1 / 5))
 
 
-# Rows and caches
+# ---- rows and caches -------------------------------------------------------------------------------------
 
 
 @KIND
@@ -157,7 +158,8 @@ def test_relations_are_kept_with_their_tensors():
 
 
 def test_types_that_are_the_values_of_a_matrix_may_change():
-    """What is cached for the matrix is found by its indices, which stay, and torch does not count this."""
+    """The graph of a sparse matrix is cached by its indices. Its values, here the types, may change in place
+    without a new version counter: they must be read at each call."""
     _, ours = pair(6, 5, R)
     edge_index = torch.unique(edges(), dim=1)
     matrix = sparse_forms(edge_index, N, N, types(edge_index.shape[1]))["coo"].coalesce()
@@ -170,14 +172,15 @@ def test_types_that_are_the_values_of_a_matrix_may_change():
 
 
 def test_no_dropout_with_a_mod():
-    """An attribute that was set later, for the constructor refuses both."""
+    """`dropout` is set after construction, because the constructor refuses it together with `mod`: it has no
+    effect then."""
     theirs, ours = pair(6, 5, R, mod="f-scaled")
     theirs.dropout = ours.dropout = 0.5
     compare(theirs, ours, torch.randn(N, 6, dtype=torch.float64), edges(), types(400))
 
 
 def test_attention_that_underflows():
-    """f-additive adds one to weights above zero, and not to those that are zero in the given precision."""
+    """mod="f-additive" adds one to attention weights above zero; weights that underflow to zero stay zero."""
     theirs, ours = pair(6, 5, R, mod="f-additive", dtype=torch.float32)
     with torch.no_grad():
         theirs.k.mul_(1e3), ours.k.mul_(1e3)

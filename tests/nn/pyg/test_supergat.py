@@ -72,7 +72,8 @@ def test_samples_of_a_sparse_adjacency(attention_type, add_self_loops, layout):
         PyGConv, SuperGATConv, 9, 5, 2, attention_type=attention_type, add_self_loops=add_self_loops
     )
     x, adjacency = torch.randn(N, 9, dtype=torch.float64), sparse_forms(edge_index, N, N)[layout]
-    # torch_geometric cannot sample from it. The positive samples are all edges, but in the matrix's order.
+    # torch_geometric cannot sample from a sparse matrix: its layer gets the edge_index. The positive samples
+    # are all edges, with a matrix in its order.
     found = []
     for layer, edges_ in ((theirs, edge_index), (ours, adjacency)):
         out, loss, logits, labels = WithLoss(layer.train())(x, edges_, torch.tensor([[1], [2]]))

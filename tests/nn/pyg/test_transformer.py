@@ -40,7 +40,8 @@ def test_errors():
 
 
 def test_injected_mask(monkeypatch):
-    """Attributes that are added to the values, as they are, are dropped with them."""
+    """Edge attributes that are added to the values without a projection are dropped together with the
+    values."""
     theirs, ours = pair(PyGConv, TransformerConv, 9, 5, 2, dropout=0.4)
     inject_dropout(monkeypatch, ours, 400, 2)
     attr = features(400, 2, 5)
@@ -84,7 +85,8 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
-    """Values and all gradients of both ways, which only differ in rounding; a fresh edge_index and again."""
+    """The fused layer and separate operations give the same results and gradients up to rounding, with a new
+    edge_index and with one that is in the cache."""
     if padded:
         monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
         monkeypatch.setattr(_projections, "joins", lambda x, width: True)
@@ -125,8 +127,8 @@ def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
 
 
 def test_large_attributes_are_folded(monkeypatch):
-    """Fewer than channels are projected up to a number of elements; as many always, unless they have
-    gradients."""
+    """Edge attributes that are fewer than a head's channels, or have gradients, are projected up to a number
+    of elements and folded beyond it; others are always projected."""
     x, edge_index = features(N, 9), edges()
     for edge_dim, learns, is_folded in ((3, False, True), (5, False, False), (5, True, True)):
         layer = TransformerConv(9, 5, 2, edge_dim=edge_dim).double()
@@ -141,7 +143,7 @@ def test_large_attributes_are_folded(monkeypatch):
 
 
 def test_what_is_not_computed_at_once(monkeypatch):
-    """Attributes of another dtype are refused as ever; under autocast they are cast."""
+    """Attributes of another dtype raise as without the fused layer; under autocast they are cast."""
     layer, x, edge_index = TransformerConv(9, 5, 2, edge_dim=3), features(N, 9).float(), edges()
     counts = counted(monkeypatch)
     attr = features(400, 3)
@@ -154,5 +156,5 @@ def test_what_is_not_computed_at_once(monkeypatch):
             layer(x, edge_index, attr.bfloat16()), expected.bfloat16(), rtol=0.05, atol=0.05
         )
         assert len(counts) == 2
-        layer(x, edge_index, attr)  # float64 is nothing that autocast casts
+        layer(x, edge_index, attr)  # autocast does not cast float64: this call is not fused
         assert len(counts) == 2

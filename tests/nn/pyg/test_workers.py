@@ -15,7 +15,7 @@ X = drawn(3, N, 8)
 
 
 class Encoded(torch.utils.data.Dataset):
-    """Subgraphs, and all that layers compute of them where they are drawn."""
+    """Subgraphs with the outputs of all layers on them, computed in the process that draws the subgraph."""
 
     def __init__(self, layers):
         self.layers, self.graph = layers, dfgnn.Graph.from_edge_index(EDGES, num_nodes=N)
@@ -37,7 +37,8 @@ class Encoded(torch.utils.data.Dataset):
 
 @pytest.fixture(scope="module")
 def datasets():
-    """Of torch_geometric's layers and of ours, which were used before: their graphs and threads exist."""
+    """One dataset with torch_geometric's layers and one with ours. Ours are used once before the workers
+    start, so that cached graphs and threads exist when the process forks."""
     theirs, ours = (Encoded(dict(zip(LAYERS, layers))) for layers in zip(*map(both, LAYERS)))
     ours[0]
     return theirs, ours
