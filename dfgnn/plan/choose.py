@@ -13,7 +13,7 @@ schedules differ in the order of the work items and in how many rows a warp take
 ``tiles``          Windows of 64 rows as dense blocks with masks, on tensor cores (``tiles``): neighbours that
                    rows of a window share are loaded once. It needs float16 or bfloat16, heads of 8, 16, 32,
                    64 or 128 elements, additive or dot attention without edge tensors, dropout or returned
-                   attention, and no edge twice.
+                   attention (dot: without a negative_slope, too), and no edge twice.
 
 On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
 there.
