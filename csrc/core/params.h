@@ -205,8 +205,10 @@ struct BackwardParams {
   const void* out;       // [N_dst, H, Dv] T
   const void* out_bias;  // [H, Dv] T, which was added to out; or null
   const void* stats;     // [N_dst, H, 2] acc, of forward
-  // Whether a launch sees only a part of the softmax of which out and stats were computed: csr lacks some of
-  // the edges, or a sink (docs/internals/glossary.md), or (CUDA) there are source partitions.
+  // Whether a launch sees only some of the terms of the softmax that gave out and stats: edges are missing in
+  // csr (processes share the graph), the softmax has a sink (one more score per head, which belongs to no
+  // edge), or (CUDA) the launch takes one source partition. Delta is then not corrected by the residual
+  // (cuda/attention/backward_steps.cuh).
   int32_t part_of_rows;
   // additive: positive and positive_mass as in ForwardParams, if grad_alpha_dst is wanted without
   // grad_attention and gate; or null

@@ -18,7 +18,8 @@ const char* sddmm(const ProductParams& params, void* stream);
 // Without a weight spmm is the plain sum of neighbours' rows, the baseline that attention is compared with.
 const char* spmm(const ProductParams& params, void* stream);
 
-// Makes the work items and splits of a plan.
+// Makes a plan on the device: its work items, and its splits, which are the rows divided over several items
+// and where their partial results are (Split in params.h).
 const char* plan_rows(const PlanParams& params, void* stream);
 // How many elements PlanParams::counts has.
 int64_t plan_counts(const PlanParams& params);

@@ -15,7 +15,9 @@ class _Kind(NamedTuple):
     """A layer of one library, recognised by the names in its state dict."""
 
     name: str
-    signs: tuple[str, ...]  # names that only this layer has together; "gate_nn.": any name that begins so
+    # Names that occur together in no other layer. The first may be a prefix, which ends with a dot: all names
+    # that begin with "gate_nn.".
+    signs: tuple[str, ...]
     convert: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None  # None: no counterpart
 
 

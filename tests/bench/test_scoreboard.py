@@ -27,7 +27,7 @@ SHORT = ["--quick", "--threads", "1", "--no-pages", "--seconds", "0.001", "--com
 def score(monkeypatch):
     """The program, imported anew with its modules, so that changes to them do not reach other tests."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which --threads sets, too
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored after the test: --threads writes it to os.environ
     threads = torch.get_num_threads()
     import scoreboard
 

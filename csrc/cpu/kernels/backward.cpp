@@ -97,7 +97,8 @@ class FeatureRows {
     if (kKeyIsValue) attn_sum_.clear(score.shape().packed_size());
   }
 
-  // Processes a row, or a chunk of a split row, unless exact_: then run_pieces() processes the chunks.
+  // Processes an item that is a whole row. Also one that is a chunk of a split row, but not if exact_ (the
+  // residual of delta is subtracted, which needs all chunks of the row first): run_pieces() processes those.
   void operator()(const Item& item) {
     if (exact_ && item.slot >= 0) return;
     start(item);

@@ -21,7 +21,8 @@
 // Names from other files:
 // edges.cuh:
 //   EdgeNumbers     the four factors x[4] of an edge and head. numbers_of(p, edge id, head) returns where
-//                   they are; kByP (A), kByRaw (scale R), kByTRaw (scale M): entries of x
+//                   they are; kByP (A), kByRaw (scale R), kByTRaw (scale M): entries of x, of which
+//                   the fourth, kShare, is not read here
 // teams.cuh:
 //   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits
 //   me.heads        H; me.dim: D = Dv (always on CUDA), a multiple of kVec<T>, so that no load crosses
@@ -32,14 +33,14 @@
 //                   `sums` after at most kAtOnce = 64 edges, which limits rounding
 //   me.column       the first column of its head that the lane loads; me.step: from one load to the next
 //   me.head_of_row  (row): the index at which the lane's head begins in an array [.., H, D]
-//   me.writes       whether this lane stores results: its head exists, and of the lanes that have the same
-//                   sums after add_up_columns this is the first
+//   me.writes()     whether this lane stores results: its head exists, and it is the first of the lanes that
+//                   have the same sums after add_up_columns
 //   me.add_up_columns  (x): x = its sum over the team's lanes that have the same head and columns, but other
 //                   edges. All lanes of the team must call it
 //   me.for_rows     (csr, ranges, f) calls f(RowEdges: row, begin, end) for the team's rows: a launch with
 //                   WARPS = 1 takes the rows that the plan does not split, one with 16 those that it splits.
 //                   ranges (p.reverse_ranges): where each row's edges begin and end; null if each row is one
-//                   work item, which says so itself
+//                   work item, whose begin and end are taken then
 //   Sums<A, N>      N sums x[0], ..., which start at 0
 //   load_columns    (array, index, x): x = kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
 //                   stores them, load_acc_columns loads from an array of Acc<T>
