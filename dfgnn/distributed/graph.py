@@ -22,6 +22,7 @@ from ..runtime.arguments import (
     EdgeArgs,
     Numbers,
     Tensors,
+    needs_rows,
 )
 from ..runtime.ops import acc_type
 from ..sparse import csr as _csr
@@ -438,7 +439,7 @@ class DistributedGraph(GraphPart):
         save_positive = with_positive and tensors.dst is not None and tensors.dst.requires_grad
         numbers = numbers._replace(flags=numbers.flags | PART_OF_ROWS | IDS_ELSEWHERE * by_id)
         has_edges = any(x is not None for x in edges)
-        has_edges = has_edges or (score == "dot" and numbers.negative_slope != 1)  # no tiles
+        has_edges = has_edges or needs_rows(score, numbers.negative_slope)
         calls = []
         for which in ("own", "halo"):
             graph = self._graph(which, by_id)

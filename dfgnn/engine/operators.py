@@ -16,7 +16,17 @@ from torch import Tensor
 
 from ..runtime import torch_internals as internals
 from ..runtime import transforms
-from ..runtime.arguments import PLAN_LAYERS, SCORES, EdgeArgs, GraphArgs, GraphHandle, Numbers, Tensors, ops
+from ..runtime.arguments import (
+    PLAN_LAYERS,
+    SCORES,
+    EdgeArgs,
+    GraphArgs,
+    GraphHandle,
+    Numbers,
+    Tensors,
+    needs_rows,
+    ops,
+)
 from ..runtime.ops import acc_type, call, product_args, total, typed
 
 _BelowAutograd = internals.BelowAutograd
@@ -127,7 +137,7 @@ class DispatchedCall:
         edge = EdgeArgs(*(tensors[name] for name in EdgeArgs._fields))
         backward = self.graph_args.rev_indices is not None
         edges = self.return_attention or any(x is not None for x in edge)
-        edges = edges or (self.score == "dot" and self.numbers.negative_slope != 1)  # no tiles
+        edges = edges or needs_rows(self.score, self.numbers.negative_slope)
         with transforms.untransformed():
             args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
         return DispatchedCall(

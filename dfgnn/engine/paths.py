@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from ..graph import GraphPart
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import PLAN_LAYERS, SCORES
+from ..runtime.arguments import PLAN_LAYERS, SCORES, needs_rows
 from . import plain, traced, traced_graph
 from . import sink as _sink
 from .autograd import Attention, TransformedAttention
@@ -122,7 +122,7 @@ def _not_eager(inputs: AttentionInputs) -> str | None:
 
 def _run_eager(inputs: AttentionInputs) -> Results:
     graph, score, t, numbers, return_attention, schedule, sink, _ = inputs
-    edges = return_attention or (score == "dot" and numbers.negative_slope != 1)  # no tiles
+    edges = return_attention or needs_rows(score, numbers.negative_slope)
     for x in t[4:-1]:
         edges = edges or x is not None
     # Each argument of an autograd function costs time, so that the options are passed only if one is given.
@@ -202,7 +202,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
     positive = _saves_positive(inputs, backward, transformed)
     with transforms.untransformed():
         edges = return_attention or any(x is not None for x in tensors[4:-1])
-        edges = edges or (score == "dot" and numbers.negative_slope != 1)  # no tiles
+        edges = edges or needs_rows(score, numbers.negative_slope)
         args = graph_args(graph, score, tensors.value, edges, backward, schedule)
     call = DispatchedCall(graph, args, score, numbers, return_attention, positive)
     if transformed:

@@ -26,6 +26,7 @@ from ..runtime.arguments import (
     SCORES,
     Numbers,
     Tensors,
+    needs_rows,
 )
 from ..runtime.rules import Rule
 from . import sink as _sink
@@ -293,7 +294,7 @@ def attention(
     edges, score, t, numbers, return_attention, schedule, sink, _ = inputs
     of_edges = t.edge_bias, t.edge_gate, t.edge_mask, t.edge_weight, t.edge_feat
     sized = return_attention or any(x is not None for x in of_edges)
-    any_edges = sized or t.seed is not None or (score == "dot" and numbers.negative_slope != 1)  # no tiles
+    any_edges = sized or t.seed is not None or needs_rows(score, numbers.negative_slope)
     graph = _edges.as_traced(edges, sized)
     if sink is not None:
         numbers = _sink.with_flag(numbers)

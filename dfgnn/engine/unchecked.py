@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..runtime.arguments import PLAN_LAYERS, Numbers
+from ..runtime.arguments import PLAN_LAYERS, Numbers, needs_rows
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import paths
@@ -76,7 +76,7 @@ def attention(
         if not 0 < dropout_p <= 1:
             return None
         given += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
-    edges = dropout_p > 0 or (score == "dot" and slope != 1)  # no tiles
+    edges = dropout_p > 0 or needs_rows(score, slope)
     handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
     numbers = _new(Numbers, (slope, scale, dropout_p, 0))
     positive = additive and backward and dst.requires_grad

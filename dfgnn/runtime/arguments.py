@@ -131,6 +131,13 @@ SCORES = {name: score.number for name, score in SCORE_TABLE.items()}
 PLAN_LAYERS = {name: score.layer for name, score in SCORE_TABLE.items()}
 SCORE_OF_NUMBER = {score.number: name for name, score in SCORE_TABLE.items()}
 SCORE_OF_LAYER = {score.layer: name for name, score in SCORE_TABLE.items()}
+
+
+def needs_rows(score: str, negative_slope: float) -> bool:
+    """Whether kernels on rows have this score, but those on tiles do not: a LeakyReLU of dot products."""
+    return score == "dot" and negative_slope != 1
+
+
 # Bits of the operators' arguments `flags` and `need` (csrc/torch/attention.h). BIAS_AFTER: edge_bias is added
 # after leaky_relu. FEAT_IN_KEY, FEAT_IN_VALUE: edge_feat is added to keys, to values. PART_OF_ROWS: the graph
 # has only some of the edges of its rows. IDS_ELSEWHERE: its edge ids are not positions in edge tensors.

@@ -22,6 +22,7 @@ from ...runtime.arguments import (
     GraphHandle,
     Numbers,
     Tensors,
+    needs_rows,
 )
 from .padding import cut_columns, padding_of
 from .projections import EDGE, KEY, QUERY, SKIP, VALUE, Projections, projections_of
@@ -255,7 +256,7 @@ def attention_layer(spec: LayerSpec, graph: Graph, t: LayerTensors, dtype: torch
         x.dtype,
         operators.PLAN_LAYERS[spec.score],
         "auto",
-        spec.dropout_p > 0 or has_edges or (spec.score == "dot" and spec.negative_slope != 1),  # no tiles
+        spec.dropout_p > 0 or has_edges or (not additive and needs_rows(spec.score, spec.negative_slope)),
         train,
     )
     flags = FEAT_IN_KEY | FEAT_IN_VALUE if has_edges and not additive else 0
