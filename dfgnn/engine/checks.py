@@ -93,8 +93,7 @@ class Checker:
         read nor write, are set to 0, and so is their gradient."""
         if x is None or torch.compiler.is_compiling():  # operators on traced graphs set these rows to 0
             return x
-        mask = self.graph.edge_mask
-        return x if mask is None else _edges.in_use(mask, x)
+        return _edges.in_use(self.graph.edge_mask, x)
 
     def _edge_tensors(self, edge: EdgeArgs, heads: int, feat_dim: int) -> None:
         floats, num_edges = (self.dtype, self.acc), self.graph.num_edges

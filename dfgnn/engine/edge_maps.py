@@ -82,10 +82,7 @@ def define(edge_map: EdgeMap) -> EdgeMap:
         graph = traced_graph.find(*args[count:end])
         with internals.BelowAutograd():
             result = edge_map.run(graph, *args[:count], *args[end:]).contiguous()
-        if edge_map.of_edges and graph.edge_mask is not None:
-            # In a graph of fixed capacity kernels do not write the rows of unused edges, which are set to 0.
-            return traced_graph.in_use(graph.edge_mask, result)
-        return result
+        return traced_graph.in_use(graph.edge_mask, result) if edge_map.of_edges else result
 
     def fake(*args):
         return edge_map.empty(traced_graph.Arguments(*args[count:end]), *args[:count], *args[end:])

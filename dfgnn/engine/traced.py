@@ -102,7 +102,7 @@ def _forward(*args) -> list[Tensor]:
     out, attention, (saved,) = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
     if train:
         _attach(found, args, saved)
-    return [out, saved] if attention is None else [out, saved, _in_use(graph.edge_mask, attention)]
+    return [out, saved] if attention is None else [out, saved, _edges.in_use(graph.edge_mask, attention)]
 
 
 def _forward_fake(*args) -> list[Tensor]:
@@ -131,15 +131,10 @@ def _backward(*args) -> list[Tensor]:
     of_nodes, of_edges = results[:3], results[4:]
     mask = graph.edge_mask
     if mask is not None:
-        of_edges = tuple(x if x is None else _in_use(mask, x) for x in of_edges)
+        of_edges = tuple(x if x is None else _edges.in_use(mask, x) for x in of_edges)
     attn = None if results[3] is None else results[3].sum(0)  # the eager operator returns partial sums
     given = [x for x, wanted in zip((*of_nodes, attn, *of_edges), _wanted(args)) if wanted]
     return given if sink is None else [*given, grad_sink]
-
-
-def _in_use(mask: Tensor | None, x: Tensor) -> Tensor:
-    """x, a result with a row per edge, with 0 in the rows of unused edges, which kernels do not write."""
-    return x if mask is None else _edges.in_use(mask, x)
 
 
 def _wanted(args) -> tuple[bool, ...]:

@@ -331,6 +331,7 @@ def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
     return made[graph]
 
 
-def in_use(mask: Tensor, x: Tensor) -> Tensor:
-    """x ``[E, ...]``, 0 where mask ``[E]`` is False."""
-    return torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, 0)
+def in_use(mask: Tensor | None, x: Tensor) -> Tensor:
+    """x ``[E, ...]``, with 0 in the rows of unused edges, which kernels do not write: where mask ``[E]``, the
+    `edge_mask` of a graph of fixed capacity, is False. Other graphs have none (None)."""
+    return x if mask is None else torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, 0)

@@ -48,8 +48,7 @@ def as_graph(graph: Any, layer: nn.Module | None = None) -> Graph:
 def rows_in_use(graph: Any, rows: Tensor) -> Tensor:
     """``rows [E, ...]``. In a graph of fixed capacity the rows of unused edges, which may be NaN, are set to
     0, and so is their gradient. Compiled code takes them as they are: only operators see the graph."""
-    mask = graph.edge_mask
-    return rows if mask is None else in_use(mask, rows)
+    return in_use(graph.edge_mask, rows)
 
 
 def check_in_degrees(graph: Any, converted: Graph, where: str = "") -> None:

@@ -135,10 +135,7 @@ class _Attention(NamedTuple):
                 of_attn = of_attn[:, : self.projections.size]
             found[_ATTN] = of_attn.reshape(t.attn.shape)
         if need_edges:
-            mask = self.graph.edge_mask
-            if mask is not None:  # of a graph of fixed capacity: rows of unused edges were not written
-                of_edges = traced_graph.in_use(mask, of_edges)
-            of_edges = of_edges.flatten(1)
+            of_edges = traced_graph.in_use(self.graph.edge_mask, of_edges).flatten(1)
         return {VALUE: value, KEY: key, QUERY: query, EDGE: of_edges if need_edges else None}
 
     def formula(self, *tensors):
