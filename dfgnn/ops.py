@@ -16,8 +16,8 @@ float16 or bfloat16, one type in a call. Edge tensors are in the graph's order o
 without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. Of equal maxima
 or minima the first has the gradient; on CUDA, and in float16 and bfloat16, they share it. (DGL 1.1.3 on a CPU
 gives it to the last in float32 with AVX-512, and to the first in float64.) Sums in float16 and bfloat16 are
-float32. ``u_dot_v``, ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
-tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
+float32. ``u_dot_v``, ``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and
+``u_sub_e`` make no tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
 :func:`~dfgnn.functional.spmm`), unless it has a few thousand elements or fewer. All operators are
 differentiable; sums are deterministic, forward and backward.
 
