@@ -4,11 +4,11 @@
     python benchmarks/sums_in_16_bits.py --device cuda --json benchmarks/results/h200-sums-in-16-bits.json
     python benchmarks/sums_in_16_bits.py --picture docs/pictures/sums-in-16-bits FILE...
 
-A node has 1 to a million neighbours. "sum": the sum of their rows of ones, by torch_geometric's ``scatter`` of
-gathered rows and by ``functional.spmm``. "gradient": the gradient of a row that as many nodes read. "GATConv":
-a layer whose scores are 0 and whose projection is the identity, that is the mean, of rows of 1 and 3 in turns.
-An error is that of the worst element, relative to the exact value; 2⁻⁹ is what rounding the result gives. The
-picture has a line of panels for each FILE.
+A node has 1 to a million neighbours. "sum": the sum of their rows of ones, by torch_geometric's ``scatter``
+of gathered rows and by ``functional.spmm``. "gradient": the gradient of a row that as many nodes read.
+"GATConv": a layer whose scores are 0 and whose projection is the identity, that is the mean, of rows of 1 and
+3 in turns. An error is that of the worst element, relative to the exact value; 2⁻⁹ is what rounding the
+result gives. The picture has a line of panels for each FILE.
 """
 
 import argparse
