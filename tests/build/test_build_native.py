@@ -178,3 +178,23 @@ def test_links_where_libstdcxx_is_static(build_native, tmp_path):
     command = [*cxx, *flags, "csrc/portable/glibc.cpp", str(user), "-o", str(tmp_path / "library.so")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sources_that_cannot_be_written(build_native, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(build_native.BuildError, match="cannot be written.*copy the sources"):
+        build_native.build()
+
+
+def test_tools_that_are_missing_are_named(build_native, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(
+        build_native.BuildError, match="no C.. compiler found: install g.. or clang.., or set CXX"
+    ):
+        build_native.find_cxx()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(build_native.BuildError, match="pip install ninja"):
+        build_native.find_ninja()
+    with pytest.raises(build_native.BuildError, match="torch is not installed"):
+        build_native.find_torch()
