@@ -205,3 +205,30 @@ def test_relations_without_edges():
         assert set(conv(x, {kinds[0]: edges})) == {"b"}
         out = conv(x, {kinds[0]: edges, kinds[1]: edges[:, :0]})
         assert set(out) == {"a", "b"} and not (out["a"] - conv.convs[kinds[1]].bias).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_ids_of_other_tools(dtype):
+    """polars 2.1 numbers rows in uint32, vesin 0.6.2 gives uint64; torch 2.13 takes neither as an index. The
+    error says what to do."""
+    edge_index = torch.tensor([[0, 1], [1, 0]]).to(dtype)
+    with pytest.raises(TypeError, match=r"got torch\.u?int\d\d; convert it with edge_index\.long\(\)"):
+        Graph.from_edge_index(edge_index)
+    assert Graph.from_edge_index(edge_index.long()).num_edges == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_extreme_scores_in_16_bits(device, dtype):
+    """The largest number of the type beside the smallest: one edge has all of the weight, and gradients are
+    finite."""
+    top = torch.finfo(dtype).max
+    graph = Graph.from_edge_index(STAR.to(device), num_src=DEGREE, num_dst=1)
+    value = torch.arange(DEGREE, device=device).clamp(max=100).to(dtype).view(-1, 1, 1).requires_grad_()
+    for low, expected in ((-top, 7), (0, 7), (top, 99)):  # 98.99 is the mean of the values
+        score = torch.full((DEGREE, 1), low, dtype=dtype, device=device)
+        score[7] = top
+        score.requires_grad_()
+        out = functional.score_attention(graph, score, value, value_at="nodes")
+        assert abs(out.item() - expected) < 0.5
+        grads = torch.autograd.grad(out.sum(), [score, value])
+        assert all(g.isfinite().all() for g in grads) and (low == top or not grads[0].any())
