@@ -22,7 +22,7 @@ from ..sparse.packed import PackedGraph
 from . import Graph
 from . import constructors as _constructors
 from .build import of_edges
-from .capacity import OF_BUFFER, of_buffer
+from .fixed_capacity import OF_BUFFER, of_buffer
 
 # Maximum number of cached graphs per edge_index: with and without loops, and with a few sizes. The limit
 # matters for programs that pass the same edges with another number of nodes each time.

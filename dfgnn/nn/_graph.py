@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..engine.checks import DTYPES, no_graph
-from ..engine.traced_graph import in_use
+from ..engine.argument_checks import DTYPES, no_graph
+from ..engine.compiler_graph import in_use
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..graph.of_dgl import is_dgl, of_dgl

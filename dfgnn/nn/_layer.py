@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.checks import DTYPES, wrong_shape
+from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
 from ..runtime import torch_internals as internals
 from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
@@ -49,7 +49,7 @@ class FusedLayer(nn.Module):
         """What ``layer``, of this class or DGL's, is set up for that the fused forward does not do."""
         modules = layer._modules
         for name, known in cls._in_engine.items():
-            module = modules[name] if name in modules else getattr(layer, name)
+            module: Any = modules[name] if name in modules else getattr(layer, name)
             if type(module) not in known:
                 return f"{name} is {_article(type(module).__name__)}"
             if not is_untouched(module):

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...engine.checks import DTYPES
-from ...engine.traced_graph import EdgeList, is_traced
+from ...engine.argument_checks import DTYPES
+from ...engine.compiler_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart, cache
 from ...runtime import torch_internals as internals
 from .._errors import wrong_argument, wrong_features

@@ -8,7 +8,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine.traced_graph import EdgeList
+from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...runtime.transforms import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
