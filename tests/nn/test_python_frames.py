@@ -75,12 +75,12 @@ def test_a_miss_is_seen():
 
 # Layer -> (most frames of a training step, most of them within dfgnn's files).
 STEPS = {
-    "pyg GATConv": (81, 43),
-    "pyg GATv2Conv": (107, 58),
-    "pyg TransformerConv": (128, 63),
-    "dgl GATConv": (99, 53),
-    "dgl GATv2Conv": (113, 65),
-    "dgl DotGatConv": (81, 50),
+    "pyg GATConv": (80, 44),
+    "pyg GATv2Conv": (93, 58),
+    "pyg TransformerConv": (99, 63),
+    "dgl GATConv": (99, 51),
+    "dgl GATv2Conv": (105, 63),
+    "dgl DotGatConv": (81, 48),
 }
 
 
