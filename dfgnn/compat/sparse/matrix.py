@@ -41,6 +41,14 @@ class SparseMatrix:
         """The values, or None if all are 1."""
         return None if self._val is None and self._lazy is None else self.val
 
+    def __getstate__(self) -> tuple[Structure, Tensor | None]:
+        """Of copies and pickles, which get values: lazy ones belong to the operands of this process."""
+        return self._structure, self._given
+
+    def __setstate__(self, state: tuple[Structure, Tensor | None]) -> None:
+        self._structure, self._val = state
+        self._lazy = None
+
     @property
     def shape(self) -> tuple[int, int]:
         return self._structure.shape
