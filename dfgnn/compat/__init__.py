@@ -29,7 +29,7 @@ from . import function, sparse
 from .as_dgl import VERSION, install_as_dgl
 from .base import ALL, EID, ETYPE, NID, NTYPE
 from .batch import batch, unbatch
-from .block import DGLBlock, create_block, to_block
+from .block import DGLBlock, block_to_graph, create_block, to_block
 from .changed import add_reverse_edges, metapath_reachable_graph, reverse, to_bidirected, to_simple
 from .create import (
     bipartite_from_scipy,
@@ -37,7 +37,9 @@ from .create import (
     from_scipy,
     graph,
     heterograph,
+    rand_bipartite,
     rand_graph,
+    to_heterogeneous,
     to_homogeneous,
 )
 from .data import load_graphs, save_graphs
@@ -86,11 +88,11 @@ def seed(val: Any) -> None:
 __all__ = [
     "ALL", "EID", "ETYPE", "NID", "NTYPE", "AddReverse", "AddSelfLoop", "BaseTransform", "Compose", "DGLBlock",
     "DGLError", "DGLGraph", "DGLHeteroGraph", "RemoveSelfLoop", "RowFeatNormalizer", "add_edges", "add_nodes",
-    "add_reverse_edges", "add_self_loop", "batch", "bipartite_from_scipy", "broadcast_edges", "broadcast_nodes",
+    "add_reverse_edges", "add_self_loop", "batch", "block_to_graph", "bipartite_from_scipy", "broadcast_edges", "broadcast_nodes",
     "create_block", "edge_subgraph", "edge_type_subgraph", "from_networkx", "from_scipy", "function", "graph",
     "heterograph", "in_subgraph", "install_as_dgl", "load_graphs", "max_edges",
     "max_nodes", "mean_edges", "mean_nodes", "metapath_reachable_graph", "node_subgraph",
-    "node_type_subgraph", "out_subgraph", "rand_graph", "readout_edges", "readout_nodes", "remove_edges",
+    "node_type_subgraph", "out_subgraph", "rand_bipartite", "rand_graph", "readout_edges", "readout_nodes", "remove_edges",
     "remove_nodes", "remove_self_loop", "reverse", "save_graphs", "seed", "softmax_edges", "softmax_nodes",
-    "sparse", "sum_edges", "sum_nodes", "to_bidirected", "to_block", "to_homogeneous", "to_simple", "unbatch",
+    "sparse", "sum_edges", "sum_nodes", "to_bidirected", "to_block", "to_heterogeneous", "to_homogeneous", "to_simple", "unbatch",
 ]  # fmt: skip

@@ -61,20 +61,27 @@ def create_block(
         for side, kind, need in ((0, relation[0], ends.num_src), (1, relation[2], ends.num_dst)):
             if given[side] is None:
                 sides[side][kind] = max(sides[side].get(kind, 0), need)
-            elif sides[side].get(kind, -1) < need:
+            elif kind not in sides[side]:
                 name = ("num_src_nodes", "num_dst_nodes")[side]
-                raise DGLError(
-                    f"{where}: {name}: expected at least {need} of {kind!r}, got {sides[side].get(kind)}"
-                )
+                raise DGLError(f"{where}: {name}: expected a number of {kind!r}, got {sides[side]}")
     names = [sorted(side) for side in sides]
     relations = sorted(found)
-    graphs = [fused(Ends(*found[r][:2], sides[0][r[0]], sides[1][r[2]])) for r in relations]
+    graphs = [fused(found[r].sized(where, sides[0][r[0]], sides[1][r[2]])) for r in relations]
     block = DGLBlock._of(
         [*names[0], *names[1]], [sides[k][kind] for k in (0, 1) for kind in names[k]], [r[1] for r in relations],
         [(names[0].index(r[0]), len(names[0]) + names[1].index(r[2])) for r in relations], graphs,
         next((ends.src.dtype for ends in found.values()), torch.int64), num_src_types=len(names[0]),
     )  # fmt: skip
     return block.to(device)
+
+
+def block_to_graph(block: DGLBlock) -> DGLGraph:
+    """A block as a graph of the types ``NAME_src`` and ``NAME_dst``; it shares the features."""
+    names = [block._ntypes[k] + end for side, end in zip(block._sides, ("_src", "_dst")) for k in side]
+    return DGLGraph._of(
+        names, block._sizes, block._etypes, block._ends, block._graphs, block.idtype, block._node_frames,
+        block._edge_frames,
+    )  # fmt: skip
 
 
 def to_block(
@@ -85,11 +92,9 @@ def to_block(
 
     ``srcdata["_ID"]``, ``dstdata["_ID"]`` and ``edata["_ID"]`` are the numbers in g. dst_nodes: ids, or a
     dictionary of such by type, which have all destinations; by default those, sorted. Of ids that are given
-    more than once the last gets the edges, as in DGL.
+    more than once the last gets the edges, as in DGL. src_nodes: the sources, in that order, instead.
     """
     where = "dgl.to_block"
-    if src_nodes is not None:
-        raise NotImplementedError(f"{where}: src_nodes: expected None in dfgnn")
     if g.is_block:
         raise DGLError(f"{where}: g: expected no block")
     ends = [graph.edge_index for graph in g._graphs]
@@ -99,19 +104,25 @@ def to_block(
             for kind in range(len(g.ntypes))
         ]
     else:
-        if not isinstance(dst_nodes, Mapping):
-            if len(g.ntypes) > 1:
-                raise DGLError(f"{where}: dst_nodes: expected a dictionary by type, {g.ntypes}")
-            dst_nodes = {g.ntypes[0]: dst_nodes}
-        chosen = [
-            ids(where, "dst_nodes", dst_nodes.get(kind, ()), size, torch.int64, g.device)
-            for kind, size in zip(g.ntypes, g._sizes)
-        ]
+        chosen = _by_type(where, "dst_nodes", g, dst_nodes)
     places = [_places(x, size) for x, size in zip(chosen, g._sizes)]
     targets = [places[end][x[1]] for x, (_, end) in zip(ends, g._ends)]
     if any(len(x) and int(x.min()) < 0 for x in targets):
         raise DGLError(f"{where}: dst_nodes: expected all nodes that have edges")
-    return renumbered(g, chosen, targets, None, include_dst_in_src)
+    given = None if src_nodes is None else _by_type(where, "src_nodes", g, src_nodes)
+    return renumbered(g, chosen, targets, None, include_dst_in_src, given)
+
+
+def _by_type(where: str, name: str, g: DGLGraph, given: Any) -> list[Tensor]:
+    """Ids of the nodes of each type, from ids or a dictionary of such by type."""
+    if not isinstance(given, Mapping):
+        if len(g.ntypes) > 1:
+            raise DGLError(f"{where}: {name}: expected a dictionary by type, {g.ntypes}")
+        given = {g.ntypes[0]: given}
+    return [
+        ids(where, name, given.get(kind, ()), size, torch.int64, g.device)
+        for kind, size in zip(g.ntypes, g._sizes)
+    ]
 
 
 def _none(g: DGLGraph) -> Tensor:
@@ -135,7 +146,7 @@ def renumbered(
     """A block of edges of g.
 
     chosen: ids of the destinations of each type.  targets, eids: of each relation, the places of its edges'
-    destinations among these, and the edges' ids; None for all edges of g.
+    destinations among these, and the edges' ids; None for all edges of g.  given: ids of the sources.
     """
     sources = [
         graph.edge_index[0] if eids is None else graph.edge_index[0][eids[k]]
@@ -143,10 +154,12 @@ def renumbered(
     ]
     nodes, numbers = [], []
     for kind, size in enumerate(g._sizes):
-        first = chosen[kind] if include_dst else _none(g)
+        first = given[kind] if given is not None else chosen[kind] if include_dst else _none(g)
         used = torch.cat([x for x, (begin, _) in zip(sources, g._ends) if begin == kind] or [_none(g)])
         place = _places(first, size)
         others = first_seen(used[place[used] < 0])
+        if given is not None and len(others):
+            raise DGLError("dgl.to_block: src_nodes: expected all sources of edges, some are not there")
         numbers.append(place.index_copy(0, others, torch.arange(len(others), device=g.device) + len(first)))
         nodes.append(torch.cat([first, others]))
     count = len(g._sizes)

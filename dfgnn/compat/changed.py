@@ -13,8 +13,14 @@ from .graph import DGLGraph
 from .sparse.structure import pairs
 
 
-def reverse(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> DGLGraph:
-    """The graph with all edges reversed, in the same order; copy_ndata, copy_edata: keep the features."""
+def reverse(
+    g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False, *, share_ndata: bool | None = None,
+    share_edata: bool | None = None,
+) -> DGLGraph:  # fmt: skip
+    """The graph with all edges reversed, in the same order; copy_ndata, copy_edata: keep the features;
+    share_ndata, share_edata: their old names."""
+    copy_ndata = copy_ndata if share_ndata is None else share_ndata
+    copy_edata = copy_edata if share_edata is None else share_edata
     if g.is_block:
         raise DGLError("dgl.reverse: g: expected no block")
     return DGLGraph._of(

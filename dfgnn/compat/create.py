@@ -25,11 +25,7 @@ def graph(
     """
     ends = ends_of("dgl.graph", data, idtype)
     if num_nodes is not None:
-        if num_nodes < ends.num_src:
-            raise DGLError(
-                f"dgl.graph: num_nodes: expected at least {ends.num_src}, the largest id + 1, got {num_nodes}"
-            )
-        ends = ends._replace(num_src=int(num_nodes), num_dst=int(num_nodes))
+        ends = ends.sized("dgl.graph", num_nodes, num_nodes)
     return _of_ends(ends, device=device)
 
 
@@ -57,20 +53,18 @@ def heterograph(
         if not (isinstance(relation, tuple) and len(relation) == 3):
             raise DGLError(f"{where}: expected keys (source, name, destination), got {relation!r}")
         ends = found[relation] = ends_of(where, data, idtype, bipartite=relation[0] != relation[2])
-        for kind, need in ((relation[0], ends.num_src), (relation[2], ends.num_dst)):
-            if num_nodes_dict is None:
+        if num_nodes_dict is None:
+            for kind, need in ((relation[0], ends.num_src), (relation[2], ends.num_dst)):
                 sizes[kind] = max(sizes.get(kind, 0), need)
-            elif sizes.get(kind, -1) < need:
-                raise DGLError(
-                    f"{where}: num_nodes_dict: expected at least {need} of {kind!r}, got {sizes.get(kind)}"
-                )
     if not found:
         raise DGLError(f"{where}: data_dict: expected at least one relation, got none")
     dtypes = {ends.src.dtype for ends in found.values()}
     if len(dtypes) > 1:
         raise DGLError(f"{where}: data_dict: expected ids of one dtype, got {sorted(map(str, dtypes))}")
     kinds, relations = sorted(sizes), sorted(found)  # DGL sorts types by name
-    graphs = [fused(Ends(*found[r][:2], sizes[r[0]], sizes[r[2]])) for r in relations]
+    if any(kind not in sizes for r in relations for kind in (r[0], r[2])):
+        raise DGLError(f"{where}: num_nodes_dict: expected a number of all types, got {sizes}")
+    graphs = [fused(found[r].sized(where, sizes[r[0]], sizes[r[2]])) for r in relations]
     ends = [(kinds.index(begin), kinds.index(end)) for begin, _, end in relations]
     made = DGLGraph._of(
         kinds, [sizes[k] for k in kinds], [r[1] for r in relations], ends, graphs, dtypes.pop()
@@ -148,6 +142,18 @@ def rand_graph(num_nodes: int, num_edges: int, idtype: Any = torch.int64, device
     return _of_ends(Ends(src, dst, num_nodes, num_nodes))
 
 
+def rand_bipartite(
+    utype: str, etype: str, vtype: str, num_src_nodes: int, num_dst_nodes: int, num_edges: int,
+    idtype: Any = torch.int64, device: Any = None,
+) -> DGLGraph:  # fmt: skip
+    """A graph of one relation with edges whose ends are drawn from all nodes of their types."""
+    src, dst = (
+        torch.randint(size, (num_edges,), dtype=idtype, device=device)
+        for size in (num_src_nodes, num_dst_nodes)
+    )
+    return _of_ends(Ends(src, dst, num_src_nodes, num_dst_nodes), (utype, etype, vtype))
+
+
 def to_homogeneous(
     G: DGLGraph, ndata: Sequence[str] | None = None, edata: Sequence[str] | None = None,
     store_type: bool = True, return_count: bool = False,
@@ -181,3 +187,49 @@ def to_homogeneous(
             kinds = torch.arange(len(sizes), device=g.device)
             frame["_TYPE"] = kinds.repeat_interleave(torch.tensor(sizes, device=g.device))
     return (made, list(g._sizes), counts) if return_count else made
+
+
+def to_heterogeneous(
+    G: DGLGraph, ntypes: Sequence[str], etypes: Sequence[str], ntype_field: str = "_TYPE",
+    etype_field: str = "_TYPE", metagraph: Any = None,
+) -> DGLGraph:  # fmt: skip
+    """The graph with types that the features ``ntype_field`` and ``etype_field`` of a graph of one type name
+    by their places in ntypes and etypes; ``_ID`` is each node's and edge's number in G.
+
+    metagraph: a networkx graph of the relations wanted, of which others' edges are left out; by default all.
+    """
+    where = "dgl.to_heterogeneous"
+    if not G.is_homogeneous:
+        raise DGLError(f"{where}: G: expected one type of nodes and of edges")
+    kinds, names = G.ndata[ntype_field], G.edata[etype_field]
+    src, dst = (x.long() for x in G.edges())
+    nodes = [(kinds == k).nonzero().squeeze(1) for k in range(len(ntypes))]
+    local = torch.empty_like(kinds, dtype=torch.int64)
+    for chosen in nodes:
+        local[chosen] = torch.arange(len(chosen), device=G.device)
+    if metagraph is None:
+        found = torch.stack([kinds[src], names, kinds[dst]], 1).unique(dim=0).tolist()
+    else:
+        found = [
+            [list(ntypes).index(begin), list(etypes).index(name), list(ntypes).index(end)]
+            for begin, end, name in metagraph.edges(keys=True)
+        ]
+    edges = {}
+    for begin, name, end in found:
+        chosen = ((kinds[src] == begin) & (names == name) & (kinds[dst] == end)).nonzero().squeeze(1)
+        edges[ntypes[begin], etypes[name], ntypes[end]] = chosen
+    ends = {
+        relation: (local[src[x]].to(G.idtype), local[dst[x]].to(G.idtype)) for relation, x in edges.items()
+    }
+    made = heterograph(ends, {kind: len(x) for kind, x in zip(ntypes, nodes)}, G.idtype, G.device)
+    frames = [
+        (made._node_frames[made.get_ntype_id(kind)], G._node_frames[0], x, ntype_field)
+        for kind, x in zip(ntypes, nodes)
+    ] + [
+        (made._edge_frames[made.get_etype_id(r)], G._edge_frames[0], x, etype_field) for r, x in edges.items()
+    ]
+    for frame, whole, chosen, field in frames:
+        part = whole.part(chosen)
+        frame.update({name: part[name] for name in part if name not in (field, "_ID")})
+        frame["_ID"] = chosen
+    return made

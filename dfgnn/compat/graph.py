@@ -17,7 +17,7 @@ from .editing import Editing
 from .frames import Data, Edges, Frame, Nodes, Scheme
 from .ids import Ends, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids
 from .passing import Passing
-from .queries import Queries
+from .queries import WITHOUT_IDS, Queries
 
 
 class Casts:
@@ -51,8 +51,9 @@ class DGLGraph(Queries, Passing, Editing, Casts):
     dictionaries of tensors with a row per node or edge. Methods that add or remove edges in place make new
     Graphs.
 
-    data: as for :func:`~dfgnn.compat.graph`, or nothing for an empty graph, to which nodes and edges are
-    added.
+    data: as for :func:`~dfgnn.compat.graph`, or a SciPy matrix or networkx graph, or nothing for an empty
+    graph, to which nodes and edges are added. deprecated: further arguments of old scripts, which have no
+    effect, as in DGL.
 
     Types are stored in order, and everything that belongs to one in lists in that order: ``_ntypes`` and
     ``_sizes``, ``_node_frames``; ``_etypes``, ``_ends`` (places of the types of sources and destinations),
@@ -63,7 +64,7 @@ class DGLGraph(Queries, Passing, Editing, Casts):
 
     is_block = False
 
-    def __init__(self, data: Any = ()):
+    def __init__(self, data: Any = (), **deprecated: Any):
         if hasattr(data, "tocoo"):
             edges = ends_of_matrix("DGLGraph", data)
         elif hasattr(data, "is_directed"):
@@ -169,6 +170,8 @@ class DGLGraph(Queries, Passing, Editing, Casts):
         """The place of a type; of a name that is of sources and destinations, that of the sources."""
         if ntype is None and not self._is_unibipartite and len(self._ntypes) == 1:
             return 0
+        if self._is_unibipartite and ntype is not None and ntype[:4] in ("SRC/", "DST/"):
+            return self._end_place(ntype[4:], int(ntype.startswith("DST/")))
         if ntype is None or ntype not in self._ntypes:
             raise DGLError(f"DGLGraph: ntype: expected one of {self._ntypes}, got {ntype!r}")
         return self._ntypes.index(ntype)
@@ -402,4 +405,7 @@ _EACH = slice(None)
 
 
 def fused(edges: Ends) -> Graph:
-    return Graph.from_coo(edges.src, edges.dst, num_src=edges.num_src, num_dst=edges.num_dst)
+    graph = Graph.from_coo(edges.src, edges.dst, num_src=edges.num_src, num_dst=edges.num_dst)
+    if edges.form != "coo":
+        WITHOUT_IDS[graph] = edges.form
+    return graph

@@ -50,12 +50,30 @@ def ids(
 
 
 class Ends(NamedTuple):
-    """Edges: their sources and destinations, with the numbers of nodes that they need."""
+    """Edges: their sources and destinations, with the numbers of nodes that they need.
+
+    form: "csr" or "csc" if they came as that, without edge ids.  rows: the nodes of an indptr.
+    """
 
     src: Tensor
     dst: Tensor
     num_src: int
     num_dst: int
+    form: str = "coo"
+    rows: int | None = None
+
+    def sized(self, where: str, num_src: int, num_dst: int) -> Ends:
+        """The edges between these numbers of nodes, which must be enough, and those of an indptr exactly."""
+        for need, given, form in ((self.num_src, num_src, "csr"), (self.num_dst, num_dst, "csc")):
+            if given < need:
+                raise DGLError(
+                    f"{where}: number of nodes: expected at least {need}, as the edges need, got {given}"
+                )
+            if form == self.form and given != self.rows:
+                raise DGLError(
+                    f"{where}: number of nodes: expected {self.rows}, those of indptr, got {given}"
+                )
+        return self._replace(num_src=int(num_src), num_dst=int(num_dst))
 
 
 def ends_of(where: str, data: Any, idtype: Any = None, bipartite: bool = False) -> Ends:
@@ -87,7 +105,9 @@ def ends_of(where: str, data: Any, idtype: Any = None, bipartite: bool = False) 
         sizes = [len(read[0]) - 1, sizes[1]] if form == "csr" else [sizes[1], len(read[0]) - 1]
     if not bipartite:
         sizes = [max(sizes)] * 2
-    return Ends(src, dst, *sizes)
+    if form == "coo" or len(read[2]):
+        return Ends(src, dst, *sizes)
+    return Ends(src, dst, *sizes, form, len(read[0]) - 1).sized(where, *sizes)
 
 
 def ends_of_matrix(where: str, matrix: Any, idtype: Any = None) -> Ends:

@@ -290,7 +290,7 @@ class Passing:
         else:
             chosen = self._ids(nodes, frame.rows, "filter_nodes", "nodes")
             frame = frame.part(chosen)
-        return chosen[predicate(NodeBatch(chosen, kind, frame))]
+        return chosen[predicate(NodeBatch(chosen, kind, frame)).nonzero().squeeze(1)]
 
     def filter_edges(self: Any, predicate: Any, edges: Any = ALL, etype: Any = None) -> Tensor:
         """The edges, or those of ``edges``, for which a function of an EdgeBatch gives True."""
@@ -301,4 +301,5 @@ class Passing:
         else:
             chosen = self._eids(edges, place)
             part = part._only_edges(chosen)
-        return chosen[predicate(edge_batch(part, chosen, part._edge_frames[0], part.dfgnn_graph))]
+        batch = edge_batch(part, chosen, part._edge_frames[0], part.dfgnn_graph)
+        return chosen[predicate(batch).nonzero().squeeze(1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from .frames import Frame
 from .ids import found_edges, ids, is_one
 from .sparse import spmatrix
 from .sparse.structure import pairs
+
+
+#: Graphs that were made from a "csr" or "csc" without edge ids -> that.
+WITHOUT_IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 class Queries:
@@ -186,6 +191,8 @@ class Queries:
             raise DGLError(f"DGLGraph.adj_tensors: fmt: expected 'coo', 'csr' or 'csc', got {fmt!r}")
         csr = (graph if fmt == "csc" else graph.reverse()).csr()
         eids = torch.arange(graph.num_edges, device=self.device) if csr.eids is None else csr.eids
+        if WITHOUT_IDS.get(graph) == fmt:
+            eids = eids[:0]  # as in DGL
         return tuple(x.to(self.idtype) for x in (csr.indptr, csr.indices, eids))
 
     def adj_external(

@@ -27,9 +27,9 @@ def _by_type(where: str, graph: DGLGraph, given: Any, of: str) -> Mapping[Any, A
 def _chosen(where: str, graph: DGLGraph, of: str, x: Any, size: int) -> Tensor:
     """The ids of nodes or edges that are given as ids, or as a mask in a tensor of booleans."""
     if isinstance(x, Tensor) and x.dtype == torch.bool:
-        if tuple(x.shape) != (size,):
+        if x.dim() != 1:
             raise DGLError(f"dgl.{where}: {of}: expected a mask of {size}, got shape {list(x.shape)}")
-        return x.to(graph.device).nonzero().squeeze(1)
+        x = x.to(graph.device).nonzero().squeeze(1)
     return graph._ids(x, size, f"dgl.{where}", of).long()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -26,14 +26,13 @@ class BaseTransform:
 
 class AddSelfLoop(BaseTransform):
     """Adds a loop for every node to each relation between nodes of one type, after removing existing loops
-    unless ``allow_duplicate``; edge_feat_names, fill_data: as for :func:`~dfgnn.compat.add_self_loop`."""
+    unless ``allow_duplicate``; new_etypes: and a relation ``self`` of loops to each type of nodes; edge_feat_names, fill_data: as for :func:`~dfgnn.compat.add_self_loop`."""
 
     def __init__(
         self, allow_duplicate: bool = False, new_etypes: bool = False, edge_feat_names: Any = None,
         fill_data: Any = 1.0,
     ):  # fmt: skip
-        if new_etypes:
-            raise NotImplementedError("dgl.AddSelfLoop: new_etypes: expected False in dfgnn")
+        self.new_etypes = new_etypes
         self.allow_duplicate, self.edge_feat_names, self.fill_data = (
             allow_duplicate,
             edge_feat_names,
@@ -45,7 +44,12 @@ class AddSelfLoop(BaseTransform):
             if relation[0] == relation[2]:
                 g = g if self.allow_duplicate else remove_self_loop(g, relation)
                 g = add_self_loop(g, self.edge_feat_names, self.fill_data, relation)
-        return g
+        if not self.new_etypes:
+            return g
+        edges = {relation: g.edges(etype=relation) for relation in g.canonical_etypes}
+        loops = {(kind, "self", kind): (g.nodes(kind), g.nodes(kind)) for kind in g.ntypes}
+        features = {relation: dict(frame) for relation, frame in zip(edges, g._edge_frames)}
+        return _with_edges(g, {**loops, **edges}, features)
 
 
 class RemoveSelfLoop(BaseTransform):
@@ -79,12 +83,19 @@ class AddReverse(BaseTransform):
                 edges[relation] = g.edges(etype=relation)
                 edges[back] = edges[relation][::-1]
                 frames[relation], frames[back] = dict(frame), dict(frame) if self.copy_edata else {}
-        made = heterograph(edges, dict(zip(g._ntypes, g._sizes)), g.idtype, g.device)
-        for kind, nodes in zip(g._ntypes, g._node_frames):
-            made.nodes[kind].data.update(nodes)
-        for relation, features in frames.items():
-            made.edges[relation].data.update(features)
-        return made
+        return _with_edges(g, edges, frames)
+
+
+def _with_edges(
+    g: DGLGraph, edges: Mapping[Any, Any], features: Mapping[Any, Mapping[str, Tensor]]
+) -> DGLGraph:
+    """A graph of the nodes of g, with their features, and these edges by relation."""
+    made = heterograph(edges, dict(zip(g._ntypes, g._sizes)), g.idtype, g.device)
+    for kind, nodes in zip(g._ntypes, g._node_frames):
+        made.nodes[kind].data.update(nodes)
+    for relation, found in features.items():
+        made.edges[relation].data.update(found)
+    return made
 
 
 class RowFeatNormalizer(BaseTransform):
