@@ -142,6 +142,7 @@ def renumbered(
     targets: list[Tensor],
     eids: list[Tensor] | None,
     include_dst: bool = True,
+    given: list[Tensor] | None = None,
 ) -> Any:
     """A block of edges of g.
 

@@ -55,7 +55,8 @@ def add_reverse_edges(
                     "dgl.add_reverse_edges: g: expected relations between nodes of one type, or ignore_bipartite=True"
                 )
             graphs.append(graph)
-            edge_frames.append(g._rows(frame, None, True))
+            edge_frames.append(frame.copy())
+            edge_frames[-1]["_ID"] = torch.arange(frame.rows, device=g.device)
             continue
         ends = graph.edge_index
         eids = torch.arange(ends.shape[1], device=ends.device)
@@ -64,7 +65,7 @@ def add_reverse_edges(
         graphs.append(Graph.from_coo(src, dst, num_src=graph.num_src, num_dst=graph.num_dst))
         both = torch.cat([eids, again])
         edge_frames.append(frame.part(both))
-        edge_frames[-1]["_ID"] = both.to(g.idtype)
+        edge_frames[-1]["_ID"] = both  # of int64, as in DGL
     return DGLGraph._of(
         g._ntypes, g._sizes, g._etypes, g._ends, graphs, g.idtype, _copies(g, copy_ndata)[0],
         edge_frames if copy_edata else None,
@@ -102,7 +103,8 @@ def to_simple(
         mapping[relation] = place.to(g.idtype)
         numbers = torch.arange(len(place), device=place.device)
         first = torch.zeros_like(keys).scatter_reduce(0, place, numbers, "amin", include_self=False)
-        merged = g._rows(frame, first, True)
+        merged = frame.part(first)
+        merged["_ID"] = first  # of int64, as in DGL
         if not copy_edata or aggregator != "arbitrary":
             merged.clear()
         if copy_edata and aggregator != "arbitrary":

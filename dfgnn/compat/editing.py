@@ -91,12 +91,16 @@ class Editing:
         edges = {}
         for k, graph in enumerate(self._graphs):
             masks = [keep[ends] for ends, kind in zip(graph.edge_index, self._ends[k]) if kind == place]
-            if masks:
-                edges[k] = masks[0] & masks[-1]
-        self._keep({place: keep}, edges, store_ids, store_ids)
+            edges[k] = torch.ones_like(graph.edge_index[0], dtype=torch.bool)
+            for mask in masks:
+                edges[k] = edges[k] & mask
+        self._keep({place: keep}, edges, store_ids, store_ids, by_source=True)
 
-    def _keep(self: Any, nodes: Any, edges: Any, store_nodes: bool, store_edges: bool) -> None:
-        """Keep the nodes and edges of these masks by type, and all of types without a mask."""
+    def _keep(
+        self: Any, nodes: Any, edges: Any, store_nodes: bool, store_edges: bool, by_source: bool = False
+    ) -> None:
+        """Keep the nodes and edges of these masks by type, and all of types without a mask; by_source: sort
+        the edges by their sources, as DGL's subgraphs are."""
         names, relations = self._ntypes, self.canonical_etypes
         counts = self._batch_num_nodes, self._batch_num_edges
         if counts[0] is not None:
@@ -106,7 +110,9 @@ class Editing:
         if counts[1] is not None:
             kept = {relations[k]: _left(counts[1][relations[k]], x) for k, x in edges.items()}
             self._batch_num_edges = counts[1] | kept
-        chosen = ({k: x.nonzero().squeeze(1) for k, x in masks.items()} for masks in (nodes, edges))
+        chosen = [{k: x.nonzero().squeeze(1) for k, x in masks.items()} for masks in (nodes, edges)]
+        for k, eids in chosen[1].items() if by_source else ():
+            chosen[1][k] = eids[self._graphs[k].edge_index[0][eids].argsort(stable=True)]
         self._sizes, self._graphs, self._node_frames, self._edge_frames = self._selected(
             *chosen, store_nodes, store_edges
         )

@@ -59,7 +59,7 @@ def edge_batch(g: Any, eids: Tensor, data: Frame, graph: Graph) -> EdgeBatch:
 
 def reduced(g: Any, message: Any, reducer: Any) -> dict[str, Tensor]:
     """Features of the destinations of a relation: the reduced messages of their edges. Of "max" and "min" a
-    node without edges has an infinity."""
+    node without edges has an infinity; or 0 if there are no edges at all, as in DGL."""
     if not isinstance(reducer, Reduce):
         if not callable(reducer):
             raise DGLError(f"DGLGraph: reduce function: expected a function, got {type(reducer).__name__}")
@@ -80,7 +80,8 @@ def reduced(g: Any, message: Any, reducer: Any) -> dict[str, Tensor]:
         x, y, op = g.srcdata[str(message.rhs_field)], g.edata[message.lhs_field], "mul"
     else:
         y = on_edges(g, message)
-    return {reducer.out: gspmm(graph, op, reducer.op, x, y)}
+    out = gspmm(graph, op, reducer.op, x, y)
+    return {reducer.out: out if graph.num_edges else torch.zeros_like(out)}
 
 
 def by_degree(

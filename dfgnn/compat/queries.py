@@ -113,14 +113,14 @@ class Queries:
         place = self.get_etype_id(etype)
         graph = self._graphs[place]
         v = self._ids(v, graph.num_dst, "in_edges", "v")
-        return self._in_form("in_edges", form, place, pairs(v.long(), graph)[1])
+        return self._in_form("in_edges", form, place, _edges_at(v.long(), graph))
 
     def out_edges(self: Any, u: Any, form: str = "uv", etype: Any = None) -> Any:
         """The edges out of each of the nodes u in turn; form: as for :meth:`all_edges`."""
         place = self.get_etype_id(etype)
         graph = self._graphs[place]
         u = self._ids(u, graph.num_src, "out_edges", "u")
-        return self._in_form("out_edges", form, place, pairs(u.long(), graph.reverse())[1])
+        return self._in_form("out_edges", form, place, _edges_at(u.long(), graph.reverse()))
 
     def successors(self: Any, v: Any, etype: Any = None) -> Tensor:
         return self.out_edges(v, etype=etype)[1]
@@ -189,11 +189,10 @@ class Queries:
             return self._uv(place)
         if fmt not in ("csr", "csc"):
             raise DGLError(f"DGLGraph.adj_tensors: fmt: expected 'coo', 'csr' or 'csc', got {fmt!r}")
-        csr = (graph if fmt == "csc" else graph.reverse()).csr()
-        eids = torch.arange(graph.num_edges, device=self.device) if csr.eids is None else csr.eids
+        indptr, indices, eids = _compressed(graph, by_source=fmt == "csr")
         if WITHOUT_IDS.get(graph) == fmt:
             eids = eids[:0]  # as in DGL
-        return tuple(x.to(self.idtype) for x in (csr.indptr, csr.indices, eids))
+        return indptr.to(self.idtype), indices.to(self.idtype), eids.to(self.idtype)
 
     def adj_external(
         self: Any, transpose: bool = False, ctx: Any = "cpu", scipy_fmt: str | None = None, etype: Any = None
@@ -204,11 +203,13 @@ class Queries:
         if transpose:
             ends, shape = ends.flip(0), shape[::-1]
         if scipy_fmt is not None:
-            from scipy.sparse import coo_matrix
+            from scipy import sparse
 
-            rows, cols = ends.cpu().numpy()
-            ones = torch.ones(len(rows), dtype=self.idtype).numpy()
-            return coo_matrix((ones, (rows, cols)), shape=shape).asformat(scipy_fmt)
+            ones = torch.ones(graph.num_edges, dtype=self.idtype).numpy()
+            if scipy_fmt == "csr":  # asformat would add edges with the same ends
+                indptr, indices, _ = _compressed(graph.reverse() if transpose else graph, by_source=True)
+                return sparse.csr_matrix((ones, indices.cpu().numpy(), indptr.cpu().numpy()), shape=shape)
+            return sparse.coo_matrix((ones, tuple(ends.cpu().numpy())), shape=shape).asformat(scipy_fmt)
         ones = torch.ones(graph.num_edges, device=self.device)
         return torch.sparse_coo_tensor(ends, ones, shape, check_invariants=False).to(ctx)
 
@@ -220,3 +221,18 @@ class Queries:
         return spmatrix(graph.edge_index, val, (graph.num_src, graph.num_dst))
 
     adjacency_matrix = adj
+
+
+def _edges_at(nodes: Tensor, graph: Any) -> Tensor:
+    """Ids of the edges into each of these nodes in turn, rising for a node, as in DGL."""
+    place, eids = pairs(nodes, graph)
+    return eids[(place * max(graph.num_edges, 1) + eids).argsort()]
+
+
+def _compressed(graph: Any, by_source: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(indptr, indices, edge ids) by source, or by destination; ids of a node's edges rise, as in DGL."""
+    src, dst = graph.edge_index
+    outer, inner = (src, dst) if by_source else (dst, src)
+    eids = outer.argsort(stable=True)
+    degrees = graph.out_degrees() if by_source else graph.in_degrees()
+    return torch.nn.functional.pad(degrees.cumsum(0), (1, 0)), inner[eids], eids
