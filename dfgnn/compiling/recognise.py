@@ -1,0 +1,218 @@
+"""Recognises attention in a graph: segment softmaxes, the weighted sums behind them, and what scores are.
+
+A segment softmax is e / D[index] with e = exp(z) and D the segment sum of e. What is alike for all edges of a
+segment and subtracted from the score cancels, so that the maximum need not be looked at, but for one thing: a
+number eps that is added to D is nothing beside a sum that is at least 1, which it is behind the maximum.
+Without that, eps is one more score, log eps, of every softmax: a sink.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from .normal_forms import Gather, Index, Sum
+from .operations import arguments, name, same, shape, value
+from .products import Product, Products, Rows
+
+
+class Softmax(NamedTuple):
+    """node is the softmax of score over the edges of each segment, both with edges along dim."""
+
+    node: Node
+    score: Node
+    dim: int
+    at: Index
+    like: Node  # a tensor with a row per segment along dim
+    sink: float | None  # one more score of every softmax
+    inner: tuple[Node, ...]  # the nodes that compute it
+    maximum: Node | None  # what is subtracted from the score
+
+
+class Refused(NamedTuple):
+    """A softmax that is not rewritten."""
+
+    node: Node
+    reason: str
+
+
+class WeightedSum(NamedTuple):
+    """The segment sum of weights times values, whose rows broadcast to ``[E, *product.shape]``.
+
+    heads: the dimensions of product.shape along which weights differ; the others are columns.
+    """
+
+    sum: Sum
+    product: Product
+    softmax: Softmax | None
+    own: Rows | None  # the rows of softmax
+    weights: tuple[Rows, ...]  # the other factors without columns
+    values: tuple[Rows, ...]  # those with columns, or alike for all edges
+    gathered: Gather | None  # what the one value with rows of edges is gathered from; None: it is not
+    heads: tuple[int, ...]
+
+
+class Recogniser:
+    """All softmaxes and weighted sums of a graph."""
+
+    def __init__(self, nodes: list[Node], forms: Products):
+        self.forms = forms
+        self.nodes = nodes
+        sums = [found for found in map(forms.sum, nodes) if found is not None]
+        self.sums: dict[Node, Sum] = {found.node: found for found in sums}
+        self.softmaxes: dict[Node, Softmax] = {}
+        self.refused: list[Refused] = []
+        for node in nodes:
+            if name(node) == "div":
+                found = self._softmax(node)
+                if found is not None:
+                    self.softmaxes[node] = found
+        self._tell_of_others(sums)
+        forms.softmaxes = set(self.softmaxes)
+        self.weighted = [found for found in map(self._weighted, sums) if found is not None]
+
+    # ---- softmax -----------------------------------------------------------------------------------------
+
+    def _softmax(self, node: Node) -> Softmax | None:
+        forms, given = self.forms, arguments(node)
+        above: Any
+        below: Any
+        above, below = given.get("input"), given.get("other")
+        if given.get("rounding_mode") is not None or name(above) != "exp" or not isinstance(below, Node):
+            return None
+        eps, inner = 0.0, [node, above]
+        below, more = self._without_eps(below, inner)
+        eps += more
+        gathered = forms.gather(below)
+        if gathered is None:
+            return None
+        inner.append(below)
+        source, more = self._without_eps(gathered.source, inner)
+        eps += more
+        total = self.sums.get(source)
+        if total is None or forms.key(total.src) != forms.key(above):
+            return None
+        dim = gathered.dim
+        if total.fill is None or (total.dim, total.at.key) != (dim, gathered.at.key):
+            return None
+        if len(shape(node)) != len(shape(above)) or not all(map(same, shape(node), shape(above))):
+            return None
+        inner.append(source)
+        eps += total.fill
+        score, maximum = self._score(above, dim, gathered.at, inner, eps)
+        if any(map(forms.is_written, (*inner, score))) or not math.isfinite(eps) or eps < 0:
+            self.refused.append(Refused(node, "a tensor of it is written to in place"))
+            return None
+        sink = None
+        if eps > 0:
+            # Behind the maximum the sum is at least 1, and what is less than its rounding is nothing.
+            if maximum is not None and eps > torch.finfo(value(above).dtype).eps:
+                self.refused.append(Refused(node, f"{eps:g} is added to the sum, which changes the weights"))
+                return None
+            sink = None if maximum is not None else math.log(eps)
+        return Softmax(node, score, dim, gathered.at, source, sink, tuple(inner), maximum)
+
+    def _without_eps(self, node: Any, inner: list[Node]) -> tuple[Any, float]:
+        """(the node without a small number that is added to it, that number)."""
+        if name(node) == "add" and arguments(node).get("alpha", 1) == 1:
+            x, eps = arguments(node).get("input"), arguments(node).get("other")
+            if isinstance(x, (int, float)):
+                x, eps = eps, x
+            if isinstance(x, Node) and isinstance(eps, (int, float)):
+                inner.append(node)
+                return x, float(eps)
+        return node, 0.0
+
+    def _score(
+        self, exp: Node, dim: int, index: Index, inner: list[Node], eps: float
+    ) -> tuple[Node, Node | None]:
+        """(the score, what is gathered from its segments' maxima); (z, None) for another exp(z). Without eps
+        anything that is alike for all edges of a segment is as good as the maximum."""
+        less = arguments(exp)["input"]
+        given = arguments(less)
+        score, most = given.get("input"), given.get("other")
+        if name(less) != "sub" or not isinstance(score, Node) or given.get("alpha", 1) != 1:
+            return less, None
+        if not all(map(same, shape(less), shape(score))) or len(shape(less)) != len(shape(score)):
+            return less, None
+        gathered = self.forms.gather(most)
+        alike = not isinstance(most, Node) or shape(most) == () or _is_one(shape(most), len(shape(less)), dim)
+        if gathered is not None and (gathered.dim, gathered.at.key) == (dim, index.key):
+            alike = True
+        elif not alike or eps > 0:
+            return less, None
+        if eps == 0:
+            inner.append(less)
+            return score, most if isinstance(most, Node) else None
+        assert gathered is not None
+        found = self.forms.maximum(_attached(gathered.source))
+        if found is None or found[1] != dim or found[2].key != index.key:
+            return less, None
+        if self.forms.key(_attached(found[0])) != self.forms.key(_attached(score)):
+            return less, None
+        inner.append(less)
+        return score, most
+
+    def _tell_of_others(self, sums: list[Sum]) -> None:
+        """Tells of segment sums of exponentials that belong to no softmax that was found."""
+        found = {node for softmax in self.softmaxes.values() for node in softmax.inner}
+        told = {refused.node for refused in self.refused}
+        for total in sums:
+            source = total.src
+            if name(source) == "exp" and total.node not in found and not told & set(total.node.users):
+                reason = "what divides the exponentials is not their sum over the same edges"
+                if not told:
+                    self.refused.append(Refused(total.node, reason))
+
+    # ---- weighted sums -----------------------------------------------------------------------------------
+
+    def _weighted(self, total: Sum) -> WeightedSum | None:
+        product = self.forms.product(total.src, total.dim)
+        if product is None:
+            return None
+        moving = [f for f in product.factors if not f.constant]
+        found = next(((f, s) for f in moving if (s := self._softmax_of(f, total)) is not None), None)
+        own, softmax = (None, None) if found is None else found
+        rest = [f for f in moving if f is not own]
+        rank = range(len(product.shape))
+        gathers = {f: g for f in rest if (g := self.forms.gather(f.node)) is not None and g.dim == f.dim}
+        if own is not None:
+            heads = tuple(k for k in rank if own.shape[k] != 1)
+        else:
+            scales = [f for f in rest if f not in gathers]
+            heads = tuple(k for k in rank if any(f.shape[k] != 1 for f in scales))
+            if len(gathers) != 1 or (len(heads) == len(rank) and math.prod(product.shape) > 1):
+                return None  # no rows of nodes, or weights that differ in every column
+        columns = [k for k in rank if k not in heads]
+        weights = [f for f in rest if all(f.shape[k] == 1 for k in columns) and (columns or f not in gathers)]
+        if own is None:
+            weights = [f for f in weights if f not in gathers]
+        values = [f for f in product.factors if f is not own and f not in weights]
+        with_rows = [f for f in values if not f.constant]
+        if not with_rows:
+            return None
+        gathered = gathers.get(with_rows[0]) if len(with_rows) == 1 else None
+        return WeightedSum(total, product, softmax, own, tuple(weights), tuple(values), gathered, heads)
+
+    def _softmax_of(self, factor: Rows, total: Sum) -> Softmax | None:
+        """The softmax that a factor is, over the segments of the sum."""
+        found = self.softmaxes.get(factor.node)
+        if found is None or found.dim != factor.dim or found.at.key != total.at.key:
+            return None
+        return found if same(shape(found.like)[found.dim], shape(total.base)[total.dim]) else None
+
+
+def _attached(node: Node) -> Node:
+    """The node without detach and copies, for comparing numbers alone."""
+    while name(node) in ("detach", "clone", "contiguous"):
+        node = arguments(node)["input"]
+    return node
+
+
+def _is_one(sizes: tuple, rank: int, dim: int) -> bool:
+    """Whether a tensor that broadcasts to this rank is alike along dim."""
+    place = dim - (rank - len(sizes))
+    return place < 0 or same(sizes[place], 1)
