@@ -70,7 +70,6 @@ class Recogniser:
                 found = self._softmax(node)
                 if found is not None:
                     self.softmaxes[node] = found
-        self._tell_of_others(sums)
         forms.softmaxes = set(self.softmaxes)
         self.weighted = [found for found in map(self._weighted, sums) if found is not None]
 
@@ -83,48 +82,59 @@ class Recogniser:
         above, below = given.get("input"), given.get("other")
         if given.get("rounding_mode") is not None or name(above) != "exp" or not isinstance(below, Node):
             return None
-        eps, inner = 0.0, [node, above]
-        below, more = self._without_eps(below, inner)
-        eps += more
+        inner = [node, above]
+        below, eps, least = self._without_eps(below, inner)
         gathered = forms.gather(below)
         if gathered is None:
+            if _is_of_segments(below, above):
+                self._refuse(node, "what divides the exponentials is not gathered by an index")
             return None
         inner.append(below)
-        source, more = self._without_eps(gathered.source, inner)
-        eps += more
-        total = self.sums.get(source)
-        if total is None or forms.key(total.src) != forms.key(above):
-            return None
+        source, more, floor = self._without_eps(gathered.source, inner)
+        eps, least = eps + more, max(least, floor)
         dim = gathered.dim
-        if total.fill is None or (total.dim, total.at.key) != (dim, gathered.at.key):
-            return None
+        total = self.sums.get(source)
+        if total is None or total.fill is None or forms.key(total.src) != forms.key(above):
+            return self._refuse(node, "what divides the exponentials is not their own sum over segments")
+        if (total.dim, total.at.key) != (dim, gathered.at.key):
+            return self._refuse(
+                node, "the exponentials are summed by another index than the one that divides"
+            )
         if len(shape(node)) != len(shape(above)) or not all(map(same, shape(node), shape(above))):
-            return None
+            return self._refuse(node, "the sum of exponentials has other dimensions than they")
         inner.append(source)
         eps += total.fill
-        score, maximum = self._score(above, dim, gathered.at, inner, eps)
-        if any(map(forms.is_written, (*inner, score))) or not math.isfinite(eps) or eps < 0:
-            self.refused.append(Refused(node, "a tensor of it is written to in place"))
-            return None
+        score, maximum = self._score(above, dim, gathered.at, inner, eps + least)
+        if any(map(forms.is_written, (*inner, score))):
+            return self._refuse(node, "a tensor of it is written to in place")
+        if not math.isfinite(eps) or eps < 0:
+            return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
+        if least > 0 and (maximum is None or eps > 0 or least > 1):
+            return self._refuse(node, f"the sum is clamped to {least:g}, which changes the weights")
         sink = None
         if eps > 0:
             # Behind the maximum the sum is at least 1, and what is less than its rounding is nothing.
             if maximum is not None and eps > torch.finfo(value(above).dtype).eps:
-                self.refused.append(Refused(node, f"{eps:g} is added to the sum, which changes the weights"))
-                return None
+                return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
             sink = None if maximum is not None else math.log(eps)
         return Softmax(node, score, dim, gathered.at, source, sink, tuple(inner), maximum)
 
-    def _without_eps(self, node: Any, inner: list[Node]) -> tuple[Any, float]:
-        """(the node without a small number that is added to it, that number)."""
-        if name(node) == "add" and arguments(node).get("alpha", 1) == 1:
-            x, eps = arguments(node).get("input"), arguments(node).get("other")
+    def _without_eps(self, node: Any, inner: list[Node]) -> tuple[Any, float, float]:
+        """(the node without a number that is added to it or the least that it is clamped to, these two)."""
+        given = arguments(node) if isinstance(node, Node) else {}
+        x, number = given.get("input"), given.get("other")
+        if name(node) == "add" and given.get("alpha", 1) == 1:
             if isinstance(x, (int, float)):
-                x, eps = eps, x
-            if isinstance(x, Node) and isinstance(eps, (int, float)):
+                x, number = number, x
+            if isinstance(x, Node) and isinstance(number, (int, float)):
                 inner.append(node)
-                return x, float(eps)
-        return node, 0.0
+                return x, float(number), 0.0
+        least = given.get("min")
+        clamps = name(node) == "clamp_min" or (name(node) == "clamp" and given.get("max") is None)
+        if clamps and isinstance(least, (int, float)):
+            inner.append(node)
+            return x, 0.0, float(least)
+        return node, 0.0, 0.0
 
     def _score(
         self, exp: Node, dim: int, index: Index, inner: list[Node], eps: float
@@ -156,16 +166,8 @@ class Recogniser:
         inner.append(less)
         return score, most
 
-    def _tell_of_others(self, sums: list[Sum]) -> None:
-        """Tells of segment sums of exponentials that belong to no softmax that was found."""
-        found = {node for softmax in self.softmaxes.values() for node in softmax.inner}
-        told = {refused.node for refused in self.refused}
-        for total in sums:
-            source = total.src
-            if name(source) == "exp" and total.node not in found and not told & set(total.node.users):
-                reason = "what divides the exponentials is not their sum over the same edges"
-                if not told:
-                    self.refused.append(Refused(total.node, reason))
+    def _refuse(self, node: Node, reason: str) -> Any:
+        self.refused.append(Refused(node, reason))
 
     # ---- weighted sums -----------------------------------------------------------------------------------
 
@@ -216,3 +218,22 @@ def _is_one(sizes: tuple, rank: int, dim: int) -> bool:
     """Whether a tensor that broadcasts to this rank is alike along dim."""
     place = dim - (rank - len(sizes))
     return place < 0 or same(sizes[place], 1)
+
+
+def _is_of_segments(node: Node, source: Node) -> bool:
+    """Whether operations on segments compute node from source, in a spelling without a normal form."""
+    names, found, todo = set(), {node}, [(node, 0)]
+    while todo:
+        here, depth = todo.pop()
+        names.add(name(here))
+        for x in here.all_input_nodes if depth < 8 and here is not source else ():
+            if x not in found:
+                found.add(x)
+                todo.append((x, depth + 1))
+    return source in found and not names.isdisjoint(_OF_SEGMENTS)
+
+
+_OF_SEGMENTS = {
+    "segment_reduce", "repeat_interleave", "scatter_reduce", "scatter_add", "scatter", "index_add",
+    "index_put",
+}  # fmt: skip

@@ -186,7 +186,8 @@ class _Rewriter:
         plan.node.replace_all_uses_with(new)
         self._replaced[plan.node] = new
         self.changed = True
-        self.report.found.append(Found(report.place_of(plan.node), plan.form, ""))
+        told = plan.node if plan.softmax is None else plan.softmax.node
+        self.report.found.append(Found(report.place_of(told), plan.form, ""))
 
     def _edge_index(self, ends: tuple) -> Node:
         first, first_row, second, second_row = ends

@@ -2,57 +2,17 @@
 
 import pytest
 import torch
+from comparing import check, gradients, rewriting
 from torch._dynamo.testing import CompileCounter
-from written import Inputs, cases, inputs
-
-from dfgnn.compiling.rewrite import rewritten
+from written import cases, inputs
 
 SIZES = (7, 7, 25), (12, 12, 40), (30, 30, 33)  # sources, destinations, edges
 
 
-def rewriting(reports: list, inner=None):
-    """A backend that rewrites, and runs the graph as it is or by another backend."""
-
-    def backend(graph_module, example_inputs):
-        made, report = rewritten(graph_module)
-        reports.append(report)
-        return made.forward if inner is None else inner(made, example_inputs)
-
-    return backend
-
-
-def flat(out) -> list[torch.Tensor]:
-    return list(out) if isinstance(out, tuple) else [out]
-
-
-def loss(out) -> torch.Tensor:
-    return sum(
-        (x * torch.linspace(-1, 2, x.numel(), dtype=x.dtype).view(x.shape).sin()).sum() for x in flat(out)
-    )
-
-
-def gradients(fn, x: Inputs, twice: bool):
-    out = fn(*x)
-    leaves = x[1:]
-    first = torch.autograd.grad(loss(out), leaves, create_graph=twice, allow_unused=True)
-    found = [*flat(out), *first]
-    if twice:
-        total = sum(g.square().sum() for g in first if g is not None and g.requires_grad)
-        if isinstance(total, torch.Tensor):
-            found += torch.autograd.grad(total, leaves, allow_unused=True)
-    return found
-
-
-def check(ours, theirs, tolerance=1e-9):
-    for a, b in zip(ours, theirs, strict=True):
-        a = torch.zeros_like(b) if a is None and b is not None else a
-        b = torch.zeros_like(a) if b is None and a is not None else b
-        if a is not None:
-            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_written(case):
+    """Static shapes, then symbolic ones, then another size of these, in float64, with derivatives of first
+    and second order."""
     torch._dynamo.reset()
     reports: list = []
     compiled = torch.compile(case.fn, backend=rewriting(reports))
