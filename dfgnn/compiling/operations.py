@@ -114,6 +114,13 @@ def same(a: Any, b: Any) -> bool:
     return a is b or bool(statically_known_true(a == b))
 
 
+def found_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal in this compilation, which a guard then makes sure of."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return same(a, b) or bool(guard_or_false(a == b))
+
+
 # ---- operations in place ----------------------------------------------------------------------------------
 
 _IN_PLACE = {

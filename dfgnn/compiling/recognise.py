@@ -4,6 +4,8 @@ A segment softmax is e / D[index] with e = exp(z) and D the segment sum of e. Wh
 segment and subtracted from the score cancels, so that the maximum need not be looked at, but for one thing: a
 number eps that is added to D is nothing beside a sum that is at least 1, which it is behind the maximum.
 Without that, eps is one more score, log eps, of every softmax: a sink.
+
+The division may also come after the weighted sum, of the segment sums of e v and of e.
 """
 
 from __future__ import annotations
@@ -42,9 +44,11 @@ class Refused(NamedTuple):
 class WeightedSum(NamedTuple):
     """The segment sum of weights times values, whose rows broadcast to ``[E, *product.shape]``.
 
-    heads: the dimensions of product.shape along which weights differ; the others are columns.
+    node: the sum, or what divides it by the sum of weights. heads: the dimensions of product.shape along
+    which weights differ; the others are columns.
     """
 
+    node: Node
     sum: Sum
     product: Product
     softmax: Softmax | None
@@ -71,7 +75,9 @@ class Recogniser:
                 if found is not None:
                     self.softmaxes[node] = found
         forms.softmaxes = set(self.softmaxes)
-        self.weighted = [found for found in map(self._weighted, sums) if found is not None]
+        divided = {w.sum.node: w for node in nodes if (w := self._divided(node)) is not None}
+        of_sums = (divided.get(total.node) or self._weighted(total) for total in sums)
+        self.weighted = [found for found in of_sums if found is not None]
 
     # ---- softmax -----------------------------------------------------------------------------------------
 
@@ -171,14 +177,20 @@ class Recogniser:
 
     # ---- weighted sums -----------------------------------------------------------------------------------
 
-    def _weighted(self, total: Sum) -> WeightedSum | None:
+    def _weighted(
+        self, total: Sum, own: Rows | None = None, softmax: Softmax | None = None, node: Node | None = None
+    ) -> WeightedSum | None:
+        """A segment sum of a product with a softmax (or the given one), or with rows of nodes."""
         product = self.forms.product(total.src, total.dim)
         if product is None:
             return None
         moving = [f for f in product.factors if not f.constant]
-        found = next(((f, s) for f in moving if (s := self._softmax_of(f, total)) is not None), None)
-        own, softmax = (None, None) if found is None else found
-        rest = [f for f in moving if f is not own]
+        if softmax is None:
+            found = next(((f, s) for f in moving if (s := self._softmax_of(f, total)) is not None), None)
+            own, softmax = (None, None) if found is None else found
+        rest = list(moving)
+        if own is not None:
+            rest.remove(own)  # once, where it is a factor twice
         rank = range(len(product.shape))
         gathers = {f: g for f in rest if (g := self.forms.gather(f.node)) is not None and g.dim == f.dim}
         if own is not None:
@@ -192,19 +204,57 @@ class Recogniser:
         weights = [f for f in rest if all(f.shape[k] == 1 for k in columns) and (columns or f not in gathers)]
         if own is None:
             weights = [f for f in weights if f not in gathers]
-        values = [f for f in product.factors if f is not own and f not in weights]
+        values = [f for f in product.factors if f.constant or (f in rest and f not in weights)]
         with_rows = [f for f in values if not f.constant]
         if not with_rows:
             return None
         gathered = gathers.get(with_rows[0]) if len(with_rows) == 1 else None
-        return WeightedSum(total, product, softmax, own, tuple(weights), tuple(values), gathered, heads)
+        node = total.node if node is None else node
+        return WeightedSum(node, total, product, softmax, own, tuple(weights), tuple(values), gathered, heads)
 
     def _softmax_of(self, factor: Rows, total: Sum) -> Softmax | None:
         """The softmax that a factor is, over the segments of the sum."""
         found = self.softmaxes.get(factor.node)
-        if found is None or found.dim != factor.dim or found.at.key != total.at.key:
+        # Where the index is valid for both, it makes no difference how many segments each has.
+        right = found is not None and found.dim == factor.dim and found.at.key == total.at.key
+        return found if right else None
+
+    def _divided(self, node: Node) -> WeightedSum | None:
+        """S(e v) / (S(e) + eps) with e = exp(z): without the eps rows without edges would be NaN."""
+        given = arguments(node)
+        above, below = given.get("input"), given.get("other")
+        total = self.sums.get(above) if isinstance(above, Node) else None
+        if name(node) != "div" or total is None or not isinstance(below, Node) or total.fill != 0:
             return None
-        return found if same(shape(found.like)[found.dim], shape(total.base)[total.dim]) else None
+        if given.get("rounding_mode") is not None or len(above.users) != 1:  # type: ignore[union-attr]
+            return None
+        inner = [node, total.node]
+        divisor, eps, least = self._without_eps(below, inner)
+        below_product = self.forms.product(divisor, total.dim - (len(shape(node)) - len(shape(divisor))))
+        product = self.forms.product(total.src, total.dim)
+        if below_product is None or product is None or len(below_product.factors) != 1 or below_product.steps:
+            return None
+        (rows,) = below_product.factors
+        summed, more, floor = self._without_eps(rows.node, inner)
+        eps, least = eps + more, max(least, floor)
+        norm = self.sums.get(summed)
+        if norm is None or norm.fill != 0 or name(norm.src) != "exp" or below_product.scale != 1:
+            return None
+        own = next((f for f in product.factors if f.node is norm.src and not f.constant), None)
+        if own is None or product.steps or (norm.dim, norm.at.key) != (own.dim, total.at.key):
+            return None
+        padded = (1,) * (len(product.shape) - len(rows.shape)) + rows.shape
+        if padded != own.shape or own.steps != rows.steps or norm.dim != rows.dim:
+            return None
+        inner += [norm.node, norm.src]
+        score, maximum = self._score(norm.src, norm.dim, norm.at, inner, eps + least)
+        if least > 0 or eps <= 0 or not math.isfinite(eps):
+            return self._refuse(node, "rows without edges are 0 divided by 0 in it, and have to stay NaN")
+        if maximum is not None and eps > torch.finfo(value(norm.src).dtype).eps:
+            return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
+        sink = None if maximum is not None else math.log(eps)
+        softmax = Softmax(norm.src, score, norm.dim, norm.at, norm.node, sink, tuple(inner), maximum)
+        return self._weighted(total, own, softmax, node)
 
 
 def _attached(node: Node) -> Node:

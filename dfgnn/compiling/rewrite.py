@@ -60,8 +60,13 @@ class _Rewriter:
         for refused in found.refused:
             self.report.found.append(Found(report.place_of(refused.node), "", refused.reason))
         softmaxes = {s.node: s for s in found.softmaxes.values() if self._may(s)}
+        divided = {
+            w.softmax.node: w.softmax
+            for w in found.weighted
+            if w.softmax is not None and w.node is not w.sum.node and self._may(w.softmax)
+        }
         weighted = found.weighted
-        whole = self._whole(nodes, softmaxes, weighted)
+        whole = self._whole(nodes, softmaxes | divided, weighted)
         order = {node: k for k, node in enumerate(nodes)}
         plans = [self._attention(w) for w in weighted if w.softmax is not None and w.softmax.node in whole]
         alone = [s for s in softmaxes.values() if s.node not in whole]
@@ -88,7 +93,7 @@ class _Rewriter:
         torch.fx.map_arg(leaves, ends.add)
         if w.softmax is not None and w.softmax.maximum is not None:
             ends.add(w.softmax.maximum)
-        inner = _between(w.sum.node, ends)
+        inner = _between(w.node, ends)
         return not any(map(self.forms.is_written, inner | ends)) and len({self.grad[x] for x in inner}) == 1
 
     def _call(self, w: WeightedSum) -> scores.Call | None:
@@ -113,7 +118,7 @@ class _Rewriter:
             if w.own is not None and w.own.dropped is not None and dropped.count(w.own.dropped[1]) > 1:
                 whole.discard(w.softmax.node)  # type: ignore[union-attr]
         while True:
-            sums = {w.sum.node: w for w in own if w.softmax is not None and w.softmax.node in whole}
+            sums = {w.node: w for w in own if w.softmax is not None and w.softmax.node in whole}
             needed = _needed(nodes, {node: self._new_inputs(w) for node, w in sums.items()})
             more = whole & needed
             if not more:
@@ -139,7 +144,7 @@ class _Rewriter:
             _edges(w.sum.at, found.src), w.sum.base, w.sum.dim, w.sum.fill, _layout(w), _specs(w.weights),
             w.softmax.sink, dropout_p, *found.args,
         )  # fmt: skip
-        return _Plan(w.sum.node, found.function, args, found.form, w.softmax)
+        return _Plan(w.node, found.function, args, found.form, w.softmax)
 
     def _softmax_alone(self, s: Softmax, found: Recogniser) -> _Plan:
         edges = _edges(s.at, s.at)
@@ -151,6 +156,8 @@ class _Rewriter:
         plans, done = [], set()
         for w in weighted:
             if (w.softmax is not None and w.softmax.node in whole) or w.gathered is None:
+                continue
+            if w.node is not w.sum.node:
                 continue
             weights = w.weights if w.own is None else (w.own, *w.weights)
             leaves = w.sum.base, w.sum.at.tensor, w.gathered.at.tensor, _specs(weights), _at_nodes(w)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from . import calls
-from .normal_forms import Gather, Index
-from .operations import arguments, name, shape
+from .normal_forms import Gather, Index, Sum
+from .operations import arguments, found_equal, name, shape
 from .products import Product, Products, Rows
 from .recognise import WeightedSum
 
@@ -72,13 +72,14 @@ class _Value(NamedTuple):
     src: tuple
     edges: tuple
     at: Index
+    count: Any  # the number of sources
 
 
 def _value(forms: Products, w: WeightedSum) -> _Value | None:
     """The values; None if they are not rows of sources, with or without terms of edges."""
     if w.gathered is not None:
         specs = tuple((f.node if f.constant else w.gathered.source, f.steps) for f in w.values)
-        return _Value(specs, (), w.gathered.at)
+        return _Value(specs, (), w.gathered.at, _count(w.gathered))
     if len(w.values) != 1:
         return None
     (factor,) = w.values
@@ -87,9 +88,9 @@ def _value(forms: Products, w: WeightedSum) -> _Value | None:
     others = [g for _, g in gathers if g.at.key != w.sum.at.key]
     if len(others) != 1 or len(terms) < 2:
         return None
-    index = others[0].at
-    parts = _parts(forms, terms, index, None)
-    return _Value(parts.src, parts.edges, index) if len(parts.src) == 1 else None
+    found = _Value((), (), others[0].at, _count(others[0]))
+    parts = _parts(forms, terms, found)
+    return found._replace(src=parts.src, edges=parts.edges) if len(parts.src) == 1 else None
 
 
 def _behind(terms: list[Rows] | None, factor: Rows) -> list[Rows]:
@@ -104,14 +105,28 @@ def _gather(forms: Products, rows: Rows) -> Gather | None:
     return found if found is not None and found.dim == rows.dim else None
 
 
-def _parts(forms: Products, terms: list[Rows], src: Index | None, dst: Index | None) -> _Parts:
+def _count(gathered: Gather) -> Any:
+    """The number of nodes of which rows are gathered."""
+    return shape(gathered.source)[gathered.dim]
+
+
+def _of_destinations(forms: Products, rows: Rows, total: Sum) -> Gather | None:
+    """What rows are gathered from, if these are the destinations."""
+    found = _gather(forms, rows)
+    if found is None or found.at.key != total.at.key:
+        return None
+    return found if found_equal(_count(found), shape(total.base)[total.dim]) else None
+
+
+def _parts(forms: Products, terms: list[Rows], value: _Value, total: Sum | None = None) -> _Parts:
+    """Terms that are rows of the sources that values come from, of destinations, and of edges."""
     made: dict[str, list] = {"src": [], "dst": [], "edges": []}
     for term in terms:
         gathered = _gather(forms, term)
-        key = None if gathered is None else gathered.at.key
-        if gathered is not None and src is not None and key == src.key:
+        of_sources = gathered is not None and gathered.at.key == value.at.key
+        if gathered is not None and of_sources and found_equal(_count(gathered), value.count):
             made["src"].append((gathered.source, term.steps))
-        elif gathered is not None and dst is not None and key == dst.key:
+        elif gathered is not None and total is not None and _of_destinations(forms, term, total) is not None:
             made["dst"].append((gathered.source, term.steps))
         else:
             made["edges"].append((term.node, term.steps))
@@ -135,7 +150,7 @@ def _gat(forms: Products, w: WeightedSum, value: _Value) -> Call | None:
         terms = _behind(forms.terms(inner, factor.dim), factor)
     else:
         terms = forms.terms(node, dim) or []
-    parts = _parts(forms, terms, value.at, w.sum.at)
+    parts = _parts(forms, terms, value, w.sum)
     if not parts.src and not parts.dst:
         return None
     own = w.own._replace(dim=dim)
@@ -241,12 +256,12 @@ def _dot(forms: Products, w: WeightedSum, value: _Value) -> Call | None:
     if any(step in ("permute", "expand") for step, _ in term.steps):
         return None
     moving = [f for f in found.product.factors if not f.constant]
-    queries = [f for f in moving if (g := _gather(forms, f)) is not None and g.at.key == w.sum.at.key]
+    queries = [f for f in moving if _of_destinations(forms, f, w.sum) is not None]
     keys = [f for f in moving if f not in queries]
     if len(queries) != 1 or len(keys) != 1 or any(f.shape != found.product.shape for f in moving):
         return None
     (query,), (key,) = queries, keys
-    of_key = _parts(forms, _behind(forms.terms(key.node, key.dim), key), value.at, None)
+    of_key = _parts(forms, _behind(forms.terms(key.node, key.dim), key), value)
     if len(of_key.src) != 1:
         return None
     source = forms.gather(query.node).source  # type: ignore[union-attr]
@@ -292,7 +307,7 @@ def _gatv2(forms: Products, w: WeightedSum, value: _Value) -> Call | None:
     if slope is None or not constants:
         return None
     terms = _behind(forms.terms(slope[1], moving[0].dim), moving[0])
-    parts = _parts(forms, terms, value.at, w.sum.at)
+    parts = _parts(forms, terms, value, w.sum)
     if len(parts.src) != 1 or len(parts.dst) != 1 or forms.key(parts.src[0][0]) != forms.key(value.src[0][0]):
         return None
     if parts.src[0][1] != value.src[0][1]:

@@ -211,6 +211,19 @@ def activation_in_place_of_softmax(*tensors):
     return _out(weights, x)
 
 
+def squared_weights(*tensors):
+    x = Inputs(*tensors)
+    a = _softmax(_dot(x, _g), x.dst, len(x.query)).unsqueeze(-1)
+    return _sum(a * a * x.value[x.src], x.dst, len(x.query))
+
+
+def fewer_keys_than_values(*tensors):
+    x = Inputs(*tensors)
+    key, src = x.key[: len(x.key) // 2 + 1], x.src % (len(x.key) // 2 + 1)
+    score = (x.query[x.dst] * key[src]).sum(-1)
+    return _sum(_softmax(score, x.dst, len(x.query)).unsqueeze(-1) * x.value[src], x.dst, len(x.query))
+
+
 #: What is refused, with a part of the reason, or None where something is rewritten or nothing is found.
 FUNCTIONS = {
     denominator_without_gradient: "what divides", masked_denominator: "what divides",
@@ -220,7 +233,8 @@ FUNCTIONS = {
     weights_detached: None, values_detached: None, gathered_detached: None, score_changed_afterwards: None,
     values_changed_between: None, index_changed_between: None, weights_changed: None, weights_in_place: None,
     nonlinear_weights: None, entropy: None, maximum_of_another_score: None, not_the_maximum_with_eps: None,
-    exponentials_gated: None, clamped_behind_the_maximum: None,
+    exponentials_gated: None, squared_weights: None, fewer_keys_than_values: None,
+    clamped_behind_the_maximum: None,
     of_both_ends_alike: None, activation_in_place_of_softmax: None,
 }  # fmt: skip
 

@@ -370,6 +370,23 @@ def _ones_at_first(*tensors):
     return torch.ones_like(x.query).index_add_(0, x.dst, a * x.value[x.src])
 
 
+def _divided_afterwards(*tensors):
+    """As the first code for graph transformers in DGL has it, and what was made of it since."""
+    x = Inputs(*tensors)
+    score = (x.query[x.dst] * x.key[x.src] * x.feat).sum(-1, keepdim=True).clamp(-5, 5).exp()
+    total = torch.zeros_like(x.query).index_add_(0, x.dst, x.value[x.src] * score)
+    norm = score.new_zeros(len(x.query), H, 1).index_add_(0, x.dst, score)
+    return total / (norm + 1e-6)
+
+
+def _divided_afterwards_behind_the_maximum(*tensors):
+    x = Inputs(*tensors)
+    n = len(x.query)
+    e = (x.bias - _maximum(x.bias, x.dst, n)[x.dst]).exp()
+    total = SUMS["torch_geometric"](x.value[x.src] * e.unsqueeze(-1), x.dst, n)
+    return total / (SUMS["torch_geometric"](e, x.dst, n) + 1e-16).unsqueeze(-1)
+
+
 def _softmax_alone(*tensors):
     x = Inputs(*tensors)
     return _raw(x.bias, x.dst, len(x.query))
@@ -405,6 +422,8 @@ def cases() -> list[Case]:
         (_two_layers, "gat_attention"),
         (_onto_a_tensor, "dot_attention"),
         (_ones_at_first, "dot_attention"),
+        (_divided_afterwards, "score_attention"),
+        (_divided_afterwards_behind_the_maximum, "score_attention"),
         (_softmax_alone, "edge_softmax"),
         (_in_int32, "dot_attention"),
     ):
