@@ -16,9 +16,9 @@ from .._errors import check_takes, projected
 from .._half import HALF, rows_of_types
 from .._terms import is_untouched, plain_linear
 from .._typed import check_types, groups_of, is_recorded, typed_linear
-from ._base import FusedConv, check_rows, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...engine import paths
-from ...engine.checks import DTYPES
+from ...engine.argument_checks import DTYPES
 from ...engine.paths import declined
 from ...graph import Graph
 from ...runtime import ops as _ops
