@@ -7,11 +7,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ..runtime import torch_internals as internals
 from ._fallback import is_from
 
-__all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_untouched", "plain_linear"]
+__all__ = [
+    "LINEAR",
+    "all_hooked",
+    "folded_terms",
+    "folds",
+    "is_lazy",
+    "is_plain",
+    "is_untouched",
+    "plain_linear",
+]
 
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
 all_hooked = internals.has_any_global_hook
@@ -57,6 +67,11 @@ def is_plain(linear: nn.Module) -> bool:
     parametrization or bias, and its weight is no subclass of Tensor (quantised, say)."""
     plain = None if all_hooked() else plain_linear(linear)
     return plain is not None and plain[1] is None
+
+
+def is_lazy(linear: Any) -> bool:
+    """Whether this module has no weight yet, but makes it at its first call."""
+    return isinstance(getattr(linear, "weight", None), UninitializedParameter)
 
 
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:

@@ -30,8 +30,13 @@ def edge_attributes(
     graph: Graph,
     edge_map: Tensor | None = None,
     fill_value: float | Tensor | str | None = None,
+    joins: torch.dtype | None = None,
 ) -> Tensor | None:
     """``[E', F]``, the attributes of the graph's edges: those given, or a sparse tensor's own.
+
+    joins: the dtype of the features that the layer adds attributes to, or concatenates with them, so that
+    integer and boolean attributes become such numbers. In a layer that multiplies attributes with a weight
+    they do so only by a mean for the loops, as in torch_geometric's; else TypeError is raised.
 
     Loops that the graph was given (``edge_map`` as from ``graph_of``) get ``fill_value``, or, for the name of
     a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge has
@@ -53,13 +58,19 @@ def edge_attributes(
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
         what = f"shape [{num_edges}] or [{num_edges}, F], a row per edge"
         raise wrong_argument(layer, "edge_attr", what, list(edge_attr.shape))
-    if edge_attr.dtype not in DTYPES:
-        raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     if edge_map is not None:
         edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
     else:
         edge_attr = rows_in_use(graph, edge_attr)
+    edge_attr = promoted(edge_attr, joins)
+    if edge_attr.dtype not in DTYPES:
+        raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+
+
+def promoted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """x, integers and booleans as numbers of this floating-point dtype, as torch promotes them."""
+    return x if dtype is None or x.is_floating_point() or x.is_complex() else x.to(dtype)
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:

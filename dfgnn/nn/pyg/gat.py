@@ -9,6 +9,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
+from ...runtime.compiling import is_exporting
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..whole.eligible import is_first_rows
@@ -81,6 +82,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
+        if edge_attr is not None and not is_exporting() and len(edge_attr) == 0:
+            edge_attr = None  # as in torch_geometric: the projection's gradient is then None, and not zero
         shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
         wanted = wants_attention(return_attention_weights)
         out = seed = None

@@ -79,7 +79,8 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
         if hasattr(self, "lin_src"):
             x_src = projected(self, "x", self.lin_src, x_src)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        joins = None if hasattr(self, "lin_edge") else x_src.dtype
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=joins)
         if attr is None:
             message = x_src.relu() + self.eps
         else:

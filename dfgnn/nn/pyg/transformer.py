@@ -16,7 +16,7 @@ from .._terms import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
 from ._base import FusedConv, both_ends
-from ._edges import edge_attributes, given_attributes
+from ._edges import edge_attributes, given_attributes, promoted
 from ._graph import for_upstream, graph_of
 
 
@@ -179,7 +179,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             return {}
         heads, channels = self.heads, self.out_channels
         try:
-            return {"edge_feat": edge_attr.expand(num_edges, heads, channels)}
+            return {"edge_feat": promoted(edge_attr, dtype).expand(num_edges, heads, channels)}
         except RuntimeError:
             what = f"a tensor that broadcasts to [{num_edges}, {heads}, {channels}]"
             what = f"None in a layer without edge_dim, or {what}"
