@@ -35,8 +35,9 @@ def edge_attributes(
     """``[E', F]``, the attributes of the graph's edges: those given, or a sparse tensor's own.
 
     joins: the dtype of the features that the layer adds attributes to, or concatenates with them, so that
-    integer and boolean attributes become such numbers. In a layer that multiplies attributes with a weight
-    they do so only by a mean for the loops, as in torch_geometric's; else TypeError is raised.
+    integers, booleans and narrower numbers become such numbers (`promoted`). In a layer that multiplies
+    attributes with a weight integers become numbers only by a mean for the loops, as in torch_geometric's;
+    else TypeError is raised.
 
     Loops that the graph was given (``edge_map`` as from ``graph_of``) get ``fill_value``, or, for the name of
     a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge has
@@ -62,15 +63,16 @@ def edge_attributes(
         edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
     else:
         edge_attr = rows_in_use(graph, edge_attr)
-    edge_attr = promoted(edge_attr, joins)
+    if joins is not None:
+        edge_attr = promoted(edge_attr, joins)
     if edge_attr.dtype not in DTYPES:
         raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
 
 
-def promoted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """x, integers and booleans as numbers of this floating-point dtype, as torch promotes them."""
-    return x if dtype is None or x.is_floating_point() or x.is_complex() else x.to(dtype)
+def promoted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in this dtype, if that is what torch promotes the two to; else as it is."""
+    return x.to(dtype) if torch.promote_types(x.dtype, dtype) == dtype else x
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:

@@ -88,7 +88,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         )
         alpha = (sources + destinations).tanh().squeeze(-1)
         weight = F.dropout(alpha, p=self.dropout, training=self.training) * edge_weight
-        out = functional.spmm(graph, weight.to(x.dtype), x.unsqueeze(1)).squeeze(1)
+        dtype = torch.promote_types(weight.dtype, x.dtype)
+        out = functional.spmm(graph, weight.to(dtype), x.to(dtype).unsqueeze(1)).squeeze(1)
         if self.eps != 0.0:
             out = out + self.eps * x_0
         if not isinstance(return_attention_weights, bool):

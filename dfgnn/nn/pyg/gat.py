@@ -143,5 +143,9 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
         device = edge_attr.device.type
         autocast = torch.is_autocast_enabled(device)
+        if not autocast:
+            return folded_terms(lin, edge_attr, self.att_edge)[0]
         with torch.autocast(device, enabled=False):
-            return folded_terms(lin, edge_attr.to(lin.weight) if autocast else edge_attr, self.att_edge)[0]
+            term = folded_terms(lin, edge_attr.to(lin.weight), self.att_edge)[0]
+        # Parameters in 16 bits may be of the other type than autocast's.
+        return term.to(torch.promote_types(term.dtype, torch.float32))

@@ -89,6 +89,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         )
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         dtype = query.dtype
+        added = edges.get("edge_feat")
+        if added is not None and added.dtype != dtype:  # float32 under autocast, in a layer without edge_dim
+            wide = torch.promote_types(added.dtype, dtype)
+            query, key, value = query.to(wide), key.to(wide), value.to(wide)
+            edges["edge_feat"] = added.to(wide)
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # the library's layer sums scores in float32
         out = fused
@@ -97,7 +102,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
                 graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
                 **self._options(seed),
             )  # fmt: skip
-            out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
+            wide = torch.promote_types(dtype, value.dtype)
+            out = self._with_skip(self._merged(out, None, dtype=wide), x_dst)
         if not want_attention:
             return out
         # A second call computes the attention, without dropout: asking for it must not change `out`.
