@@ -153,7 +153,7 @@ def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors as the device's kernels need them. CUDA kernels load 16 bytes at a time and take one head
     size: heads are padded with zero columns."""
     kind = check.device.type
-    if kind == "cpu":
+    if kind in ("cpu", "meta"):
         return tensors
     if kind != "cuda":
         raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)

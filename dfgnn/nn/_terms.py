@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from ..runtime import torch_internals as internals
+from ..runtime.eager import in_autocast
 from ._fallback import is_from
 
 __all__ = [
@@ -97,7 +98,7 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
 
 def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the type in which autocast would multiply them; as they are where it is off."""
-    if torch.is_autocast_enabled(x.device.type):
+    if in_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         # float64 stays as it is, because autocast does not cast it.
         x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
@@ -111,7 +112,7 @@ def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     # that sum is one kernel, while folding takes six more matrix products, those of the gradients included.
     if torch.compiler.is_compiling():
         return False
-    return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)
+    return is_plain(linear) and x.shape[-1] <= 2 * width and not in_autocast(x)
 
 
 def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...runtime.compiling import is_exporting
+from ...runtime.eager import in_autocast, without_autocast
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..whole.eligible import is_first_rows
@@ -141,11 +142,9 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         check_fits(self, "edge_attr", lin, edge_attr)
         if not is_plain(lin):
             return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
-        device = edge_attr.device.type
-        autocast = torch.is_autocast_enabled(device)
-        if not autocast:
+        if not in_autocast(edge_attr):
             return folded_terms(lin, edge_attr, self.att_edge)[0]
-        with torch.autocast(device, enabled=False):
+        with without_autocast(edge_attr):
             term = folded_terms(lin, edge_attr.to(lin.weight), self.att_edge)[0]
         # Parameters in 16 bits may be of the other type than autocast's.
         return term.to(torch.promote_types(term.dtype, torch.float32))

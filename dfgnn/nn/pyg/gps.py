@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
+from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from ...graph import cache as _kept
 from ...runtime import eager, rules
@@ -159,6 +160,8 @@ def _of_batch(x: Tensor, batch: Tensor, what: str, build: Callable[[Tensor], Any
 
 def all_pairs(x: Tensor, batch: Tensor) -> Graph:
     """The graph in which all nodes of a graph of a batch are neighbours of each, itself among them."""
+    if batch.is_meta:  # how many pairs there are depends on values; results, with a row per node, do not
+        return cast(Graph, EdgeList(batch.expand(2, -1), len(x), len(x)))
 
     def build(batch: Tensor) -> Graph:
         _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)

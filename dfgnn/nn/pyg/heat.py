@@ -89,7 +89,11 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         if attr is None:
             raise ValueError("HEATConv: edge_attr: expected [E, edge_dim], got None")
         self._check(x, node_type, edge_type, graph.num_edges)
-        x = self.hetero_lin(x, node_type.long())
+        if x.is_meta:  # the module reads the types; a map of one type has the shape
+            lin = self.hetero_lin
+            x = F.linear(x, lin.weight[0].t(), None if lin.bias is None else lin.bias[0])
+        else:
+            x = self.hetero_lin(x, node_type.long())
         attr = F.leaky_relu(projected(self, "edge_attr", self.edge_attr_emb, attr), self.negative_slope)
         channels, kinds = self.out_channels, self.edge_type_emb
         sizes = [channels, channels, kinds.embedding_dim, attr.shape[1]]
@@ -116,7 +120,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         """Raise for types that do not exist: `hetero_lin` would write out of bounds."""
         check_types(node_type, "HEATConv: node_type", len(x))
         check_types(edge_type, "HEATConv: edge_type", num_edges)
-        if is_recorded():
+        if is_recorded(node_type):
             return
         groups_of(node_type, self.hetero_lin.num_types, "HEATConv: node_type")
         groups_of(edge_type, self.edge_type_emb.num_embeddings, "HEATConv: edge_type")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph, GraphPart
+from ...runtime.eager import in_autocast
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
@@ -176,7 +177,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             fewer = edge_attr.shape[1] < self.out_channels
             if is_plain(self.lin_edge) and (fewer or self._folds(edge_attr)):
                 proj = self.lin_edge.weight
-                if torch.is_autocast_enabled(edge_attr.device.type):  # cast as lin_edge would cast them
+                if in_autocast(edge_attr):  # cast as lin_edge would cast them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
                 return {"edge_attr": edge_attr, "edge_proj": proj}
             return {"edge_feat": self._heads(self.lin_edge(edge_attr))}

@@ -21,7 +21,7 @@ from ...engine.checks import DTYPES
 from ...engine.paths import declined
 from ...graph import Graph
 from ...runtime import ops as _ops
-from ...runtime.eager import is_eager
+from ...runtime.eager import in_autocast, is_eager
 from .._terms import all_hooked, plain_linear
 from . import gated
 from .attention import attention_layer
@@ -180,7 +180,7 @@ def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> An
     if additive and parameters[1] is not None:
         return _PROJECTION
     dtype, autocast = x.dtype, False
-    if torch.is_autocast_enabled(x.device.type):
+    if in_autocast(x):
         if score == "gate":
             return _AUTOCAST
         attr = None if of_edges is None or additive else of_edges[0]
@@ -278,7 +278,7 @@ def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.
     weight = plain[0]
     if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight,), dtypes):
         return None
-    if torch.is_autocast_enabled(x.device.type) and attr.is_floating_point():
+    if in_autocast(x) and attr.is_floating_point():
         attr = attr.to(weight.dtype)
     if not attr.dtype == weight.dtype == attn.dtype or attr.device != x.device:
         return None
@@ -294,7 +294,7 @@ def _projected_edges(
     if plain is None or not is_eager(attr):
         return None
     weight, bias = plain
-    is_cast = attr.dtype in _CAST_BY_AUTOCAST and torch.is_autocast_enabled(x.device.type)
+    is_cast = attr.dtype in _CAST_BY_AUTOCAST and in_autocast(x)
     if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
     if not (
