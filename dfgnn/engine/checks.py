@@ -35,8 +35,9 @@ class Checker:
             )
         self.dtype = features.dtype
         self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
+        #: The graph, or for features on the device meta what stands for it.
+        self.graph = graph = _edges.on_meta(graph, features)
         self.device = graph.device
-        self.graph = graph
 
     def error(self, kind, argument: str, expected: str, got) -> Exception:
         return kind(f"{self.function}: {argument}: expected {expected}, got {got}")

@@ -13,7 +13,7 @@ from ..graph.cache import sizes_of
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
 from .edge_rows import by_edges
-from .traced_graph import EdgeList, is_traced, on_meta
+from .traced_graph import EdgeList, is_traced
 
 #: What public functions take for a graph: a Graph, DGLGraph, ``edge_index``, sparse tensor or GraphPart.
 GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
@@ -50,7 +50,7 @@ def graph_of(function: str, given: Any, size: Any, src: Any = None, dst: Any = N
         raise ValueError(
             f"{function}: size: expected {graph.num_src, graph.num_dst}, the graph's, or None, got {pair}"
         )
-    return on_meta(graph, src, dst)
+    return graph
 
 
 def _of_edges(

@@ -31,8 +31,8 @@ __all__ = ["EdgeList", "is_traced"]
 
 
 def is_traced(edge_index: Any) -> bool:
-    """Whether a dense ``edge_index`` has no values: a compiler or a FakeTensorMode is at work, or it is on the
-    device meta."""
+    """Whether a dense ``edge_index`` has no values: a compiler or a FakeTensorMode is at work on it, or it is
+    on the device meta."""
     is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
     if not (torch.compiler.is_compiling() or type(edge_index) is internals.FakeTensor):
         return is_dense and edge_index.is_meta
@@ -133,7 +133,7 @@ def of_types(graph: Graph, types: Tensor, num_types: int) -> EdgeList:
     types: integers ``[E]`` in the user's edge order.
     """
     num_src = num_types * graph.num_src
-    return EdgeList(types, num_src, graph.num_dst, False, graph._number, graph.num_edges, graph.device)
+    return EdgeList(types, num_src, graph.num_dst, False, graph._number, graph.num_edges, types.device)
 
 
 def by_edges(edges: EdgeList) -> EdgeList:
@@ -163,10 +163,10 @@ def for_compiler(graph: Any) -> Any:
     return EdgeList(None, *sizes, False, graph._number, graph.num_edges, graph.device)
 
 
-def on_meta(graph: Any, *features: Any) -> Any:
-    """A Graph as a traced graph on the device meta where features are there, so that operators give shapes;
+def on_meta(graph: Any, features: Tensor) -> Any:
+    """A Graph as a traced graph on the device meta if the features are there, so that operators give shapes;
     anything else as it is."""
-    if not isinstance(graph, Graph) or not any(isinstance(x, Tensor) and x.is_meta for x in features):
+    if not features.is_meta or not isinstance(graph, Graph):
         return graph
     sizes = graph.num_src, graph.num_dst
     return EdgeList(None, *sizes, False, graph._number, graph.num_edges, torch.device("meta"))

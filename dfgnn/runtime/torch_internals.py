@@ -52,13 +52,12 @@ is_multithreading_enabled = torch._C._is_multithreading_enabled
 has_any_global_hook = _has_any_global_hook
 
 
-
 def meta_counts_all() -> Any:
     """A context in which `nonzero` of a tensor on meta has the shape that it has if no element is 0. A public
     option would replace it."""
     from torch.fx.experimental import _config  # slow to import, and of use on meta alone
 
-    return _config.patch(meta_nonzero_assume_all_nonzero=True)
+    return _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
 
 
 # ---- which mode is active, asked at every call. One public question for "plain eager" would replace these.
