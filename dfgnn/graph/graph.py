@@ -324,11 +324,6 @@ class Graph(Constructors):
         except (RuntimeError, TypeError):
             kind = ValueError if isinstance(device, str) else TypeError
             raise kind(f"Graph.to: device: expected one such as 'cpu' or 'cuda:0', got {device!r}") from None
-        if torch.device(device).type == "meta":
-            raise ValueError(
-                "Graph.to: device: expected one with values, got 'meta'; for shapes alone functions and "
-                "layers take features on meta with a Graph on any device"
-            )
         device = torch.empty(0, device=device).device  # "cuda" becomes the current GPU
         if device == self._device:
             return self

@@ -25,7 +25,7 @@ def check(found, expected, leaves):
         assert grad is None or grad.is_meta and grad.shape == x.shape
 
 
-@pytest.mark.parametrize("given", ["Graph", "edge_index"])
+@pytest.mark.parametrize("given", ["Graph", "Graph on meta", "edge_index"])
 @pytest.mark.parametrize("name", CASES)
 def test_functions(name, given, monkeypatch):
     case, graph = CASES[name], make_graph("isolated")
@@ -33,8 +33,8 @@ def test_functions(name, given, monkeypatch):
     tensors = case.tensors(graph, 4, 5, 3, batch=False)
     expected = case(graph, tensors)
     on_meta = {key: x.to("meta").requires_grad_() for key, x in tensors.items()}
-    if given == "Graph":
-        found = case(graph, on_meta)
+    if given != "edge_index":
+        found = case(graph if given == "Graph" else graph.to("meta"), on_meta)
     else:
         found = case(graph.edge_index.to("meta"), on_meta, size=(graph.num_src, graph.num_dst))
     check(found, expected, list(on_meta.values()))
@@ -118,7 +118,6 @@ def test_a_graph_needs_values():
         lambda: Graph.from_edge_index(on_meta, num_nodes=N),
         lambda: Graph.from_coo(*on_meta, num_nodes=N),
         lambda: Graph.cached(on_meta, N),
-        lambda: GRAPH.to("meta"),
     ):
         with pytest.raises(ValueError, match="meta"):
             make()
