@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .graph import Graph
 from .runtime.batches import batched
+from .runtime.compiling import sums_of_rows
 
 _MASK32 = 0xFFFFFFFF
 
@@ -79,7 +80,7 @@ def gatv2_attention(
         edge_feat = F.linear(edge_attr, edge_proj).unflatten(1, attn.shape)  # type: ignore[arg-type]
     if edge_feat is not None:
         z = z + edge_feat
-    return attend(graph, (attn * F.leaky_relu(z, negative_slope)).sum(-1), x_src[src], **options)
+    return attend(graph, sums_of_rows(attn * F.leaky_relu(z, negative_slope)), x_src[src], **options)
 
 
 @batched("query")
@@ -120,7 +121,7 @@ def dot_attention(
         edge_feat_value = edge_feat
     if edge_feat_value is not None:
         values = values + _of_heads(edge_feat_value)
-    return attend(graph, (query[dst] * keys).sum(-1) * scale, values, negative_slope, **options)
+    return attend(graph, sums_of_rows(query[dst] * keys) * scale, values, negative_slope, **options)
 
 
 @batched("x_src")
@@ -173,7 +174,7 @@ def edge_product_attention(
     src, dst = _edge_index(graph)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     products = query[dst] * key[src] * edge_feat * scale
-    raw = products.sum(-1)
+    raw = sums_of_rows(products)
     found = attend(graph, raw if clamp is None else raw.clamp(-clamp, clamp), value[src], **options)
     if return_edges is None:
         return found
@@ -266,7 +267,7 @@ def sddmm(
 ) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
-    return (query[dst] * key[src]).sum(-1) * scale
+    return sums_of_rows(query[dst] * key[src]) * scale
 
 
 @batched("feat")
