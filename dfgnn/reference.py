@@ -53,7 +53,7 @@ def gat_attention(
 ) -> Any:
     """Additive attention of GAT; see :func:`dfgnn.functional.gat_attention`."""
     src, dst = _edge_index(graph)
-    raw = feat.new_zeros(len(src), feat.shape[1]) if alpha_src is None else alpha_src[src]
+    raw = feat.new_zeros(src.shape[0], feat.shape[1]) if alpha_src is None else alpha_src[src]
     if alpha_dst is not None:
         raw = raw + alpha_dst[dst]
     value = feat[src] if edge_feat is None else feat[src] + edge_feat

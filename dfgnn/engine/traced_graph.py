@@ -150,8 +150,8 @@ def by_edges(edges: EdgeList) -> EdgeList:
 
 def _from_edges(edge_index: Tensor) -> Tensor:
     """[2, E], from each edge to its destination."""
-    dst = edge_index[1]
-    return torch.stack([torch.arange(len(dst), dtype=dst.dtype, device=dst.device), dst])
+    dst = edge_index[1]  # len(dst) would make an exporter take the number of edges for a constant
+    return torch.stack([torch.arange(dst.shape[0], dtype=dst.dtype, device=dst.device), dst])
 
 
 def for_compiler(graph: Any) -> Any:

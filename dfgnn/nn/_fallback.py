@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -17,6 +17,8 @@ from ..engine import paths
 from ..runtime import torch_internals as internals
 
 _warned: set[tuple[type, str]] = set()
+#: Functions that are called with the class of each new entry of `warned`.
+noticed: list[Callable[[type], None]] = []
 
 # Methods that may be replaced, because they do not change the results of an existing layer.
 _NO_MATTER = ("__init__", "__repr__", "reset_parameters", "extra_repr")
@@ -34,6 +36,8 @@ def warn(cls: type, library: str, reason: str, stacklevel: int = 6) -> None:
         paths.recorder.took("upstream", cls.__name__)
     if (cls, reason) not in _warned:
         _warned.add((cls, reason))
+        for notice in noticed:
+            notice(cls)
         warnings.warn(
             f"{cls.__module__}.{cls.__qualname__} runs {library}'s own forward: {reason}",
             FallbackWarning,

@@ -62,8 +62,8 @@ def has_numbers(x: Tensor) -> bool:
 
 
 def sums_of_rows(x: Tensor) -> Tensor:
-    """``x.sum(-1)`` of edges' rows. In an ONNX file it is a product, because ONNX Runtime (1.24, say) leaves a
-    tensor without edges as it is where it should add up its rows, and the next operation refuses the shape."""
+    """``x.sum(-1)`` of edges' rows. In an ONNX file it is a product: of a tensor without edges ONNX Runtime
+    (1.24, say) returns the tensor itself as the sum, and the next operation refuses its shape."""
     return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1) if internals.exports_onnx() else x.sum(-1)
 
 
