@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from ..runtime import torch_internals as internals
 from ..runtime.eager import in_autocast
-from ._fallback import is_from
+from ._upstream import is_from
 
 __all__ = [
     "LINEAR",
@@ -60,7 +60,7 @@ def _is_as_written(cls: type[nn.Module]) -> bool:
     return True
 
 
-_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
+_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
 def is_plain(linear: nn.Module) -> bool:
