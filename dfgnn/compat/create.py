@@ -67,7 +67,7 @@ def heterograph(
     graphs = [fused(found[r].sized(where, sizes[r[0]], sizes[r[2]])) for r in relations]
     places = [(kinds.index(begin), kinds.index(end)) for begin, _, end in relations]
     made = DGLGraph._of(
-        kinds, [sizes[k] for k in kinds], [r[1] for r in relations], ends, graphs, dtypes.pop()
+        kinds, [sizes[k] for k in kinds], [r[1] for r in relations], places, graphs, dtypes.pop()
     )
     return made.to(device)
 
