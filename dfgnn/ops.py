@@ -37,7 +37,7 @@ from torch import Tensor
 
 from . import functional
 from .engine import by_index
-from .engine.checks import DTYPES
+from .engine.argument_checks import DTYPES
 from .engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from .graph import Graph
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import functional
-from ...engine.checks import DTYPES
+from ...engine.argument_checks import DTYPES
 from ...ops import copy_e_sum
 from .lazy import Scores, Weights, can_wait
 from .matrix import SparseMatrix, diag, from_coo, val_like
