@@ -15,7 +15,7 @@ from . import _fallback
 from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, is_dgl, names_of_ends
 from ._terms import all_hooked, is_untouched
-from .whole.eligible import fused_layer
+from .fused import fused_layer
 from .whole.spec import LayerSpec, spelled
 
 

@@ -22,7 +22,7 @@ from ...runtime.transforms import any_batched
 from .._errors import check_constructor, wrong_argument, wrong_features
 from .._fallback import PLAIN, Called, foreign_mode, foreign_tensor, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
-from ..whole.eligible import fused_layer
+from ..fused import fused_layer
 from ..whole.spec import LayerSpec
 from . import VERSION
 from ._edges import attention_result
