@@ -75,10 +75,8 @@ def _of_edges(
         return EdgeList(edge_index, *size)
     if size is None:
         return Graph.cached(edge_index)
-    found = _kept.known(edge_index, *size, False)
-    if found is None:
-        found = _kept.graph_of(edge_index, *size, where=function, sizes=told)
-    return found[0]
+    find = _kept.graph_of_uncompiled if torch.compiler.is_compiling() else _kept.graph_of
+    return find(edge_index, *size, where=function, sizes=told)[0]
 
 
 def _is_features(x: Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..graph.cache import graph_of, known, once
+from ..graph.cache import graph_of, once
 from ..graph.capacity import of_buffer
 from ..graph.derived import edges_as_sources
 from ..graph.graph import OF_NUMBER
@@ -285,8 +285,7 @@ def find(
     assert given is not None
     if is_made(given, number):
         return recorded_graph.graph_of(given, num_src, num_dst, num_edges)
-    cached = known(given, num_src, num_dst, self_loops)
-    graph, _ = graph_of(given, num_src, num_dst, self_loops) if cached is None else cached
+    graph, _ = graph_of(given, num_src, num_dst, self_loops)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph

@@ -85,7 +85,7 @@ def _known_to_compilers(cls: type) -> bool:
     return knows_all_of(cls)
 
 
-_known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
+_known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
 def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:

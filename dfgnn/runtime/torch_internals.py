@@ -66,6 +66,9 @@ dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_fu
 is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, DispatchKey.PreDispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
 tracing_state = torch._C._get_tracing_state
+# torch.compiler.is_compiling() takes two Python frames, `is_dynamo_recording() or
+# compiler._is_compiling_flag` one. Dynamo takes the first for True, and does not read the flag.
+compiler, is_dynamo_recording = torch.compiler, torch.compiler.is_dynamo_compiling
 # Unlike torch.compiler.disable, `_disable_dynamo` does not import the compiler where nothing is compiled.
 disable_dynamo = _disable_dynamo
 

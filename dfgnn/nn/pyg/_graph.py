@@ -23,22 +23,22 @@ def graph_of(
 ) -> tuple[Graph, Tensor | None]:
     """The graph, and the edge map or None, as from `cache.graph_of` with the sizes of a layer's features.
     While a compiler records, the graph is an EdgeList, which makes the map itself."""
-    num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
-    if type(edge_index) is Tensor and not torch.compiler.is_compiling():
-        compiled = internals.get_eval_frame_callback() is not None  # torch.compile would trace `of_tensor`
-        find = cache.known if compiled else cache.of_tensor
-        found = find(edge_index, num_src, num_dst, self_loops)
-        if found is not None:
-            return found
-    if isinstance(edge_index, Graph) and not self_loops:
-        return edge_index, None
+    recording = internals.is_dynamo_recording() or internals.compiler._is_compiling_flag
+    is_plain = type(edge_index) is Tensor and edge_index.layout is torch.strided
+    if is_plain and size is None and x_dst is not None:  # the sizes are those of the features: see `sizes_of`
+        num_src, num_dst = x_src.shape[-2], x_dst.shape[-2]
+    else:
+        num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
+    if is_plain and not recording:
+        return cache.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
     if isinstance(edge_index, GraphPart):
         return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):
         if self_loops and edge_index.dtype in cache.SMALL_DTYPES:
             edge_index = edge_index.to(torch.int64)
         return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
-    return cache.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
+    find = cache.graph_of_uncompiled if recording else cache.graph_of
+    return find(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
 
 
 def for_upstream(edge_index: Any) -> Any:

@@ -42,13 +42,13 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         # The weight of lin1 is read without calling lin1. lin2 is called with the rows of nodes, where
         # torch_geometric's forward calls it with those of edges. So hooks would not see what they expect.
         if not (is_plain(layer.lin1) and is_plain(layer.lin2)):
             return "lin1 or lin2 was replaced or has hooks"
-        return super().why_not(layer)
+        return None
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Tensor:
         """Apply the layer.

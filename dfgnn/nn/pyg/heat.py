@@ -46,8 +46,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         for lin in (layer.att, layer.lin):  # their weights are read without calling them
             if plain_linear(lin) is None:
                 return "att or lin was replaced or has hooks"
@@ -56,7 +56,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             return "edge_type_emb was replaced or has hooks"
         if kinds.max_norm is not None or kinds.scale_grad_by_freq or kinds.sparse:
             return "edge_type_emb has options of its own"
-        return super().why_not(layer)
+        return None
 
     def forward(
         self,

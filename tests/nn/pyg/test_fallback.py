@@ -11,7 +11,7 @@ import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
-from dfgnn.nn import _fallback, pyg  # _fallback tells which methods of a class count as replaced
+from dfgnn.nn import _upstream, pyg  # _upstream tells which methods of a class count as replaced
 from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, SuperGATConv, TransformerConv, _base
 
 N = 50  # nodes of the graph "random"
@@ -344,7 +344,7 @@ torch.testing.assert_close(ours(x, edge_index), layer(x, edge_index))
 
 @pytest.mark.parametrize("name", sorted({*pyg.__all__} - {"FallbackWarning"}))
 def test_the_library_has_its_own_methods(name):
-    assert _fallback.replaced_method(upstream(name), "torch_geometric") is None
+    assert _upstream.replaced_method(upstream(name), "torch_geometric") is None
 
 
 def test_an_aggregation_is_named_rightly():
