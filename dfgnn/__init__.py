@@ -12,7 +12,6 @@ from dfgnn import functional, nn, ops, reference, sampling
 from dfgnn.capturing import capture
 from dfgnn.graph import Graph
 from dfgnn.profiling import explain, profile
-from dfgnn.runtime import moved
 from dfgnn.switch import accelerate, convert_state_dict, patch, restore
 
 __version__ = "0.1.0"
@@ -31,10 +30,3 @@ __all__ = [
     "restore",
     "sampling",
 ]
-
-
-def __getattr__(name: str):
-    return moved.attribute(name)
-
-
-moved.install()

@@ -12,8 +12,8 @@ from ..graph import cache as _kept
 from ..graph.cache import sizes_of
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
+from .compiler_graph import EdgeList, is_traced
 from .edge_rows import by_edges
-from .traced_graph import EdgeList, is_traced
 
 #: What public functions take for a graph: a Graph, DGLGraph, ``edge_index``, sparse tensor or GraphPart.
 GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any

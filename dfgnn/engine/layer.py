@@ -40,7 +40,11 @@ class Layer(EagerFunction):
 
     @staticmethod
     def forward(ctx, call, *tensors):
-        result, kept, reads_result = run(call.numbers, tensors)
+        try:
+            with _BelowAutograd():
+                result, kept, reads_result = _forward(*call.numbers, *tensors)
+        except RuntimeError as error:
+            raise typed(error) from None
         ctx.call, ctx.output, ctx.version, out = call, None, None, None
         ctx.set_materialize_grads(False)
         if reads_result:

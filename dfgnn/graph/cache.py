@@ -22,7 +22,7 @@ from ..sparse.packed import PackedGraph
 from . import Graph
 from . import constructors as _constructors
 from .build import of_edges
-from .capacity import OF_BUFFER, of_buffer
+from .fixed_capacity import OF_BUFFER, of_buffer
 
 # Maximum number of cached graphs per edge_index: with and without loops, and with a few sizes. The limit
 # matters for programs that pass the same edges with another number of nodes each time.
@@ -337,7 +337,7 @@ def state_of(part: Tensor) -> tuple:
         return part.layout, part.shape, *map(state_of, _indices(part))
     place, checksum = part.data_ptr(), None
     if part.is_cpu:
-        if part.is_contiguous():
+        if part.is_contiguous() or (part.dim() == 2 and part.t().is_contiguous()):
             size = part.nbytes
             # Memory that cannot be read gets a value that equals no other.
             checksum = (short_checksum if size <= _SHORT else long_checksum)(place, size) or object()
@@ -350,9 +350,9 @@ _SHORT = 2**20  # bytes whose checksum takes about 50 µs: `short_checksum` bloc
 
 
 def _checksums(x: Tensor) -> tuple:
-    """The checksum of a tensor that is not contiguous."""
+    """The checksum of a tensor whose memory has gaps."""
     with untraced(x):
-        if x.dim() == 2 and x.stride(0) == 1:  # transposed: read in the order of memory, without a copy
+        if x.dim() == 2 and x.stride(0) == 1:  # transposed: read in the order of memory
             x = x.t()
         rows = x.unbind() if x.dim() == 2 and len(x) <= 2 else (x,)
         return tuple(long_checksum(row.data_ptr(), row.nbytes) for row in map(Tensor.contiguous, rows))

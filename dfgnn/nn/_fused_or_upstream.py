@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..engine import paths
+from ..graph import Graph
 from ..graph.of_dgl import is_dgl
 from ..runtime import torch_internals as internals
 from ..runtime.transforms import any_batched
@@ -197,7 +198,7 @@ def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
     Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
     """
     reason = layer.why_not(layer)
-    theirs = upstream(type(layer), "dgl") if is_dgl(graph) else None
+    theirs = None if type(graph) is Graph or not is_dgl(graph) else upstream(type(layer), "dgl")
     if reason is None and theirs is not None and not torch.compiler.is_compiling():
         reason = _why_dgl(layer, theirs, graph, features)
     if reason is None:

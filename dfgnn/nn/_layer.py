@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.checks import DTYPES, wrong_shape
+from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
+from ..runtime import torch_internals as internals
 from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
@@ -46,8 +47,9 @@ class FusedLayer(nn.Module):
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
         """What ``layer``, of this class or DGL's, is set up for that the fused forward does not do."""
+        modules = layer._modules
         for name, known in cls._in_engine.items():
-            module = getattr(layer, name)
+            module: Any = modules[name] if name in modules else getattr(layer, name)
             if type(module) not in known:
                 return f"{name} is {_article(type(module).__name__)}"
             if not is_untouched(module):
@@ -62,6 +64,7 @@ class FusedLayer(nn.Module):
 class GraphLayer(FusedLayer):
     """A layer that refuses destinations without in-edges unless ``allow_zero_in_degree``."""
 
+    _allow_zero_in_degree: bool
     allow_zero_in_degree = renamed("_allow_zero_in_degree")
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
@@ -69,8 +72,15 @@ class GraphLayer(FusedLayer):
 
     def _graph(self, graph: Any) -> Graph:
         """The graph as the engine takes it, with its in-degrees checked."""
+        allowed = self._allow_zero_in_degree
+        if (
+            type(graph) is Graph
+            and not internals.is_dynamo_recording()
+            and (allowed or graph._structure.dst.has_empty is False)
+        ):  # the usual case, without further calls: nothing to convert, and degrees that are known
+            return graph
         fused = as_graph(graph, self)
-        if not self.allow_zero_in_degree:
+        if not allowed:
             check_in_degrees(graph, fused, f"{type(self).__name__}: ")
         return fused
 

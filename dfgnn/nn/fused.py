@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..engine import paths
-from ..engine.checks import DTYPES
+from ..engine.argument_checks import DTYPES
 from ..engine.layer import Layer, run
 from ..engine.paths import declined
 from ..graph import Graph
 from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     PLAN_LAYERS,
     SCORE_OF_NUMBER,
@@ -208,8 +209,10 @@ def fused_layer(
     does not depend on it. Both have to drop the same weights, for which the seed is returned; it is None if
     nothing is dropped, or if the caller's computation is the only one.
     """
-    if torch.compiler.is_compiling():
-        if with_attention or not _is_known(layer, spec.score, _known_to_compilers):
+    if internals.is_dynamo_recording() or internals.compiler._is_compiling_flag:
+        function = _FUNCTIONS.get(spec.score)
+        changed = getattr(layer, "attention", function) is not function or all_hooked()
+        if with_attention or changed or not _known_to_compilers(type(layer)):
             return _NONE
         return traced_layer(spec, graph, x, x_dst), None
     seed = None
@@ -237,7 +240,7 @@ def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tenso
     )
     size = t.value_weight.shape[0] // heads
     padding = -size % max(_LOAD[kind] // of_all.itemsize, 1)
-    edges = spec.dropout_p > 0 or has_edges or needs_rows(score, spec.negative_slope)
+    edges = spec.dropout_p > 0 or has_edges or (score == "dot" and needs_rows(score, spec.negative_slope))
     handle = graph._planner.handle(heads, size + padding, of_all, PLAN_LAYERS[score], "auto", edges, train)
     numbers = LayerNumbers(
         graph=handle.number,
@@ -255,19 +258,14 @@ def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tenso
     return Layer.at_once(_Call(numbers, graph, handle), *t) if train else run(numbers, t)[0]
 
 
-def _is_known(layer: Any, score: str, knows_all: Any) -> bool:
-    """Whether the layer is what its spec says, and there is no hook on all modules."""
-    function = _FUNCTIONS.get(score)
-    return getattr(layer, "attention", function) is function and knows_all(type(layer)) and not all_hooked()
-
-
 def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
     """The layer's tensors without a seed, in the dtype of the computation, and the dtype of the result; or
     the reason, in words, why the layer is not fused. No compiler is recording."""
     # This runs at every call of a layer, and on a small graph its Python time counts: so the usual questions
     # are asked here, in one frame.
     score, _, value, key, query, skip, of_edges, vectors, bias, *_, wide, _ = spec
-    if not _is_known(layer, score, knows_all_of):
+    function = _FUNCTIONS.get(score)
+    if getattr(layer, "attention", function) is not function or not knows_all_of(type(layer)) or all_hooked():
         return _CHANGED
     additive, parameters = score == "additive", []
     for linear in (value, key, query, skip):

@@ -7,22 +7,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
-from ...engine.checks import DTYPES
-from .._errors import check_constructor, wrong_argument, wrong_features
+from .._errors import check_constructor
 from .._fused_or_upstream import METHODS, fused_or_upstream, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
 from ..fused import fused_layer
 from ..whole.spec import LayerSpec
-from . import VERSION
 from ._edges import attention_result
-from ._graph import for_upstream
+from ._x_and_edge_index import for_upstream
 
 LIBRARY = "torch_geometric"
 LINEAR.append(Linear)
@@ -171,48 +169,6 @@ class FusedConv:
 def _upstream(cls: type) -> Any:
     """The library's class to which FusedConv was added."""
     return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
-
-
-def wants_attention(return_attention_weights: bool | None) -> bool:
-    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before
-    if it is a bool, whichever."""
-    return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
-
-
-def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
-    """Source and destination features ``[N, F]`` or ``[B, N, F]``; both are x where it is one tensor."""
-    if isinstance(x, Tensor):
-        check_rows(layer, "x", x)
-        return x, x
-    if not isinstance(x, (tuple, list)) or len(x) != 2:
-        where = f"{type(layer).__name__}: x"
-        raise TypeError(f"{where}: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
-    x_src, x_dst = x
-    check_rows(layer, "x[0]", x_src)
-    if x_dst is not None:
-        check_rows(layer, "x[1]", x_dst)
-        if x_src.shape[:-2] != x_dst.shape[:-2]:
-            raise wrong_argument(
-                layer, "x[1]", f"a batch as x[0], {list(x_src.shape[:-2])}", list(x_dst.shape[:-2])
-            )
-    return x_src, x_dst
-
-
-def both_ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
-    """`ends` of a layer that reads the destinations' features, too."""
-    x_src, x_dst = ends(layer, x)
-    if x_dst is None:
-        raise wrong_argument(layer, "x", "features of the destinations, too", "None for x[1]")
-    return x_src, x_dst
-
-
-def check_rows(layer: nn.Module, name: str, x: Any) -> None:
-    """Raise TypeError or ValueError unless x is ``[N, F]``, or ``[B, N, F]``: B sets on one graph."""
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
-        raise wrong_features(layer, name, x, "[N, F]")
-    if x.dim() not in (2, 3):
-        where = f"{type(layer).__name__}: {name}"
-        raise ValueError(f"{where}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
 
 
 def is_batch(x: Any) -> bool:

@@ -13,9 +13,9 @@ from ... import functional
 from ...engine.edge_rows import rows_of_sources
 from .._errors import check_fits, check_takes
 from .._terms import is_plain
-from ._base import FusedConv, check_rows, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):

@@ -10,9 +10,9 @@ from torch import Tensor
 from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
-from ._base import FusedConv, ends, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import ends, graph_of
 from .aggregation import SoftmaxAggregation, scores_of
 
 

@@ -12,9 +12,9 @@ from ... import functional
 from ...engine.edge_terms import sum_of_features
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import plain_linear
-from ._base import FusedConv, both_ends, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import both_ends, graph_of
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
 

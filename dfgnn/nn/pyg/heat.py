@@ -14,9 +14,9 @@ from ...engine.edge_terms import sum_of_features
 from .._errors import check_takes, projected
 from .._terms import is_untouched, plain_linear
 from .._typed import check_types, groups_of, is_recorded
-from ._base import FusedConv, check_rows, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):

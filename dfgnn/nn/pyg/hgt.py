@@ -16,9 +16,9 @@ from .._errors import check_fits, wrong_argument
 from .._fused_or_upstream import foreign_tensor
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
-from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import for_upstream, sizes_of
+from ._base import FusedConv, is_batch, over_batch
 from ._relations import join
+from ._x_and_edge_index import check_rows, for_upstream, sizes_of
 
 
 class HGTConv(FusedConv, torch_geometric.nn.HGTConv):

@@ -16,9 +16,9 @@ from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear
 from ..fused import fused_layer
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, both_ends, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import both_ends, graph_of
 
 
 class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):

@@ -1,4 +1,4 @@
-"""The graph of what torch_geometric's layers take for edges, and its sizes."""
+"""What torch_geometric's layers take: features of both ends, and edges, of which this gives the graph."""
 
 from __future__ import annotations
 
@@ -7,10 +7,57 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...engine.traced_graph import EdgeList, is_traced
+from ...engine.argument_checks import DTYPES
+from ...engine.compiler_graph import EdgeList, is_traced
 from ...graph import Graph, GraphPart, cache
 from ...runtime import torch_internals as internals
-from .._errors import wrong_argument
+from .._errors import wrong_argument, wrong_features
+from . import VERSION
+
+
+def wants_attention(return_attention_weights: bool | None) -> bool:
+    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before
+    if it is a bool, whichever."""
+    return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
+
+
+def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
+    """Source and destination features ``[N, F]`` or ``[B, N, F]``; both are x where it is one tensor."""
+    if isinstance(x, Tensor):
+        if x.dtype not in DTYPES or x.dim() not in (2, 3):
+            check_rows(layer, "x", x)
+        return x, x
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
+        where = f"{type(layer).__name__}: x"
+        raise TypeError(f"{where}: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
+    x_src, x_dst = x
+    check_rows(layer, "x[0]", x_src)
+    if x_dst is not None:
+        check_rows(layer, "x[1]", x_dst)
+        if x_src.shape[:-2] != x_dst.shape[:-2]:
+            raise wrong_argument(
+                layer, "x[1]", f"a batch as x[0], {list(x_src.shape[:-2])}", list(x_dst.shape[:-2])
+            )
+    return x_src, x_dst
+
+
+def both_ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
+    """`ends` of a layer that reads the destinations' features, too."""
+    if isinstance(x, Tensor) and x.dtype in DTYPES and x.dim() in (2, 3):
+        return x, x
+    x_src, x_dst = ends(layer, x)
+    if x_dst is None:
+        raise wrong_argument(layer, "x", "features of the destinations, too", "None for x[1]")
+    return x_src, x_dst
+
+
+def check_rows(layer: nn.Module, name: str, x: Any) -> None:
+    """Raise TypeError or ValueError unless x is ``[N, F]``, or ``[B, N, F]``: B sets on one graph."""
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        raise wrong_features(layer, name, x, "[N, F]")
+    if x.dim() not in (2, 3):
+        where = f"{type(layer).__name__}: {name}"
+        raise ValueError(f"{where}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
 
 
 def graph_of(
