@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import functional
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import is_first_rows
+from ..fused import is_first_rows
 from ..whole.spec import LayerSpec
 from ._base import FusedConv
 from ._edges import edge_attributes
