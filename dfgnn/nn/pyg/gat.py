@@ -13,7 +13,7 @@ from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import is_first_rows
+from ..fused import is_first_rows
 from ..whole.spec import LayerSpec
 from ._base import FusedConv
 from ._edges import edge_attributes
@@ -86,7 +86,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = None
         if edge_attr is not None and not is_exporting() and len(edge_attr) == 0:
             edge_attr = None  # as in torch_geometric: the projection's gradient is then None, and not zero
-        shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
+        is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
+        shared = is_square and self.lin is not None
         out = seed = None
         if shared:
             out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)

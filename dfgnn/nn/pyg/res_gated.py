@@ -14,7 +14,7 @@ from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_ed
 from ...graph import GraphPart
 from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear
-from ..whole.eligible import fused_layer
+from ..fused import fused_layer
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
