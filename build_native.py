@@ -281,6 +281,15 @@ def say_what_cuda_takes(jobs: int) -> None:
     )
 
 
+def check_place() -> None:
+    """Objects are made beside the sources, by setuptools too."""
+    if not os.access(ROOT, os.W_OK):
+        raise BuildError(
+            f"{ROOT} cannot be written, and what is compiled goes to its folder build: copy the sources to a "
+            "place of your own, and build there"
+        )
+
+
 def install(library: Path, folder: Path) -> None:
     """Copy to a new file and rename it: processes that have the old library mapped are not affected."""
     target = folder / library.name
@@ -300,6 +309,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")
+    check_place()
     cxx, extra = find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     ninja, libraries = NinjaFile(), []

@@ -14,7 +14,6 @@ from dfgnn.capturing import capture
 from dfgnn.compiling import compile
 from dfgnn.graph import Graph
 from dfgnn.profiling import explain, profile
-from dfgnn.runtime import moved
 from dfgnn.switch import accelerate, convert_state_dict, patch, restore
 
 __version__ = "0.1.0"
@@ -34,10 +33,3 @@ __all__ = [
     "restore",
     "sampling",
 ]
-
-
-def __getattr__(name: str):
-    return moved.attribute(name)
-
-
-moved.install()

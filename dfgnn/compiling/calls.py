@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ..engine.traced_graph import EdgeList, kept
+from ..engine.compiler_graph import EdgeList, kept
 from ..graph.cache import graph_of
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..engine.traced_graph import edge_pair
+from ..engine.compiler_graph import edge_pair
 from . import calls, operations, report, scores
 from .normal_forms import Index
 from .operations import arguments, name, shape, value

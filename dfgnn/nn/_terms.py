@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..runtime import torch_internals as internals
-from ._fallback import is_from
+from ._upstream import is_from
 
 __all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_untouched", "plain_linear"]
 
@@ -49,7 +49,7 @@ def _is_as_written(cls: type[nn.Module]) -> bool:
     return True
 
 
-_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
+_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
 def is_plain(linear: nn.Module) -> bool:

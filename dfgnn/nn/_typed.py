@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, library, nn
 
 from .. import functional
-from ..engine.traced_graph import of_types
+from ..engine.compiler_graph import of_types
 from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager

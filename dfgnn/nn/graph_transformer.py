@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, wrong_argument, wrong_features
+from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain, under_autocast
@@ -124,7 +125,7 @@ class GraphTransformerConv(AttentionLayer):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        self.falls_back(graph)  # raises if attn_drop is neither Dropout nor Identity
+        upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import check_takes
+from .._fused_or_upstream import upstream_runs
 from .._graph import as_graph, split_ends
 from .._layer import FusedLayer
 from .._terms import is_untouched
@@ -140,7 +141,7 @@ class HGTConv(FusedLayer):
         Raises:
             TypeError, ValueError: ``g`` or a tensor is not as described.
         """
-        if self.falls_back(g, x):
+        if upstream_runs(self, g, x):
             return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g, self)
         x_src, x_dst = split_ends(self, fused, x, None, "x")

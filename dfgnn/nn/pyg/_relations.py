@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ...engine.traced_graph import EdgeList, is_traced
+from ...engine.compiler_graph import EdgeList, is_traced
 from ...graph import Graph
 from ...graph.cache import once, parts_of, state_of
 from ...sparse import csr as _csr

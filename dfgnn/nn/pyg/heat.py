@@ -14,9 +14,9 @@ from ...engine.edge_terms import sum_of_features
 from .._errors import check_takes, projected
 from .._terms import is_untouched, plain_linear
 from .._typed import check_types, groups_of, is_recorded
-from ._base import FusedConv, check_rows, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
@@ -46,8 +46,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         for lin in (layer.att, layer.lin):  # their weights are read without calling them
             if plain_linear(lin) is None:
                 return "att or lin was replaced or has hooks"
@@ -56,7 +56,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             return "edge_type_emb was replaced or has hooks"
         if kinds.max_norm is not None or kinds.scale_grad_by_freq or kinds.sparse:
             return "edge_type_emb has options of its own"
-        return super().why_not(layer)
+        return None
 
     def forward(
         self,

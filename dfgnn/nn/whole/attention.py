@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ... import functional
-from ...engine import operators, traced_graph
+from ...engine import compiler_graph, operators
 from ...engine.node import FusedFunction
 from ...graph import Graph
 from ...runtime import ops as _ops
@@ -135,7 +135,7 @@ class _Attention(NamedTuple):
                 of_attn = of_attn[:, : self.projections.size]
             found[_ATTN] = of_attn.reshape(t.attn.shape)
         if need_edges:
-            of_edges = traced_graph.in_use(self.graph.edge_mask, of_edges).flatten(1)
+            of_edges = compiler_graph.in_use(self.graph.edge_mask, of_edges).flatten(1)
         return {VALUE: value, KEY: key, QUERY: query, EDGE: of_edges if need_edges else None}
 
     def formula(self, *tensors):

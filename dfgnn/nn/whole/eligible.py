@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...engine import paths
-from ...engine.checks import DTYPES
+from ...engine.argument_checks import DTYPES
 from ...engine.paths import declined
 from ...graph import Graph
 from ...runtime import ops as _ops
@@ -67,7 +67,7 @@ def _known_to_compilers(cls: type) -> bool:
     return knows_all_of(cls)
 
 
-_known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
+_known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
 def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
