@@ -161,6 +161,11 @@ def compiling() -> Any:
         torch.compiler._is_compiling_flag = before
 
 
+def let_dynamo_record_numbers() -> None:
+    """Let Dynamo record ``int(tensor)`` as a symbol in place of ending its graph there."""
+    torch._dynamo.config.capture_scalar_outputs = True
+
+
 def graph_break(reason: str) -> None:
     """Let Dynamo end its graph here; to be called while it records."""
     torch._dynamo.graph_break(reason)
