@@ -106,8 +106,15 @@ class Program:
         ):
             name = name.replace("dot", "mul")  # DGL's dot does not broadcast the last dimension
         ends = [part for part in name.split("_") if part in FIELDS]
+        if "div" in name and self.has_zeros(g, relation, name[-1]):
+            name = name.replace("div", "sub")  # DGL's max and min leave out NaN
         made = getattr(self.fn, name)(*(FIELDS[end] for end in ends), "m")
         return made, getattr(self.fn, self.draw.choice(REDUCERS))("m", "out")
+
+    @staticmethod
+    def has_zeros(g, relation, end):
+        frames = {"u": g.nodes[relation[0]], "v": g.nodes[relation[2]], "e": g.edges[relation]}
+        return bool((frames[end].data[FIELDS[end]] == 0).any())
 
     def functions(self, g, relation):
         """A message and a reduce function, built-in or in Python."""
