@@ -1,7 +1,7 @@
 """DGL's own tests of its names, with DGL and with dfgnn.compat in its place, for upstream_tests.py.
 
-``python scripts/upstream_names.py dgl|dfgnn DIR OUT.json EXPRESSION`` runs the tests of a clone of dmlc/dgl in
-one process and writes each case's outcome, and the names that it asked for and that dfgnn.compat does not
+``python scripts/upstream_names.py dgl|dfgnn DIR OUT EXPRESSION`` runs the tests of a clone of dmlc/dgl in one
+process and writes each case's outcome, and the names that it asked for and that dfgnn.compat does not
 have. Names that are absent are placeholders here, so that a test file that imports one is collected all the
 same; a test that touches one is not concerned.
 """

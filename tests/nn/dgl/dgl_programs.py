@@ -92,10 +92,11 @@ class Program:
             )
         for relation in g.canonical_etypes:
             part = g[relation]
-            self.see(relation, g.edges(etype=relation, form="all"), g.batch_num_edges(relation), part.num_src_nodes(),
+            self.see(relation, g.edges(etype=relation, form="all"), g.batch_num_edges(relation))
+            self.see(part.num_src_nodes(),
                      part.num_dst_nodes(), dict(sorted(g.edges[relation].data.items())))  # fmt: skip
 
-    # ---- steps ----------------------------------------------------------------------------------------------
+    # ---- steps ----------------------------------------------------------------------------------------
 
     def built_in(self, g, relation, message=None):
         name = message or self.draw.choice(MESSAGES)

@@ -106,7 +106,7 @@ def test_dtypes_of_ids():
     (lambda: dgl.node_subgraph(drawn(), [1, 1]), "different ids"),
     (lambda: dgl.to_block(drawn(), [0]), "all nodes that have edges"),
     (lambda: dgl.batch([drawn(), drawn().int()]), "one dtype of ids"),
-    (lambda: drawn().update_all(dgl.function.copy_u("x", "m"), dgl.function.sum("n", "y")), "the messages 'm'"),
+    (lambda: drawn().update_all(dgl.function.copy_u("x", "m"), dgl.function.sum("n", "y")), "messages 'm'"),
     (lambda: drawn().edge_ids(0, 0), "with an edge between them, got 0, 0"),
     (lambda: dgl.broadcast_nodes(dgl.batch([drawn()] * 3), torch.ones(2, 1)), "3 rows, one per graph"),
 ])  # fmt: skip
@@ -115,7 +115,7 @@ def test_bad_input(call, message):
         call()
 
 
-# ---- pickles, files ------------------------------------------------------------------------------------------
+# ---- pickles, files -----------------------------------------------------------------------------------
 
 
 def same_graph(a, b):
@@ -193,7 +193,7 @@ def test_values_of_lazy_matrices_are_copied():
             assert torch.equal(copied.val, made().val)
 
 
-# ---- samples ---------------------------------------------------------------------------------------------------
+# ---- samples ------------------------------------------------------------------------------------------
 
 
 def sampled(g, seeds, **options):
@@ -260,11 +260,13 @@ def test_samples_of_several_types():
     assert torch.equal(blocks[0].srcnodes["a"].data["x"], inputs["a"].float())
 
 
-# ---- numbers -----------------------------------------------------------------------------------------------------
+# ---- numbers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype, offset", [(torch.float32, 1e3), (torch.float32, 1e5), (torch.bfloat16, 800.0),
-                                           (torch.float16, 800.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype, offset",
+    [(torch.float32, 1e3), (torch.float32, 1e5), (torch.bfloat16, 800.0), (torch.float16, 800.0)],
+)
 @pytest.mark.parametrize("op", ["add", "sub", "div"])
 @pytest.mark.parametrize("edges", [300, 20000])
 def test_sums_do_not_cancel(op, edges, dtype, offset):
@@ -316,7 +318,7 @@ def test_softmax_of_some_edges(idtype):
             ops.edge_softmax(g, logits, wrong)
 
 
-# ---- networkx, data sets -----------------------------------------------------------------------------------------
+# ---- networkx, data sets ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
