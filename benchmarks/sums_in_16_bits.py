@@ -114,7 +114,7 @@ def draw(path: Path, files: list[Path], dark: bool) -> None:
             axis.set_xlabel("degree")
         for axis in axes[:, 0]:
             axis.set_ylabel("relative error (0: 10⁻⁴)")
-        axes[0, 0].legend(fontsize=8)
+        axes[0, 0].legend(fontsize=8, frameon=False)
         figure.savefig(path, dpi=110, metadata={"Software": None})
         plt.close(figure)
 
