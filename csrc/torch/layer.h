@@ -43,6 +43,7 @@ struct Layers {
     bool is_result = false;  // whether the attention's result is the layer's
 
     Workspace memory;
+    OptTensor held;  // the tensor with this memory, in the dtype of x
     void *attn = nullptr, *ready_bias = nullptr, *scores = nullptr, *folded = nullptr, *alpha_src = nullptr,
          *alpha_dst = nullptr, *stats = nullptr, *positive = nullptr, *positive_mass = nullptr,
          *out = nullptr;
@@ -155,7 +156,19 @@ struct Layers {
 
     // ---- tensors on this memory ----
 
-    Tensor on(void* where, Dims sizes, ScalarType dtype) const { return on_memory(where, c.x, sizes, dtype); }
+    // The pointers point into `held`, a tensor of as many bytes as `memory` needs.
+    void place(const Tensor& tensor) {
+      held = tensor;
+      memory.place(const_cast<void*>(tensor.const_data_ptr()));
+    }
+    int64_t elements() const { return memory.bytes() / bytes_of(type); }
+    Tensor on(void* where, Dims sizes, ScalarType dtype) const {
+      if (dtype != type) return on_memory(where, c.x, sizes, dtype);
+      int64_t strides[kMostDims], step = 1;
+      for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
+      const int64_t bytes = static_cast<char*>(where) - static_cast<const char*>(held->const_data_ptr());
+      return strided(*held, sizes, Dims(strides, sizes.size()), bytes / bytes_of(type));
+    }
     Tensor rows(const Projection& p) const {
       return on(p.rows, {p.x->size(0), heads.heads, heads.size + heads.padding}, type);
     }
@@ -183,7 +196,7 @@ struct Layers {
       if (scores_edges()) in.bias = on(scores, {edges, heads.heads}, c.edge_attr->scalar_type());
       if (bias) in.out_bias = by_head(**bias, ready_bias);
       in.num_dst = m, in.negative_slope = c.negative_slope, in.scale = c.scale, in.dropout_p = c.dropout_p;
-      in.unwritten = c.unwritten;
+      in.unwritten = c.unwritten, in.own_terms = score == Score::additive;
       return in;
     }
     template <class Params>
@@ -242,7 +255,8 @@ struct Layers {
   static std::tuple<Tensor, OptTensor, bool> forward(const LayerCall& c) {
     const typename Backend::Scope scope(c.x);
     Layer l(c, "dfgnn::layer", false);
-    const OptTensor memory = l.memory.make(c.x);
+    const Tensor memory = make(c.x, {l.elements()}, l.type);
+    l.place(memory);
     for (const Projection* p : {&l.query, &l.key, &l.value, &l.edge})
       if (p->x) project(l, *p);
     if (l.attn) make_ready(l, *c.attn, l.attn);
@@ -254,7 +268,7 @@ struct Layers {
     const OptTensor into = l.is_result ? OptTensor() : OptTensor(l.attention_out());
     const Tensor out = Base::run_forward(l.check, in, p, false, into).out;
     const Tensor result = l.is_result ? reshaped(out, {l.m, l.heads.width()}) : finished(l, out);
-    return {result, c.train ? memory : OptTensor(), l.is_result};
+    return {result, c.train ? OptTensor(memory) : OptTensor(), l.is_result};
   }
 
   // The layer's result from the attention's.
@@ -301,7 +315,10 @@ struct Layers {
     LayerGradients found;
     l.check.require(c.train, "train: expected a call of `layer` for training");
     l.check.tensor("grad", grad, {l.m, l.heads.width()}, {c.dtype});
-    Base::read(l.check, l.memory, kept);
+    l.check.tensor("kept", kept, {l.elements()}, {l.type});
+    l.check.require(kept.is_contiguous() && reinterpret_cast<uintptr_t>(kept.const_data_ptr()) % 16 == 0,
+                    "kept: expected it as it was returned");
+    l.place(kept);
     const Tensor flat = dense(as_type(grad, l.type));
     Tensor padded = flat;
     if (l.heads.padding) {
@@ -353,13 +370,13 @@ struct Layers {
     const LayerCall& c = l.c;
     TermsBackwardParams q{};
     q.of = l.terms(in.value);
-    q.grad_terms[0] = data(g.src), q.grad_terms[1] = data(g.dst);
+    q.grad_terms[0] = p.grad_alpha_src, q.grad_terms[1] = p.grad_alpha_dst;
     const bool sums_bias = need.out_bias && l.bias == &c.out_bias;
     q.grad_out = sums_bias ? p.grad_out : nullptr;
     Tensor grad_feat = g.value;
     q.grad_feat = grad_feat.mutable_data_ptr();
-    const auto made =
-        Gat::run_terms_backward(in.value, *c.attn, *c.attn_dst, q, sums_bias ? c.out_bias : OptTensor());
+    const auto made = Gat::run_terms_backward(in.value, *c.attn, *c.attn_dst, q,
+                                              sums_bias ? c.out_bias : OptTensor(), true);
     if (need.attn) found.attn = made.src;
     if (need.attn_dst) found.attn_dst = made.dst;
     if (sums_bias) found.out_bias = made.bias;
