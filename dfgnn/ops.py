@@ -14,12 +14,12 @@ An edge leads from its source u to its destination v. There are
 Features are ``[rows, ...]`` with any number of dimensions, which broadcast as in NumPy; float32, float64,
 float16 or bfloat16, one type in a call. Edge tensors are in the graph's order of edges. A destination
 without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. Of equal maxima
-or minima the first has the gradient, as with ``dgl.ops``; on CUDA, and in float16 and bfloat16, they share
-it. ``u_dot_v``,
-``v_dot_u``, sums and means of ``copy_u`` and ``u_mul_e`` make no
-tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
-:func:`~dfgnn.functional.spmm`), unless it has a few thousand elements or fewer. Means of float16 and
-bfloat16 are computed in float32, so that sums larger than float16 do not overflow. All operators are
+or minima the first has the gradient; on CUDA, and in float16 and bfloat16, they share it. (DGL 1.1.3 on a CPU
+gives it to the last in float32 with AVX-512, and to the first in float64.) ``u_dot_v``, ``v_dot_u``, sums and
+means of ``copy_u`` and ``u_mul_e`` make no tensor with a row of features for every edge
+(:func:`dfgnn.functional.sddmm`, :func:`~dfgnn.functional.spmm`), unless it has a few thousand elements or
+fewer. Sums and means of float16 and bfloat16 are computed in float32, so that no term is lost, and no mean
+overflows whose sum would. All operators are
 differentiable; sums are deterministic, forward and backward.
 
 Raises TypeError and ValueError for arguments that are not as described.

@@ -268,6 +268,51 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
     return Arguments(made, number, num_src, num_dst, self_loops, room)
 
 
+# ---- an edge_index of rows of other tensors ---------------------------------------------------------------
+
+# The attribute of a tensor of `edge_pair` with the kept tensor of the same numbers, which has the graph.
+_KEPT = "_dfgnn_kept"
+
+
+def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    """[2, E] of two indices, each a row of a tensor [2, E] or, with the row -1, a tensor [E]. The result is
+    new memory each time, as compilers expect, but it stands for a tensor that is kept as long as the given
+    ones live, so that a graph is not made again for every call."""
+
+    def build() -> Tensor:
+        ends = [x if row < 0 else x[row] for x, row in ((first, first_row), (second, second_row))]
+        dtype = ends[0].dtype if ends[0].dtype == ends[1].dtype else torch.int64
+        return torch.stack([x.to(dtype) for x in ends])
+
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():  # a replay has to read the given tensors
+        return build()
+    parts = (first,) if first is second else (first, second)
+    kept: Tensor = once(parts, ("edge pair", first_row, second_row), build)
+    made = kept.clone()
+    setattr(made, _KEPT, kept)
+    return made
+
+
+def _pair_fake(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    dtype = first.dtype if first.dtype == second.dtype else torch.int64
+    return first.new_empty((2, first.shape[-1]), dtype=dtype)
+
+
+edge_pair = _ops.python_operator(
+    "edge_pair", "(Tensor first, int first_row, Tensor second, int second_row) -> Tensor", _pair, _pair_fake
+)
+_ops.without_autograd("edge_pair")
+
+
+def kept(edge_index: Any) -> Any:
+    """The tensor by which the graph of an ``edge_index`` is cached: the given one, but for those of
+    `edge_pair`."""
+    return getattr(edge_index, _KEPT, edge_index)
+
+
+# ---- finding the graph -------------------------------------------------------------------------------------
+
+
 def is_made(given: Tensor | None, number: int) -> bool:
     """Whether an operator was called with a packed structure, according to its first two arguments."""
     return given is not None and number == -1 and given.dim() == 1
@@ -281,7 +326,9 @@ def find(
         graph = _of_number(number)
         return graph if given is None else _typed(graph, given, num_src)
     if number <= _AS_SOURCES:
-        return _by_edges(given, _AS_SOURCES - number, num_dst)
+        return _by_edges(kept(given), _AS_SOURCES - number, num_dst)
+    assert given is not None
+    given = kept(given)
     assert given is not None
     if is_made(given, number):
         return compiler_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)

@@ -13,8 +13,9 @@ from .. import functional
 from ._errors import check_constructor, check_fits
 from ._fused_or_upstream import upstream_runs
 from ._graph import names_of_ends, rows_in_use, split_ends
+from ._half import normalized
 from ._layer import AttentionLayer, check_edge_rows, dropout_p, reset_linear
-from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, normalized, swapped
+from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, swapped
 
 
 class EdgeGraphTransformerConv(AttentionLayer):

@@ -157,7 +157,7 @@ class Layers:
             words = args.split() if isinstance(args, str) else args
             if isinstance(words, (list, tuple)) and words and os.getpid() == self._process:
                 name = os.path.basename(os.fsdecode(words[0]))
-                if name.startswith(("python", "torchrun")):
+                if name.startswith(("python", "torchrun")) and not torch.compiler.is_compiling():
                     self.programs.append(" ".join(str(word) for word in words)[:100])
             return construct(process, args, *rest, **kwargs)
 

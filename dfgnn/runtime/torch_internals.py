@@ -6,6 +6,7 @@ objects themselves rather than wrappers, because every call uses them and a Pyth
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from typing import Any
@@ -85,6 +86,11 @@ compiler, is_dynamo_recording = torch.compiler, torch.compiler.is_dynamo_compili
 # Unlike torch.compiler.disable, `_disable_dynamo` does not import the compiler where nothing is compiled.
 disable_dynamo = _disable_dynamo
 
+# The modules of functions in the graphs that Dynamo records; some descriptors of tensors have none.
+MODULES_OF_FUNCTIONS = {
+    "torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "_operator", None
+}  # fmt: skip
+
 # ---- operations that are documented nowhere but widely used.
 assert_async = torch._assert_async
 foreach_copy = torch._foreach_copy_
@@ -118,6 +124,32 @@ def inductor_uses_cuda_graphs() -> bool:
     """Whether Inductor is loaded and set to put what it compiles into CUDA graphs."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor is not None and inductor.triton.cudagraphs
+
+
+def storage_of(x: Any) -> Any:
+    """What is equal for tensors that share memory, also for tensors without values; None for layouts without
+    one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""
+    return x.untyped_storage()._cdata if x.layout == torch.strided else None
+
+
+def compile_fx(graph_module: Any, example_inputs: Any, mode: str | None, options: Any) -> Any:
+    """What ``torch.compile(backend="inductor", mode=mode, options=options)`` makes of Dynamo's graph.
+    Inductor has no public name for it."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx as inductor
+
+    config = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
+    return inductor(graph_module, example_inputs, config_patches=config)
+
+
+@contextlib.contextmanager
+def compiling() -> Any:
+    """torch.compiler.is_compiling is True within. From torch 2.13 on it is so while a backend works."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def graph_break(reason: str) -> None:

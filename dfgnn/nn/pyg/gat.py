@@ -82,7 +82,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
-        shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
+        is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
+        shared = is_square and self.lin is not None
         out = seed = None
         if shared:
             out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)
