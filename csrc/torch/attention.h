@@ -50,6 +50,7 @@ struct Attention : Graphs<Backend> {
     int64_t num_dst;
     double negative_slope, scale, dropout_p;
     int64_t flags;
+    bool own_terms = false;  // the caller makes src and dst itself, and reads their gradients by `p` alone
     bool unwritten = false;  // kernels may leave rows of the edges' gradients unwritten; they are to be zero
 
     int64_t num_src() const { return value.size(0); }
@@ -256,6 +257,7 @@ struct Attention : Graphs<Backend> {
   struct Gradients {
     Tensor value;
     OptTensor src, dst, attn, bias, gate, weight, feat;
+    OptTensor scratch;  // with the gradients of the terms where the caller made these itself
   };
   // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: sum_rows:
   // as the sum of draw, the gradient of the raw score, over the edges of each row; from_positive: from the
@@ -305,10 +307,11 @@ struct Attention : Graphs<Backend> {
     p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
     Gradients g{make(value, {n, h, dv}, type)};
     p.grad_value = g.value.mutable_data_ptr();
-    if (additive) {
+    const bool terms_in_scratch = in.own_terms && edges;
+    if (additive && !terms_in_scratch) {
       g.src = optional(p.grad_alpha_src, true, value, {n, h}, acc);
       g.dst = optional(p.grad_alpha_dst, of_dst.need, value, {m, h}, acc);
-    } else {
+    } else if (!additive) {
       g.src = optional(p.grad_key, dot, value, {n, h, d}, type);
       g.dst = optional(p.grad_query, of_dst.need, value, {m, h, d}, type);
     }
@@ -335,6 +338,10 @@ struct Attention : Graphs<Backend> {
     Workspace scratch;
     scratch.add(p.node_stats, true, {m, h, hands_over || p.handed ? 1 : 4}, acc);
     if (hands_over) scratch.add(p.handed, true, {edges, h, 2}, acc);
+    if (terms_in_scratch) {
+      scratch.add(p.grad_alpha_src, true, {n, h}, acc);
+      scratch.add(p.grad_alpha_dst, of_dst.need, {m, h}, acc);
+    }
     scratch.add(p.grad_raw, of_dst.sum_rows, {edges, h}, acc);
     if (fold) scratch.add(p.grad_attn, true, {p.attn_parts, h, dv}, acc);
     scratch.add(p.attn_sums, fold && p.attn_parts > kAttnAtOnce, {kAttnSums, h, dv}, acc);
@@ -345,7 +352,7 @@ struct Attention : Graphs<Backend> {
     scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
     scratch.add(p.partial_alpha, rev_slots && additive, {rev_slots, h}, acc);
     scratch.add(p.attr.partial, slots && p.attr.x, {slots, h, p.attr.width}, acc);
-    const OptTensor memory = scratch.make(value);
+    g.scratch = scratch.make(value);
     Backend::backward(p, value);
     return g;
   }

@@ -36,6 +36,7 @@ using Sizes = std::vector<int64_t>;
 class Dims {
  public:
   Dims(std::initializer_list<int64_t> list) : count_(list.size()) { data_ = list.begin(); }
+  Dims(const int64_t* data, size_t count) : data_(data), count_(count) {}
   Dims(const Sizes& sizes) : data_(sizes.data()), count_(sizes.size()) {}
   const int64_t* data() const { return data_; }
   size_t size() const { return count_; }
