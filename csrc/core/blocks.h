@@ -15,12 +15,12 @@
 //
 //   second     of the cotangents a, c, e, f of grad_query, grad_key, grad_value, grad_bias:
 //              t_ij = scale (a_i . k_j + q_i . c_j) + f_j        tau_i = sum_j P_ij t_ij
-//              u_ij = g_i . e_j     rho_i = sum_j dS_ij t_ij + P_ij u_ij
+//              u_ij = g_i . e_j     rho_i = sum_j (dS_ij t_ij + P_ij u_ij) - l_i tau_i
 //              x_ij = dS_ij (t_ij - tau_i) + P_ij (u_ij - rho_i)       y_ij = P_ij (t_ij - tau_i)
 //              grad_grad_out_i = sum_j y_ij v_j + P_ij e_j       grad_grad_log_sum_i = tau_i
 //              grad_query_i = scale sum_j x_ij k_j + dS_ij c_j   grad_key_j = scale sum_i x_ij q_i + dS_ij a_i
 //              grad_value_j = sum_i y_ij g_i                     grad_bias_j = sum_i x_ij
-// (rho is the same whether t_ij or t_ij - tau_i stands in it, because a row's dS_ij add up to that of l.)
+// (A row's x_ij add up to 0, and its dS_ij to l_i.)
 #pragma once
 
 #include "params.h"

@@ -77,8 +77,9 @@ class Second {
           }
           if (sums_known) {
             found = {tau[row_head], rho[row_head]};
-          } else if (task.to_rows) {
-            tau[row_head] = found.tau;
+          } else {
+            found.rho = whole_rho(found, row_head);
+            if (task.to_rows) tau[row_head] = found.tau;
           }
           finish(r * columns, columns, found, task.to_keys);
         }
@@ -95,7 +96,7 @@ class Second {
     if (SUMS)
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t row_head = (task.row_begin + r) * heads + head;
-        tau[row_head] = sums_[2 * r], rho[row_head] = sums_[2 * r + 1];
+        tau[row_head] = sums_[2 * r], rho[row_head] = whole_rho({sums_[2 * r], sums_[2 * r + 1]}, row_head);
       }
     if (SUMS || !task.to_rows) return;
     if (task.key_begin == task.key_end)
@@ -108,6 +109,11 @@ class Second {
   struct Sums {
     A tau, rho;
   };
+
+  // rho of a row, of sums over all its keys.
+  A whole_rho(Sums sums, int64_t row_head) const {
+    return p_.grad_log_sum ? sums.rho - sums.tau * static_cast<const A*>(p_.grad_log_sum)[row_head] : sums.rho;
+  }
 
   // The products of a tile: scores, g . v, t without f, and u.
   void products(int64_t columns, int64_t some) {

@@ -1,0 +1,71 @@
+// Launchers of attention within blocks for one dtype: the passes of tiles.cuh over windows of rows.
+#pragma once
+
+#include "../../core/blocks.h"
+#include "../launch.cuh"
+#include "tiles.cuh"
+
+namespace dfgnn::cuda {
+
+// The columns of each row, which block_ranges writes.
+struct BlockRanges {
+  const int2 *rows, *keys;  // [N]: the keys of a query; [M]: the queries of a key
+};
+
+template <typename T, Pass PASS>
+void launch_blocks(const BlockTileParams& p, int dim, cudaStream_t stream) {
+  const auto launch = [&](auto size) {
+    constexpr int D = decltype(size)::value;
+    if constexpr (kHalves<T, D> <= 256) {
+      constexpr int BYTES = LayoutOf<T, D>::BYTES;
+      const auto kernel = block_kernel<T, D, PASS>;
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+      cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)), kTileThreads,
+                   BYTES, kernel, p);
+    }
+  };
+  if (p.num_rows == 0) return;
+  switch (dim) {
+    case 16:
+      return launch(std::integral_constant<int, 16>{});
+    case 32:
+      return launch(std::integral_constant<int, 32>{});
+    case 64:
+      return launch(std::integral_constant<int, 64>{});
+    default:
+      return launch(std::integral_constant<int, 128>{});
+  }
+}
+
+inline BlockTileParams block_params(const BlockParams& b, int64_t num_rows, const int2* ranges) {
+  BlockTileParams p{};
+  p.num_rows = int32_t(num_rows), p.heads = b.heads, p.ranges = ranges;
+  p.scale = float(b.scale), p.exact_scale = b.scale;
+  return p;
+}
+
+template <typename T>
+void block_forward(const BlockParams& b, const BlockRanges& ranges, cudaStream_t stream) {
+  BlockTileParams p = block_params(b, b.num_rows, ranges.rows);
+  p.a = b.query, p.c = b.key, p.d = b.value, p.col_stats = b.key_bias;
+  p.out_d = b.out, p.stats = static_cast<RowStats<float>*>(b.stats);
+  launch_blocks<T, Pass::forward>(p, b.dim, stream);
+}
+
+template <typename T>
+void block_backward(const BlockParams& b, const BlockRanges& ranges, cudaStream_t stream) {
+  BlockTileParams p = block_params(b, b.num_rows, ranges.rows);
+  p.a = b.query, p.b = b.grad_out, p.c = b.key, p.d = b.value, p.col_stats = b.key_bias;
+  p.row_stats = static_cast<const RowStats<float>*>(b.stats), p.out = b.out;
+  p.node_stats = static_cast<NodeStats<float>*>(b.delta), p.grad_log_sum = b.grad_log_sum;
+  p.out_c = b.grad_query;
+  launch_blocks<T, Pass::destinations>(p, b.dim, stream);
+
+  BlockTileParams of_keys = block_params(b, b.num_keys, ranges.keys);
+  of_keys.a = b.key, of_keys.b = b.value, of_keys.c = b.query, of_keys.d = b.grad_out;
+  of_keys.row_term = static_cast<const float*>(b.key_bias), of_keys.col_stats = b.delta;
+  of_keys.out_c = b.grad_key, of_keys.out_d = b.grad_value, of_keys.row_sum = static_cast<float*>(b.grad_bias);
+  launch_blocks<T, Pass::sources>(of_keys, b.dim, stream);
+}
+
+}  // namespace dfgnn::cuda
