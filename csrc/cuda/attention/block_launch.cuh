@@ -1,40 +1,30 @@
 // Launchers of attention within blocks for one dtype: the passes of tiles.cuh over windows of rows.
 #pragma once
 
-#include "../../core/blocks.h"
-#include "../launch.cuh"
+#include "block_passes.cuh"
 #include "tiles.cuh"
 
 namespace dfgnn::cuda {
 
-// The columns of each row, which block_ranges writes.
-struct BlockRanges {
-  const int2 *rows, *keys;  // [N]: the keys of a query; [M]: the queries of a key
-};
+// Calls f with the size of heads as a constant.
+template <typename T, class F>
+void with_block_size(int dim, F f) {
+  if (dim == 16) return f(std::integral_constant<int, 16>{});
+  if (dim == 32) return f(std::integral_constant<int, 32>{});
+  if (dim == 64) return f(std::integral_constant<int, 64>{});
+  if constexpr (sizeof(T) < 8) return f(std::integral_constant<int, 128>{});
+}
 
 template <typename T, Pass PASS>
 void launch_blocks(const BlockTileParams& p, int dim, cudaStream_t stream) {
-  const auto launch = [&](auto size) {
-    constexpr int D = decltype(size)::value;
-    if constexpr (kHalves<T, D> <= 256) {
-      constexpr int BYTES = LayoutOf<T, D>::BYTES;
-      const auto kernel = block_kernel<T, D, PASS>;
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-      cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)), kTileThreads,
-                   BYTES, kernel, p);
-    }
-  };
   if (p.num_rows == 0) return;
-  switch (dim) {
-    case 16:
-      return launch(std::integral_constant<int, 16>{});
-    case 32:
-      return launch(std::integral_constant<int, 32>{});
-    case 64:
-      return launch(std::integral_constant<int, 64>{});
-    default:
-      return launch(std::integral_constant<int, 128>{});
-  }
+  with_block_size<T>(dim, [&](auto size) {
+    constexpr int D = decltype(size)::value, BYTES = LayoutOf<T, D>::BYTES;
+    const auto kernel = block_kernel<T, D, PASS>;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
+    cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)), kTileThreads,
+                 BYTES, kernel, p);
+  });
 }
 
 inline BlockTileParams block_params(const BlockParams& b, int64_t num_rows, const int2* ranges) {

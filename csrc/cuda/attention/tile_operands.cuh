@@ -248,17 +248,16 @@ __device__ __forceinline__ void add_columns(double (&acc)[D / 8][4], const Packe
 }
 
 // Adds the rows' sums of the rounded weights to `sum`: entries 0 and 1 are both of row g, entries 2 and 3 of
-// row g + 8.
+// row g + 8. In 32 and 64 bits entries 0 and 2 get the sums over this lane's columns alone, which whole_sum
+// completes.
 template <typename T, int M>
-__device__ __forceinline__ void add_weights(float (&sum)[4], const Packed<T, M>& w) {
-  const uint32_t ones = pack_two<T>(1, 1);
-  repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
-}
-
-// In 32 and 64 bits, the sums of this lane's columns alone, which whole_sum completes.
-template <typename A, int M>
-__device__ __forceinline__ void add_weights(A (&sum)[4], const Packed<A, M>& p) {
-  repeat<M, 4>([&](int n, int e) { sum[e & 2] += p.w[n][e]; });
+__device__ __forceinline__ void add_weights(Acc<T> (&sum)[4], const Packed<T, M>& w) {
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t ones = pack_two<T>(1, 1);
+    repeat<M / 2>([&](int k) { multiply<T>(sum, w.a[k], ones, ones); });
+  } else {
+    repeat<M, 4>([&](int n, int e) { sum[e & 2] += w.w[n][e]; });
+  }
 }
 
 // Return the sum, or the maximum, over the four lanes that have a row's columns.
@@ -310,7 +309,7 @@ struct TileTraits {
   // C: 16-byte pieces of a row; G: groups of 8 columns of its sums; N: groups of 8 columns of a chunk
   static constexpr int C = H / 8, G = D / 8, N = kTileCols / 8;
   // Of N, how many backward has in registers at a time.
-  static constexpr int SOME = D <= 32 || sizeof(T) > 2 ? N / 2 : N;
+  static constexpr int SOME = sizeof(T) == 8 ? 1 : D <= 32 || sizeof(T) == 4 ? N / 2 : N;
   // Bytes of statistics of a column.
   static constexpr int STAT = SOURCES                    ? int(sizeof(NodeStats<Acc<T>>))
                               : BLOCKS                   ? int(sizeof(Acc<T>))

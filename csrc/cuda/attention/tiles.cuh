@@ -182,25 +182,24 @@ __device__ __forceinline__ void tile_pass(const TileParams& p, char* shared) {
   const auto fetch_masks = [&](int chunk) {
     if (chunk >= me.item.end) return;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if constexpr (X::BLOCKS) {
-        const int first = me.first_column + chunk * kTileCols;
-        next_mask[i] = bits_below(rows.range[i].y - first) & ~bits_below(rows.range[i].x - first);
-      } else {
-        next_mask[i] = uint32_t(__ldg(masks + int64_t(chunk) * kTileInts + 8 * i));
-      }
-    }
+    for (int i = 0; i < 2; ++i) next_mask[i] = uint32_t(__ldg(masks + int64_t(chunk) * kTileInts + 8 * i));
   };
-  fetch_masks(me.item.begin);
+  if constexpr (!X::BLOCKS) fetch_masks(me.item.begin);
 
   for (int chunk = me.item.begin; chunk < me.item.end; ++chunk) {
+    if constexpr (X::BLOCKS) {
+      const int first = me.first_column + chunk * kTileCols;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        next_mask[i] = bits_below(rows.range[i].y - first) & ~bits_below(rows.range[i].x - first);
+    }
     TileChunk here = {{next_mask[0] >> (2 * me.t), next_mask[1] >> (2 * me.t)}};
     const bool any = __any_sync(kAll, (next_mask[0] | next_mask[1]) != 0);
     wait_copies<L::STAGES - 2>();  // until this thread's copies for this chunk have arrived
     __syncthreads();  // until those of all threads have, and no warp reads the stage that is filled next
     copies.copy(next, chunk + L::STAGES - 1);
     copies.fetch_ids(next, chunk + L::STAGES);
-    fetch_masks(chunk + 1);
+    if constexpr (!X::BLOCKS) fetch_masks(chunk + 1);
     if (!any) continue;
 
     here.columns_c = me.smem + copies.stage_of(chunk), here.columns_d = here.columns_c + L::COLS;
