@@ -367,7 +367,9 @@ def block_attention(
             continue
         score = scale * torch.einsum("ihd,jhd->hij", query[row:row_end], key[first:end])
         if key_bias is not None:
-            score = score + (key_bias[first:end, None] if key_bias.dim() == 1 else key_bias[first:end]).T.unsqueeze(1)
+            score = score + (
+                key_bias[first:end, None] if key_bias.dim() == 1 else key_bias[first:end]
+            ).T.unsqueeze(1)
         if sink is not None:
             score = torch.cat([score, sink.view(-1, 1, 1).expand(*score.shape[:2], 1)], 2)
         hidden = (score == -math.inf).all(2, keepdim=True)

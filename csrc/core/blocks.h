@@ -18,8 +18,8 @@
 //              u_ij = g_i . e_j     rho_i = sum_j (dS_ij t_ij + P_ij u_ij) - l_i tau_i
 //              x_ij = dS_ij (t_ij - tau_i) + P_ij (u_ij - rho_i)       y_ij = P_ij (t_ij - tau_i)
 //              grad_grad_out_i = sum_j y_ij v_j + P_ij e_j       grad_grad_log_sum_i = tau_i
-//              grad_query_i = scale sum_j x_ij k_j + dS_ij c_j   grad_key_j = scale sum_i x_ij q_i + dS_ij a_i
-//              grad_value_j = sum_i y_ij g_i                     grad_bias_j = sum_i x_ij
+//              grad_query_i = scale sum_j x_ij k_j + dS_ij c_j   grad_key_j = scale sum_i x_ij q_i + dS_ij
+//              a_i grad_value_j = sum_i y_ij g_i                     grad_bias_j = sum_i x_ij
 // (A row's x_ij add up to 0, and its dS_ij to l_i.)
 #pragma once
 
@@ -41,11 +41,11 @@ struct BlockParams {
   void* out;                        // [N, H, Dv] T, a result of forward
   void* stats;                      // [N, H, 2] acc, a result of forward: RowStats
   // Backward and second.
-  const void* grad_out;           // [N, H, Dv] T
-  const void* grad_log_sum;       // [N, H] acc, or null: 0
-  void *grad_query, *grad_key;    // T
-  void *grad_value, *grad_bias;   // T, and [M, H] acc or null: not wanted
-  void* delta;                    // scratch: [N, H] acc on the CPU, [N, H, 4] on CUDA
+  const void* grad_out;          // [N, H, Dv] T
+  const void* grad_log_sum;      // [N, H] acc, or null: 0
+  void *grad_query, *grad_key;   // T
+  void *grad_value, *grad_bias;  // T, and [M, H] acc or null: not wanted
+  void* delta;                   // scratch: [N, H] acc on the CPU, [N, H, 4] on CUDA
   // Second alone.
   const void *of_query, *of_key, *of_value;  // a, c, e, shaped as query, key and value; T
   const void* of_bias;                       // f [M, H] acc, or null: 0

@@ -13,7 +13,8 @@ namespace {
 // first block and behind the last one, which have no partners.
 template <class F>
 void for_blocks(const BlockParams& p, F f) {
-  const auto *rows = static_cast<const int64_t*>(p.offsets), *keys = static_cast<const int64_t*>(p.key_offsets);
+  const auto *rows = static_cast<const int64_t*>(p.offsets),
+             *keys = static_cast<const int64_t*>(p.key_offsets);
   const int64_t last = p.num_blocks;
   f(0, rows[0], 0, 0), f(0, 0, 0, keys[0]);
   for (int64_t b = 0; b < last; ++b) f(rows[b], rows[b + 1], keys[b], keys[b + 1]);

@@ -1,7 +1,7 @@
 // Attention among all pairs within blocks (core/blocks.h). A task is a range of a block's queries and one of
 // its keys, for one head. A short block is one task; of a long one, each range of queries is a task and, in
-// passes with gradients of keys, each range of keys another. Which it is depends on the block's lengths alone,
-// so that sums run in the same order whatever the number of threads.
+// passes with gradients of keys, each range of keys another. Which it is depends on the block's lengths
+// alone, so that sums run in the same order whatever the number of threads.
 #pragma once
 
 #include "core/blocks.h"

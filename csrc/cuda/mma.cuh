@@ -58,8 +58,9 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
-// Numbers in single precision for the tensor cores, which take the upper 19 bits: the sum of two such numbers,
-// of which the second is rounded (half a unit is added, and the rest is cut off by the tensor cores).
+// Numbers in single precision for the tensor cores, which take the upper 19 bits: the sum of two such
+// numbers, of which the second is rounded (half a unit is added, and the rest is cut off by the tensor
+// cores).
 template <int N>
 struct Split {
   uint32_t high[N], low[N];
@@ -72,21 +73,22 @@ struct Split {
   }
 };
 __device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-// c += a b, where a is [16, 8] and b is [8, 8], nearly in single precision: of the four products of parts, the
-// one of the two lower ones is left out (3xTF32: Ootomo and Yokota 2022, arXiv 2203.03341). c is laid out as
-// above; a[0] and a[1] are of rows g and g + 8 and number t of the eight, a[2] and a[3] of number t + 4, b[0] and
-// b[1] of these numbers and column g.
+// c += a b, where a is [16, 8] and b is [8, 8], nearly in single precision: of the four products of parts,
+// the one of the two lower ones is left out (3xTF32: Ootomo and Yokota 2022, arXiv 2203.03341). c is laid out
+// as above; a[0] and a[1] are of rows g and g + 8 and number t of the eight, a[2] and a[3] of number t + 4,
+// b[0] and b[1] of these numbers and column g.
 __device__ __forceinline__ void multiply(float (&c)[4], const Split<4>& a, const Split<2>& b) {
   multiply_tf32(c, a.low, b.high);
   multiply_tf32(c, a.high, b.low);
   multiply_tf32(c, a.high, b.high);
 }
-// c += a b in double precision, where a is [16, 4] and b is [4, 8]. a: rows g and g + 8, number t; b: number t,
-// column g.
+// c += a b in double precision, where a is [16, 4] and b is [4, 8]. a: rows g and g + 8, number t; b: number
+// t, column g.
 __device__ __forceinline__ void multiply(double (&c)[4], const double (&a)[2], double b) {
 #pragma unroll
   for (int i = 0; i < 2; ++i)

@@ -2,7 +2,8 @@
 //   Scope           as that of attention.h
 //   offsets         (check, name, tensor, end): the offsets as kernels take them, checked where that does not
 //                   wait for a device
-//   block_attention (params, pass, a tensor): runs a pass; block_items(params): elements of its scratch `items`
+//   block_attention (params, pass, a tensor): runs a pass; block_items(params): elements of its scratch
+//   `items`
 #pragma once
 
 #include "../core/blocks.h"
@@ -74,7 +75,8 @@ struct BlockAttention {
   struct Saved {
     Tensor grad_out, out, stats;
     OptTensor grad_log_sum;
-    Saved(Call& c, const Tensor& grad, const OptTensor& of_sum, const Tensor& result, const Tensor& statistics)
+    Saved(Call& c, const Tensor& grad, const OptTensor& of_sum, const Tensor& result,
+          const Tensor& statistics)
         : grad_out(dense(grad)), out(dense(result)), stats(dense(statistics)), grad_log_sum(dense(of_sum)) {
       BlockParams& p = c.p;
       c.check.tensor("grad_out", grad_out, {p.num_rows, p.heads, p.value_dim}, {c.type()});
@@ -125,7 +127,8 @@ struct BlockAttention {
     c.check.tensor("of_key", of_key, {p.num_keys, p.heads, p.dim}, {c.type()});
     c.check.tensor("of_value", of_value, {p.num_keys, p.heads, p.value_dim}, {c.type()});
     c.check.tensor("of_bias", of_bias, {p.num_keys, p.heads}, {c.acc()});
-    p.of_query = data(of_query), p.of_key = data(of_key), p.of_value = data(of_value), p.of_bias = data(of_bias);
+    p.of_query = data(of_query), p.of_key = data(of_key), p.of_value = data(of_value),
+    p.of_bias = data(of_bias);
     const Gradients g(c, need_bias);
     Tensor of_grad = c.made(p.grad_grad_out, {p.num_rows, p.heads, p.value_dim}, c.type());
     Tensor tau = c.made(p.tau, {p.num_rows, p.heads}, c.acc());

@@ -18,9 +18,10 @@ struct CpuBlocks {
     int64_t* x = static_cast<int64_t*>(to.mutable_data_ptr());
     const bool is_long = from.scalar_type() == ScalarType::Long;
     for (int64_t b = 0; b < count; ++b) {
-      x[b] = is_long ? static_cast<const int64_t*>(data(from))[b] : static_cast<const int32_t*>(data(from))[b];
-      check.require(b == 0 || x[b] >= x[b - 1], name, ": expected numbers that never decrease, got ", x[b - (b > 0)],
-                    " before ", x[b]);
+      x[b] =
+          is_long ? static_cast<const int64_t*>(data(from))[b] : static_cast<const int32_t*>(data(from))[b];
+      check.require(b == 0 || x[b] >= x[b - 1], name, ": expected numbers that never decrease, got ",
+                    x[b - (b > 0)], " before ", x[b]);
     }
     check.require(x[0] >= 0 && x[count - 1] <= end, name, ": expected numbers in [0, ", end, "], got ",
                   x[0] < 0 ? x[0] : x[count - 1]);

@@ -17,7 +17,8 @@ struct CudaBlocks {
   static void block_attention(const BlockParams& p, BlockPass pass, const Tensor& like) {
     const Checker check("dfgnn::block_attention", like);
     const int most = p.dtype == DType::f64 ? 64 : 128;
-    check.require(p.dim == p.value_dim, "head sizes of query and value: expected equal ones on CUDA (pad them)");
+    check.require(p.dim == p.value_dim,
+                  "head sizes of query and value: expected equal ones on CUDA (pad them)");
     check.require((p.dim == 16 || p.dim == 32 || p.dim == 64 || p.dim == 128) && p.dim <= most,
                   "head size: expected 16, 32, 64 or, but for float64, 128 on CUDA (pad it), got ", p.dim);
     check.require(pass != BlockPass::second || p.dtype == DType::f32 || p.dtype == DType::f64,

@@ -57,7 +57,9 @@ def _gradients(query, key, value, need_bias: bool) -> tuple[Tensor, ...]:
 
 
 @library.register_fake(backward_op)
-def _(grad_out, grad_log_sum, query, key, value, offsets, key_offsets, key_bias, out, stats, scale, need_bias):
+def _(
+    grad_out, grad_log_sum, query, key, value, offsets, key_offsets, key_bias, out, stats, scale, need_bias
+):
     return _gradients(query, key, value, need_bias)
 
 

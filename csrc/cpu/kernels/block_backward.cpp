@@ -43,12 +43,14 @@ class Backward {
       value.copy(first, count, 1, value_);
       value.transpose(value_, count, columns, values_);
       copy_numbers<A>(p_.key_bias, first, count, columns, heads, head, -kInfinity<A>, bias_);
-      if (task.to_keys) of_key_.clear(count * wide), of_value_.clear(count * value_wide), of_bias_.clear(columns);
+      if (task.to_keys)
+        of_key_.clear(count * wide), of_value_.clear(count * value_wide), of_bias_.clear(columns);
       for_pieces(task.row_begin, task.row_end, kRows, [&](int64_t row, int64_t some) {
         query.copy(row, some, scale, query_);
         grad.copy(row, some, 1, grad_);
         multiply<A>(weight_, columns, {query_, wide, 1}, keys_, columns, some, columns, p_.dim, false);
-        multiply<A>(slope_, columns, {grad_, value_wide, 1}, values_, columns, some, columns, p_.value_dim, false);
+        multiply<A>(slope_, columns, {grad_, value_wide, 1}, values_, columns, some, columns, p_.value_dim,
+                    false);
         for (int64_t r = 0; r < some; ++r) {
           const int64_t row_head = (row + r) * heads + head;
           A *weight = weight_ + r * columns, *slope = slope_ + r * columns;
@@ -60,11 +62,12 @@ class Backward {
           }
         }
         if (task.to_rows)
-          multiply<A>(of_query_ + (row - task.row_begin) * wide, wide, {slope_, columns, 1}, key_, wide, some, wide,
-                      count, true);
+          multiply<A>(of_query_ + (row - task.row_begin) * wide, wide, {slope_, columns, 1}, key_, wide, some,
+                      wide, count, true);
         if (!task.to_keys) return;
         multiply<A>(of_key_, wide, {slope_, 1, columns}, query_, wide, count, wide, some, true);
-        multiply<A>(of_value_, value_wide, {weight_, 1, columns}, grad_, value_wide, count, value_wide, some, true);
+        multiply<A>(of_value_, value_wide, {weight_, 1, columns}, grad_, value_wide, count, value_wide, some,
+                    true);
       });
       if (!task.to_keys) return;
       write_rows<T>(of_key_, count, first, 1, p_.grad_key, heads, p_.dim, head);
@@ -74,14 +77,14 @@ class Backward {
           static_cast<A*>(p_.grad_bias)[(first + j) * heads + head] = of_bias_[j];
     });
     if (task.to_rows)
-      write_rows<T>(of_query_, task.row_end - task.row_begin, task.row_begin, scale, p_.grad_query, heads, p_.dim,
-                    head);
+      write_rows<T>(of_query_, task.row_end - task.row_begin, task.row_begin, scale, p_.grad_query, heads,
+                    p_.dim, head);
   }
 
  private:
   const BlockParams& p_;
-  Buffer<A> query_, grad_, key_, value_, keys_, values_, bias_, weight_, slope_, of_query_, of_key_, of_value_,
-      of_bias_;
+  Buffer<A> query_, grad_, key_, value_, keys_, values_, bias_, weight_, slope_, of_query_, of_key_,
+      of_value_, of_bias_;
 };
 
 // delta of the rows [first, last).

@@ -40,10 +40,11 @@ class Forward {
       value.copy(first, count, 1, value_);
       copy_numbers<A>(p_.key_bias, first, count, columns, p_.heads, task.head, -kInfinity<A>, bias_);
       for_pieces(0, rows, kRows, [&](int64_t row, int64_t some) {
-        multiply<A>(score_, columns, {query_ + row * wide, wide, 1}, keys_, columns, some, columns, p_.dim, false);
+        multiply<A>(score_, columns, {query_ + row * wide, wide, 1}, keys_, columns, some, columns, p_.dim,
+                    false);
         for (int64_t r = 0; r < some; ++r) softmax(score_ + r * columns, columns, row + r, value_wide);
-        multiply<A>(out_ + row * value_wide, value_wide, {score_, columns, 1}, value_, value_wide, some, value_wide,
-                    count, true);
+        multiply<A>(out_ + row * value_wide, value_wide, {score_, columns, 1}, value_, value_wide, some,
+                    value_wide, count, true);
       });
     });
     A* stats = static_cast<A*>(p_.stats);

@@ -27,7 +27,8 @@ static inline void for_pieces(int64_t begin, int64_t end, int64_t most, F f) {
   for (int64_t first = begin; first < end; first += most) f(first, least(most, end - first));
 }
 
-// to[0, columns) = a number of each of `count` keys and one head, and `rest` behind them. x: [M, H], or null: 0.
+// to[0, columns) = a number of each of `count` keys and one head, and `rest` behind them. x: [M, H], or null:
+// 0.
 template <class A>
 static inline void copy_numbers(const void* x, int64_t first, int64_t count, int64_t columns, int heads,
                                 int head, A rest, A* to) {
@@ -42,7 +43,8 @@ static inline void weights_of(A* score, const A* bias, int64_t columns, A top, A
   constexpr int W = kLanes<A>;
   using V = Vec<A, W>;
   for (int64_t j = 0; j < columns; j += W)
-    store_vector(score + j, exp<A, W>((load_vector<V>(score + j) + load_vector<V>(bias + j) - top) - log_sum));
+    store_vector(score + j,
+                 exp<A, W>((load_vector<V>(score + j) + load_vector<V>(bias + j) - top) - log_sum));
 }
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

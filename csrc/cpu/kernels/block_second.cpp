@@ -112,7 +112,8 @@ class Second {
 
   // rho of a row, of sums over all its keys.
   A whole_rho(Sums sums, int64_t row_head) const {
-    return p_.grad_log_sum ? sums.rho - sums.tau * static_cast<const A*>(p_.grad_log_sum)[row_head] : sums.rho;
+    return p_.grad_log_sum ? sums.rho - sums.tau * static_cast<const A*>(p_.grad_log_sum)[row_head]
+                           : sums.rho;
   }
 
   // The products of a tile: scores, g . v, t without f, and u.
@@ -125,9 +126,11 @@ class Second {
     multiply<A>(u_, columns, grad, es_, columns, some, columns, p_.value_dim, false);
   }
 
-  // Makes weight P, slope dS, and t complete, of a row that begins at `at`. Returns the row's sums in this tile.
+  // Makes weight P, slope dS, and t complete, of a row that begins at `at`. Returns the row's sums in this
+  // tile.
   Sums weights(int64_t at, int64_t columns, int64_t row_head) {
-    const A *stats = static_cast<const A*>(p_.stats) + 2 * row_head, delta = static_cast<const A*>(p_.delta)[row_head];
+    const A *stats = static_cast<const A*>(p_.stats) + 2 * row_head,
+            delta = static_cast<const A*>(p_.delta)[row_head];
     A *weight = weight_ + at, *slope = slope_ + at, *t = t_ + at, *u = u_ + at;
     weights_of<A>(weight, bias_, columns, stats[0], stats[1]);
     V tau{}, rho{};
@@ -160,20 +163,23 @@ class Second {
       A *of_query = of_query_ + row * wide_, *of_grad = of_grad_ + row * value_wide_;
       multiply<A>(of_query, wide_, {u_, columns, 1}, key_, wide_, some, wide_, count, true);
       multiply<A>(of_query, wide_, {slope_, columns, 1}, c_, wide_, some, wide_, count, true);
-      multiply<A>(of_grad, value_wide_, {t_, columns, 1}, value_, value_wide_, some, value_wide_, count, true);
-      multiply<A>(of_grad, value_wide_, {weight_, columns, 1}, e_, value_wide_, some, value_wide_, count, true);
+      multiply<A>(of_grad, value_wide_, {t_, columns, 1}, value_, value_wide_, some, value_wide_, count,
+                  true);
+      multiply<A>(of_grad, value_wide_, {weight_, columns, 1}, e_, value_wide_, some, value_wide_, count,
+                  true);
     }
     if (task.to_keys) {
       multiply<A>(of_key_, wide_, {u_, 1, columns}, query_, wide_, count, wide_, some, true);
       multiply<A>(of_key_, wide_, {slope_, 1, columns}, a_, wide_, count, wide_, some, true);
-      multiply<A>(of_value_, value_wide_, {t_, 1, columns}, grad_, value_wide_, count, value_wide_, some, true);
+      multiply<A>(of_value_, value_wide_, {t_, 1, columns}, grad_, value_wide_, count, value_wide_, some,
+                  true);
     }
   }
 
   const BlockParams& p_;
   const int64_t wide_, value_wide_;
-  Buffer<A> query_, a_, grad_, key_, c_, value_, e_, keys_, cs_, values_, es_, bias_, f_, weight_, slope_, t_, u_,
-      of_query_, of_grad_, of_key_, of_value_, of_bias_, sums_;
+  Buffer<A> query_, a_, grad_, key_, c_, value_, e_, keys_, cs_, values_, es_, bias_, f_, weight_, slope_, t_,
+      u_, of_query_, of_grad_, of_key_, of_value_, of_bias_, sums_;
 };
 
 }  // namespace

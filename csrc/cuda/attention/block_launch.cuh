@@ -22,8 +22,8 @@ void launch_blocks(const BlockTileParams& p, int dim, cudaStream_t stream) {
     constexpr int D = decltype(size)::value, BYTES = LayoutOf<T, D>::BYTES;
     const auto kernel = block_kernel<T, D, PASS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)), kTileThreads,
-                 BYTES, kernel, p);
+    cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)),
+                 kTileThreads, BYTES, kernel, p);
   });
 }
 
@@ -54,7 +54,8 @@ void block_backward(const BlockParams& b, const BlockRanges& ranges, cudaStream_
   BlockTileParams of_keys = block_params(b, b.num_keys, ranges.keys);
   of_keys.a = b.key, of_keys.b = b.value, of_keys.c = b.query, of_keys.d = b.grad_out;
   of_keys.row_term = static_cast<const float*>(b.key_bias), of_keys.col_stats = b.delta;
-  of_keys.out_c = b.grad_key, of_keys.out_d = b.grad_value, of_keys.row_sum = static_cast<float*>(b.grad_bias);
+  of_keys.out_c = b.grad_key, of_keys.out_d = b.grad_value,
+  of_keys.row_sum = static_cast<float*>(b.grad_bias);
   launch_blocks<T, Pass::sources>(of_keys, b.dim, stream);
 }
 

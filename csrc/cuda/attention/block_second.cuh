@@ -1,7 +1,7 @@
-// The backward of the backward of attention within blocks (core/blocks.h), in 32 and 64 bits, of the parts that
-// the passes of tiles.cuh are made of. A block of threads takes a window of 64 rows and one head: of queries,
-// whose columns it reads twice, first for tau and rho, or of keys. Columns are loaded chunk by chunk without
-// overlap, because four arrays of them leave no shared memory for it.
+// The backward of the backward of attention within blocks (core/blocks.h), in 32 and 64 bits, of the parts
+// that the passes of tiles.cuh are made of. A block of threads takes a window of 64 rows and one head: of
+// queries, whose columns it reads twice, first for tau and rho, or of keys. Columns are loaded chunk by chunk
+// without overlap, because four arrays of them leave no shared memory for it.
 //
 // Names from other files: those that tiles.cuh lists.
 #pragma once
@@ -50,7 +50,8 @@ __global__ void __launch_bounds__(kTileThreads, 1) second_kernel(const __grid_co
       copy_async<16>(me.smem + to + piece_at<kHalves<T, D>>(at / C, at % C),
                      me.element(from, node_of(at / C)) + at % C * V);
   };
-  repeat<L::ROW_ARRAYS>([&](int k) { copy(p.rows[k], k * L::ROWS, kTileRows, [&](int r) { return me.row_of(r); }); });
+  repeat<L::ROW_ARRAYS>(
+      [&](int k) { copy(p.rows[k], k * L::ROWS, kTileRows, [&](int r) { return me.row_of(r); }); });
   commit_copies();
   RowOperand<T, D, false> row[L::ROW_ARRAYS];
   repeat<L::ROW_ARRAYS>([&](int k) { row[k].init(me.smem + k * L::ROWS, me.warp, me.lane); });
@@ -88,7 +89,8 @@ __global__ void __launch_bounds__(kTileThreads, 1) second_kernel(const __grid_co
         if constexpr (OF_KEYS) {
           const NodeStats<A> of = load_stats(static_cast<const NodeStats<A>*>(p.col_stats) + at);
           to[0] = of.row.max, to[kTileCols] = of.row.log_sum * kUnit<A>, to[2 * kTileCols] = of.delta;
-          to[3 * kTileCols] = static_cast<const A*>(p.tau)[at], to[4 * kTileCols] = static_cast<const A*>(p.rho)[at];
+          to[3 * kTileCols] = static_cast<const A*>(p.tau)[at],
+                 to[4 * kTileCols] = static_cast<const A*>(p.rho)[at];
         } else {
           to[0] = p.bias ? static_cast<const A*>(p.bias)[at] : A(0);
           to[kTileCols] = p.of_bias ? static_cast<const A*>(p.of_bias)[at] : A(0);
@@ -179,8 +181,8 @@ void launch_second(const SecondTileParams& p, int dim, cudaStream_t stream) {
     constexpr int D = decltype(size)::value, BYTES = SecondLayout<T, D, OF_KEYS>::BYTES;
     const auto kernel = second_kernel<T, D, OF_KEYS>;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-    cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)), kTileThreads,
-                 BYTES, kernel, p);
+    cuda::launch(stream, dim3(unsigned((p.num_rows + kTileRows - 1) / kTileRows), unsigned(p.heads)),
+                 kTileThreads, BYTES, kernel, p);
   });
 }
 
@@ -201,7 +203,8 @@ void block_second(const BlockParams& b, const BlockRanges& ranges, cudaStream_t 
   std::copy_n(keys, 4, of_keys.rows), std::copy_n(queries, 3, of_keys.columns);
   of_keys.row_term = static_cast<const float*>(b.key_bias), of_keys.col_stats = b.delta;
   of_keys.of_bias = b.of_bias, of_keys.tau = b.tau, of_keys.rho = b.rho;
-  of_keys.out_c = b.grad_key, of_keys.out_d = b.grad_value, of_keys.row_sum = static_cast<float*>(b.grad_bias);
+  of_keys.out_c = b.grad_key, of_keys.out_d = b.grad_value,
+  of_keys.row_sum = static_cast<float*>(b.grad_bias);
   if (of_keys.num_rows) launch_second<T, true>(of_keys, b.dim, stream);
 }
 

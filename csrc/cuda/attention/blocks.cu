@@ -1,7 +1,6 @@
 // Attention within blocks (blocks.h): the columns of each row, and the choice of the kernels.
-#include "blocks.h"
-
 #include "block_passes.cuh"
+#include "blocks.h"
 
 namespace dfgnn::cuda {
 namespace {
@@ -16,8 +15,8 @@ struct Offsets {
   int end;    // of rows
 
   __device__ __forceinline__ int operator[](int b) const {
-    const int64_t x =
-        is_long ? __ldg(static_cast<const long long*>(data) + b) : int64_t(__ldg(static_cast<const int*>(data) + b));
+    const int64_t x = is_long ? __ldg(static_cast<const long long*>(data) + b)
+                              : int64_t(__ldg(static_cast<const int*>(data) + b));
     return int(min(max(x, int64_t(0)), int64_t(end)));
   }
 };
@@ -40,8 +39,8 @@ __device__ __forceinline__ int2 range_of(int r, const Offsets& rows, const Offse
   return make_int2(columns[low], columns[high]);
 }
 
-__global__ void __launch_bounds__(kRangeThreads) ranges_kernel(Offsets rows, Offsets columns, int2* of_rows,
-                                                               int2* of_columns) {
+__global__ void __launch_bounds__(kRangeThreads)
+    ranges_kernel(Offsets rows, Offsets columns, int2* of_rows, int2* of_columns) {
   follow();
   const int at = blockIdx.x * kRangeThreads + threadIdx.x;
   if (at < rows.end) {

@@ -55,11 +55,11 @@ struct TileParams {
   Softmax<float, true>* part_stats;
 };
 
-// In blocks (kInBlocks in tile_operands.cuh): col_stats or, in the pass over sources, row_term is the bias of the
-// keys, or null: 0. Numbers are of the accumulation type, whatever the pointers' types.
+// In blocks (kInBlocks in tile_operands.cuh): col_stats or, in the pass over sources, row_term is the bias of
+// the keys, or null: 0. Numbers are of the accumulation type, whatever the pointers' types.
 struct BlockTileParams : TileParams {
-  const int2* ranges;  // [num_rows]: the first column of the row's block, and the one behind its last
-  double exact_scale;  // scale, for double
+  const int2* ranges;        // [num_rows]: the first column of the row's block, and the one behind its last
+  double exact_scale;        // scale, for double
   const void* grad_log_sum;  // destinations: [nodes, H], subtracted from delta, or null: 0
 };
 

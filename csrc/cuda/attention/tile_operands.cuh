@@ -47,14 +47,14 @@ __device__ __forceinline__ int piece_at(int row, int piece) {
   return (row * C + (piece ^ ((row / SHARE) & ((C < 8 ? C : 8) - 1)))) * 16;
 }
 
-// Half the bytes of a row of D elements: its columns, if it had 16-bit ones. Layouts in shared memory depend on
-// nothing else.
+// Half the bytes of a row of D elements: its columns, if it had 16-bit ones. Layouts in shared memory depend
+// on nothing else.
 template <typename T, int D>
 inline constexpr int kHalves = D * int(sizeof(T)) / 2;
 
 // Shared memory, in bytes, for rows of D elements of 16 bits: the rows' operands A and B, then STAGES chunks,
-// each with its columns of c, its columns of d and their statistics (NUMBER: bytes of one number), then delta of
-// the rows.
+// each with its columns of c, its columns of d and their statistics (NUMBER: bytes of one number), then delta
+// of the rows.
 template <int D, int NUMBER = 4>
 struct TileLayout {
   static constexpr int STAGES = D <= 32 ? 4 : D == 64 ? 3 : 2;
@@ -123,8 +123,8 @@ struct RowOperand {
   }
 };
 
-// The same in double precision, whose operands are loaded number by number: the lane's are of rows g and g + 8,
-// and of column t of each step's four.
+// The same in double precision, whose operands are loaded number by number: the lane's are of rows g and g +
+// 8, and of column t of each step's four.
 template <int D, bool IN_REGISTERS>
 struct RowOperand<double, D, IN_REGISTERS> {
   static constexpr int H = kHalves<double, D>, STEPS = D / 4;
@@ -195,9 +195,9 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
   }
 }
 
-// The weights in single precision, as the tensor cores take them, whose step has eight columns. The order of a
-// step's columns may be any, if both operands have it: that of the scores needs no exchange between lanes. With
-// it, the column of number t of a step is 2 t, that of t + 4 is 2 t + 1.
+// The weights in single precision, as the tensor cores take them, whose step has eight columns. The order of
+// a step's columns may be any, if both operands have it: that of the scores needs no exchange between lanes.
+// With it, the column of number t of a step is 2 t, that of t + 4 is 2 t + 1.
 template <int M>
 struct Packed<float, M> {
   float w[M][4];
@@ -213,8 +213,8 @@ struct Packed<double, M> {
   }
 };
 template <typename T, int D, int M>
-__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<float, M>& p, uint32_t columns,
-                                            int lane, int first = 0) {
+__device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<float, M>& p,
+                                            uint32_t columns, int lane, int first = 0) {
   constexpr int H = kHalves<float, D>;
 #pragma unroll
   for (int k = 0; k < M; ++k) {
@@ -277,8 +277,8 @@ __device__ __forceinline__ A whole_sum(A sum) {
 
 // ---- what a pass has and where a thread works ------------------------------------------------------
 
-// The score of attention within blocks (core/blocks.h): a dot product plus a bias of the column (of the row, in
-// the pass over sources). The columns of a window are the consecutive rows of its rows' blocks.
+// The score of attention within blocks (core/blocks.h): a dot product plus a bias of the column (of the row,
+// in the pass over sources). The columns of a window are the consecutive rows of its rows' blocks.
 inline constexpr Score kInBlocks = Score(3);
 
 // How many arrays [16, D] a warp accumulates in registers.
@@ -294,7 +294,9 @@ inline constexpr int kTileBlocks = (D <= 32   ? 7
                                    SUMS;
 // The same for operands of more than 16 bits, H = kHalves.
 template <int H>
-inline constexpr int kWideBlocks = H <= 64 ? 3 : H == 128 ? 2 : 1;
+inline constexpr int kWideBlocks = H <= 64    ? 3
+                                   : H == 128 ? 2
+                                              : 1;
 
 // Which operands of TileParams a pass reads (HAS_) and writes (OUT_).
 template <typename T, int D, Score SCORE, Pass PASS>
@@ -311,10 +313,10 @@ struct TileTraits {
   // Of N, how many backward has in registers at a time.
   static constexpr int SOME = sizeof(T) == 8 ? 1 : D <= 32 || sizeof(T) == 4 ? N / 2 : N;
   // Bytes of statistics of a column.
-  static constexpr int STAT = SOURCES                    ? int(sizeof(NodeStats<Acc<T>>))
-                              : BLOCKS                   ? int(sizeof(Acc<T>))
+  static constexpr int STAT = SOURCES                          ? int(sizeof(NodeStats<Acc<T>>))
+                              : BLOCKS                         ? int(sizeof(Acc<T>))
                               : FORWARD && SCORE != Score::dot ? 4
-                                                         : 0;
+                                                               : 0;
 };
 
 // The place of a thread. Its rows are g and g + 8 of the warp's 16, its columns 8 n + 2 t and + 1.

@@ -59,10 +59,12 @@ struct TileRows {
       if constexpr (!X::DOT || (X::BLOCKS && X::SOURCES))
         term[i] = me.p.row_term ? reinterpret_cast<const A*>(me.p.row_term)[row_head[i]] : A(0);
       if constexpr (X::BLOCKS)
-        range[i] = __ldg(static_cast<const BlockTileParams&>(me.p).ranges + me.row_of(me.warp * 16 + me.g + 8 * i));
+        range[i] =
+            __ldg(static_cast<const BlockTileParams&>(me.p).ranges + me.row_of(me.warp * 16 + me.g + 8 * i));
       top[i] = -infinity<A>();
       if constexpr (X::DESTINATIONS) {
-        const RowStats<A> stats = load_stats(reinterpret_cast<const RowStats<A>*>(me.p.row_stats) + row_head[i]);
+        const RowStats<A> stats =
+            load_stats(reinterpret_cast<const RowStats<A>*>(me.p.row_stats) + row_head[i]);
         top[i] = stats.max, log_sum[i] = stats.log_sum * kUnit<A>;
       }
     }
@@ -94,8 +96,8 @@ struct TileRows {
         }
         deltas[me.warp * 16 + r] = sum;
         if (me.first_row + r < me.p.num_rows)
-          node_stats[node * me.heads + me.head] = {
-              A(0), load_stats(row_stats + node * me.heads + me.head), sum};
+          node_stats[node * me.heads + me.head] = {A(0), load_stats(row_stats + node * me.heads + me.head),
+                                                   sum};
       }
     }
     __syncwarp();
@@ -128,10 +130,11 @@ struct TileSums {
   static constexpr int C = X::G, N = X::N;
   A c[X::OUT_C ? C : 2][4] = {}, d[X::OUT_D ? C : 2][4] = {}, positive[POSITIVE ? C : 2][4] = {};
   A mass[4] = {}, mass_positive[4] = {};  // laid out as in add_weights
-  A row[2] = {};                          // additive, blocks: over sources, sum of dS L' over this lane's columns
+  A row[2] = {};  // additive, blocks: over sources, sum of dS L' over this lane's columns
 
   // In blocks, the bias of the column of x[n][e].
-  __device__ __forceinline__ static A bias_of(const TilePlace<T, D>& me, const TileChunk& chunk, int n, int e) {
+  __device__ __forceinline__ static A bias_of(const TilePlace<T, D>& me, const TileChunk& chunk, int n,
+                                              int e) {
     return me.p.col_stats ? reinterpret_cast<const A*>(chunk.stats)[8 * n + 2 * me.t + (e & 1)] : A(0);
   }
 
@@ -338,28 +341,28 @@ __device__ __forceinline__ void store_forward(const TilePlace<T, D>& me,
     return store_sums(me, sums.d, norm, p.out_d, p.part_d);
   } else {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float sum = sums.mass[2 * i];
-    norm[i] = sum == 0 ? 0.f : 1 / sum;
-    if (me.t) continue;
-    const Softmax<float, true> softmax = {rows.top[i], sum, sums.mass_positive[2 * i]};
-    if (me.item.slot >= 0) {
-      p.part_stats[me.slot_head(i)] = softmax;
-    } else if (rows.ok[i]) {
-      p.stats[rows.row_head[i]] = softmax.stats();
-      if constexpr (POSITIVE) p.mass[rows.row_head[i]] = sums.mass_positive[2 * i] * norm[i];
+    for (int i = 0; i < 2; ++i) {
+      const float sum = sums.mass[2 * i];
+      norm[i] = sum == 0 ? 0.f : 1 / sum;
+      if (me.t) continue;
+      const Softmax<float, true> softmax = {rows.top[i], sum, sums.mass_positive[2 * i]};
+      if (me.item.slot >= 0) {
+        p.part_stats[me.slot_head(i)] = softmax;
+      } else if (rows.ok[i]) {
+        p.stats[rows.row_head[i]] = softmax.stats();
+        if constexpr (POSITIVE) p.mass[rows.row_head[i]] = sums.mass_positive[2 * i] * norm[i];
+      }
     }
-  }
-  if (p.out_bias && me.item.slot < 0) {
-    const T* bias = static_cast<const T*>(p.out_bias) + me.head * D + 2 * me.t;
-    repeat<D / 8, 4>(
-        [&](int n, int e) { sums.d[n][e] = sums.d[n][e] * norm[e >> 1] + float(bias[8 * n + (e & 1)]); });
-    const float one[2] = {1.f, 1.f};
-    store_sums(me, sums.d, one, p.out_d, p.part_d);
-  } else {
-    store_sums(me, sums.d, norm, p.out_d, p.part_d);
-  }
-  if constexpr (POSITIVE) store_sums(me, sums.positive, norm, p.positive, p.part_positive);
+    if (p.out_bias && me.item.slot < 0) {
+      const T* bias = static_cast<const T*>(p.out_bias) + me.head * D + 2 * me.t;
+      repeat<D / 8, 4>(
+          [&](int n, int e) { sums.d[n][e] = sums.d[n][e] * norm[e >> 1] + float(bias[8 * n + (e & 1)]); });
+      const float one[2] = {1.f, 1.f};
+      store_sums(me, sums.d, one, p.out_d, p.part_d);
+    } else {
+      store_sums(me, sums.d, norm, p.out_d, p.part_d);
+    }
+    if constexpr (POSITIVE) store_sums(me, sums.positive, norm, p.positive, p.part_positive);
   }
 }
 
@@ -372,14 +375,16 @@ __device__ __forceinline__ void store_backward(const TilePlace<T, D>& me,
   using X = TileTraits<T, D, SCORE, PASS>;
   using A = Acc<T>;
   const TileParams& p = me.p;
-  const A factor = X::BLOCKS ? scale_of<A>(p) : A(p.scale), scale[2] = {factor, factor}, one[2] = {A(1), A(1)};
+  const A factor = X::BLOCKS ? scale_of<A>(p) : A(p.scale), scale[2] = {factor, factor},
+          one[2] = {A(1), A(1)};
   if constexpr (X::OUT_C) store_sums(me, sums.c, scale, p.out_c, p.part_c);
   if constexpr (X::OUT_D) store_sums(me, sums.d, one, p.out_d, p.part_d);
   if constexpr (X::BLOCKS && X::SOURCES) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sums.row[i] = quad_sum(sums.row[i]);
-      if (me.t == 0 && rows.ok[i] && p.row_sum) reinterpret_cast<A*>(p.row_sum)[rows.row_head[i]] = sums.row[i];
+      if (me.t == 0 && rows.ok[i] && p.row_sum)
+        reinterpret_cast<A*>(p.row_sum)[rows.row_head[i]] = sums.row[i];
     }
   } else if constexpr (!X::DOT) {
 #pragma unroll

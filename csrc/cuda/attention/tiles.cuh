@@ -73,7 +73,8 @@ struct ColumnCopies {
   // ids = the nodes from whose rows this thread copies pieces for a chunk, if there is such a chunk.
   __device__ __forceinline__ void fetch_ids(Ids& ids, int chunk) const {
     if (chunk >= me.item.end) return;
-    if constexpr (X::BLOCKS) {  // beyond the last column it is copied again, because 0 times what is there is 0
+    if constexpr (X::BLOCKS) {  // beyond the last column it is copied again, because 0 times what is there is
+                                // 0
       const int first = me.first_column + chunk * kTileCols;
 #pragma unroll
       for (int i = 0; i < COPIES; ++i)
@@ -240,8 +241,8 @@ template <typename T, int D, Pass PASS>
 inline constexpr int kBlocksPerMultiprocessor =
     sizeof(T) == 2 ? kTileBlocks<D, kTileSums<kInBlocks, PASS, false>> : kWideBlocks<kHalves<T, D>>;
 
-// A pass of attention within blocks (core/blocks.h) over a window of 64 consecutive rows, which may be of several
-// blocks. Its columns are those of the rows' blocks, one after the other.
+// A pass of attention within blocks (core/blocks.h) over a window of 64 consecutive rows, which may be of
+// several blocks. Its columns are those of the rows' blocks, one after the other.
 template <typename T, int D, Pass PASS>
 __global__ void __launch_bounds__(kTileThreads, (kBlocksPerMultiprocessor<T, D, PASS>))
     block_kernel(const __grid_constant__ BlockTileParams p) {
