@@ -357,7 +357,7 @@ def block_attention(
     scale: float | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    """Attention among all pairs within blocks; see :func:`dfgnn.functional.block_attention`. A block at a time."""
+    """Attention within blocks, a block at a time; see :func:`dfgnn.functional.block_attention`."""
     scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     key_offsets = offsets if key_offsets is None else key_offsets
     out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])

@@ -64,6 +64,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
 template <int N>
 struct Split {
   uint32_t high[N], low[N];
+  Split() = default;
   __device__ __forceinline__ explicit Split(const uint32_t (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {

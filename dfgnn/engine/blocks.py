@@ -1,16 +1,17 @@
 """Attention among all pairs within blocks of rows: its operators with their derivatives and shapes.
 
-`csrc/core/blocks.h` has the formulas. The operators are called through torch's dispatcher, which knows their
-gradients from here, so that compilers, torch.func and export see them as they see PyTorch's own.
+`csrc/core/blocks.h` has the formulas. Eager calls are rules (`runtime/rules.py`), which cost the host little.
+Compilers, torch.func and export call the operators through torch's dispatcher, which knows the same formulas.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, library
 
+from ..runtime import eager, rules
 from ..runtime import ops as _ops
 
 forward_op, backward_op = _ops.operator("block_attention_forward"), _ops.operator("block_attention_backward")
@@ -19,22 +20,109 @@ second_op = _ops.operator("block_attention_second")
 CUDA_SIZES = 16, 32, 64, 128  # of heads, for which there are CUDA kernels; for float64 without the last
 
 
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    key_offsets: Tensor,
-    key_bias: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+class Inputs(NamedTuple):
+    """The tensors that the operators take, beside numbers."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    offsets: Tensor
+    key_offsets: Tensor
+    key_bias: Tensor | None
+
+
+def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     """(out [N, H, Dv], stats [N, H, 2]): the logarithm of the sum of a row's exponentials is the sum of its
     two numbers, of which only this sum is differentiable. A row without mass has (inf, 0)."""
-    out, stats = forward_op(query, key, value, offsets, key_offsets, key_bias, scale)
+    is_eager = eager.is_eager(inputs.query)
+    out, stats = rules.apply(_Attention(scale), *inputs) if is_eager else forward_op(*inputs, scale)
     return out, stats
 
 
-# ---- shapes ----------------------------------------------------------------------------------------------
+# ---- formulas --------------------------------------------------------------------------------------------
+
+
+class _Attention(rules.Rule):
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float):
+        self.scale = scale
+
+    def forward(self, *inputs):
+        return _ops.call(forward_op, *inputs, self.scale)
+
+    def saved(self, tensors, results):
+        return *tensors, *results
+
+    def gradients(self, need, saved, grad_out, grad_stats):
+        return _first(need[5], saved, self.scale, grad_out, grad_stats, _by_rule)
+
+
+class _Gradient(rules.Rule):
+    """The backward operator, of (grad_out, grad_log_sum, the inputs, out, stats)."""
+
+    __slots__ = "need_bias", "scale"
+
+    def __init__(self, scale: float, need_bias: bool):
+        self.scale, self.need_bias = scale, need_bias
+
+    def forward(self, *tensors):
+        return _ops.call(backward_op, *tensors, self.scale, self.need_bias)
+
+    def gradients(self, need, saved, *grads):
+        return _of_first(need[7], saved, self.scale, self.need_bias, grads)
+
+
+def _by_rule(*args: Any) -> Any:
+    *tensors, scale, need_bias = args
+    return rules.apply(_Gradient(scale, need_bias), *tensors)
+
+
+def _first(
+    need_bias: bool,
+    saved: Any,
+    scale: float,
+    grad_out: Tensor | None,
+    grad_stats: Tensor | None,
+    backward: Any,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs. saved: the inputs, out and stats; backward: what calls the operator."""
+    if grad_out is None and grad_stats is None:
+        return (None,) * 6
+    grad_out = torch.zeros_like(saved[6]) if grad_out is None else grad_out
+    of_sum = None if grad_stats is None else grad_stats[..., 1]
+    need_bias = need_bias and saved[5] is not None
+    query, key, value, bias = backward(grad_out, of_sum, *saved, scale, need_bias)
+    return query, key, value, None, None, bias if need_bias else None
+
+
+def _of_first(
+    need_bias: bool, saved: Any, scale: float, has_bias: bool, grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the backward operator's tensors. saved: these; grads: the cotangents of its results;
+    has_bias: whether the last of these is one."""
+    if all(grad is None for grad in grads):
+        return (None,) * 10
+    grad_out, of_sum, query, key, value, offsets, key_offsets, key_bias, out, stats = saved
+    of_query, of_key, of_value = (
+        torch.zeros_like(x) if grad is None else grad for x, grad in zip((query, key, value), grads)
+    )
+    need_bias = need_bias and key_bias is not None
+    features = [grad_out, query, key, value, out, of_query, of_key, of_value]
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):  # kernels of 32 and 64 bits alone
+        features = [x.float() for x in features]
+    grad, q, k, v, o, a, c, e = features
+    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e)
+    more = (grads[3] if has_bias else None, scale, need_bias)
+    # Where third derivatives may follow, the operator is called as one that refuses them.
+    plain = eager.is_eager(query) and not torch.is_grad_enabled()
+    of_grad, tau, *found, of_bias = _ops.call(second_op, *args, *more) if plain else second_op(*args, *more)
+    of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
+    of_sum = None if of_sum is None else tau
+    return of_grad, of_sum, *found, None, None, of_bias if need_bias else None, None, None
+
+
+# ---- operators behind the dispatcher ---------------------------------------------------------------------
 
 
 @library.register_fake(forward_op)
@@ -46,7 +134,7 @@ def _(query, key, value, offsets, key_offsets, key_bias, scale):
     )
 
 
-def _gradients(query, key, value, need_bias: bool) -> tuple[Tensor, ...]:
+def _gradients(query: Tensor, key: Tensor, value: Tensor, need_bias: bool) -> tuple[Tensor, ...]:
     bias = (key.shape[0], key.shape[1]) if need_bias else (0,)
     return (
         query.new_empty(query.shape),
@@ -64,34 +152,20 @@ def _(
 
 
 @library.register_fake(second_op)
-def _(
-    grad_out, grad_log_sum, query, key, value, offsets, key_offsets, key_bias, out, stats,
-    of_query, of_key, of_value, of_bias, scale, need_bias,
-):  # fmt: skip
+def _(grad_out, grad_log_sum, query, key, value, *rest):
     tau = query.new_empty(query.shape[:2], dtype=_ops.acc_type(query.dtype))
-    return grad_out.new_empty(grad_out.shape), tau, *_gradients(query, key, value, need_bias)
-
-
-# ---- derivatives -----------------------------------------------------------------------------------------
+    return grad_out.new_empty(grad_out.shape), tau, *_gradients(query, key, value, rest[-1])
 
 
 def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, offsets, key_offsets, key_bias, ctx.scale = inputs
+    *tensors, ctx.scale = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, offsets, key_offsets, key_bias, *output)
+    ctx.save_for_backward(*tensors, *output)
 
 
 def _backward(ctx: Any, grad_out: Tensor | None, grad_stats: Tensor | None) -> tuple[Tensor | None, ...]:
-    query, key, value, offsets, key_offsets, key_bias, out, stats = ctx.saved_tensors
-    if grad_out is None and grad_stats is None:
-        return (None,) * 7
-    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    of_sum = None if grad_stats is None else grad_stats[..., 1]
-    need_bias = key_bias is not None and ctx.needs_input_grad[5]
-    of_query, of_key, of_value, of_bias = backward_op(
-        grad_out, of_sum, query, key, value, offsets, key_offsets, key_bias, out, stats, ctx.scale, need_bias
-    )
-    return of_query, of_key, of_value, None, None, of_bias if need_bias else None, None
+    need_bias, saved = ctx.needs_input_grad[5], ctx.saved_tensors
+    return *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward_op), None
 
 
 def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -101,27 +175,8 @@ def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _second(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    grad_out, of_sum, query, key, value, offsets, key_offsets, key_bias, out, stats = ctx.saved_tensors
-    if all(grad is None for grad in grads):
-        return (None,) * 12
-    of_query, of_key, of_value = (
-        torch.zeros_like(x) if grad is None else grad for x, grad in zip((query, key, value), grads)
-    )
-    of_bias = grads[3] if ctx.need_bias else None
-    need_bias = key_bias is not None and ctx.needs_input_grad[7]
-    given = (grad_out, query, key, value, out, of_query, of_key, of_value)
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):  # kernels of 32 and 64 bits alone
-        given = tuple(x.float() for x in given)
-    grad_out, query_, key_, value_, out, of_query, of_key, of_value = given
-    of_grad, tau, *found, of_bias = second_op(
-        grad_out, of_sum, query_, key_, value_, offsets, key_offsets, key_bias, out, stats,
-        of_query, of_key, of_value, of_bias, ctx.scale, need_bias,
-    )  # fmt: skip
-    of_grad, *found = (x.to(query.dtype) for x in (of_grad, *found))
-    return (
-        of_grad, tau if of_sum is not None else None, *found, None, None, of_bias if need_bias else None,
-        None, None, None, None,
-    )  # fmt: skip
+    need_bias, saved = ctx.needs_input_grad[7], ctx.saved_tensors
+    return *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads), None, None
 
 
 def _no_third(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -28,8 +28,8 @@ def block_attention(
     scale: float | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
-    r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of an
-    atom, the cells of a window.
+    r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of
+    an atom, the cells of a window.
 
     .. math::
         \mathrm{out}_i = \sum_{j \in \mathrm{block}(i)}
@@ -42,9 +42,9 @@ def block_attention(
         query: [N, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for float64).
         key: [M, H, D], same dtype.
         value: [M, H, Dv], same dtype.
-        offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows ``offsets[b]``
-            to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get 0. Blocks may be
-            empty.
+        offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
+            ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
+            0. Blocks may be empty.
         key_offsets: likewise, of key and value; None: the same offsets.
         key_bias: b [M], or [M, H] for a bias per head, in the dtype of the features or of the sums: the
             logarithm of a cut-off, or -inf for a key that is not to be seen.
@@ -54,11 +54,15 @@ def block_attention(
     Returns:
         out [N, H, Dv]. A query without keys, or whose keys all have the bias -inf, gets 0.
 
-    Differentiable twice in query, key, value, key_bias and sink, and deterministic. NotImplementedError: third
-    derivatives, forward mode, and on CUDA heads of more than 128 columns (64 in float64).
-    ValueError, TypeError, RuntimeError: an argument is not as described. On CUDA the
-    values of offsets are not read by the host, so that a captured CUDA graph may be replayed with others: ones
-    that decrease or exceed the rows are not reported, but nothing is read or written out of bounds.
+    Differentiable twice in query, key, value, key_bias and sink, and deterministic. On CUDA, float32 is
+    multiplied on tensor cores as sums of two numbers (3xTF32), with errors of a few roundings of float32, and
+    the host does not read the values of offsets, so that a captured CUDA graph may be replayed with others:
+    ones that decrease or exceed the rows are not reported, but nothing is read or written out of bounds.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+        RuntimeError: on the CPU, offsets decrease or exceed the rows.
+        NotImplementedError: third derivatives, and on CUDA heads of more than 128 columns (64 in float64).
 
     Example::
 
@@ -71,9 +75,11 @@ def block_attention(
     if key_offsets is None:
         if key.shape[0] != query.shape[0]:
             raise _error(
-                ValueError, "key_offsets", f"a tensor, as there are {query.shape[0]} queries and {key.shape[0]} keys",
+                ValueError,
+                "key_offsets",
+                f"a tensor, as there are {query.shape[0]} queries and {key.shape[0]} keys",
                 None,
-            )  # fmt: skip
+            )
         key_offsets = offsets
     else:
         _check_offsets("key_offsets", key_offsets, query.device, offsets.shape[0])
@@ -91,7 +97,8 @@ def block_attention(
     size = value.shape[2]
     if query.is_cuda:
         query, key, value = _for_cuda(query, key, value)
-    out, stats = blocks.attention(query, key, value, offsets, key_offsets, bias, scale)
+    inputs = blocks.Inputs(query, key, value, offsets, key_offsets, bias)
+    out, stats = blocks.attention(inputs, scale)
     out = out[..., :size] if out.shape[2] > size else out
     if sink is None:
         return out

@@ -36,7 +36,7 @@ template <typename T, int D, bool OF_KEYS>
 __global__ void __launch_bounds__(kTileThreads, 1) second_kernel(const __grid_constant__ SecondTileParams p) {
   using A = T;
   using L = SecondLayout<T, D, OF_KEYS>;
-  constexpr int C = kHalves<T, D> / 8, V = kVec<T>, N = kTileCols / 8, SOME = sizeof(T) == 8 ? 1 : 2;
+  constexpr int C = kHalves<T, D> / 8, V = kVec<T>, N = kTileCols / 8, SOME = 2;
   follow();
   extern __shared__ __align__(128) char shared[];
   const TilePlace<T, D> me(p, shared, true);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kTileThreads, 1) second_kernel(const __grid_co
   // Starts copies of `count` rows of an array, row r of which is node_of(r).
   const auto copy = [&](const void* from, int to, int count, auto node_of) {
     for (int at = me.thread; at < count * C; at += kTileThreads)
-      copy_async<16>(me.smem + to + piece_at<kHalves<T, D>>(at / C, at % C),
+      copy_async<16>(me.smem + to + piece_of<T, kHalves<T, D>>(at / C, at % C),
                      me.element(from, node_of(at / C)) + at % C * V);
   };
   repeat<L::ROW_ARRAYS>(

@@ -47,6 +47,18 @@ __device__ __forceinline__ int piece_at(int row, int piece) {
   return (row * C + (piece ^ ((row / SHARE) & ((C < 8 ? C : 8) - 1)))) * 16;
 }
 
+// The same for rows of numbers of T. Double-precision operands are read number by number, 16 lanes at a time:
+// four rows, which are consecutive or every other one, and two pieces of each. In any such four, the order of
+// a row's pairs of pieces differs.
+template <typename T, int H>
+__device__ __forceinline__ int piece_of(int row, int piece) {
+  if constexpr (sizeof(T) == 8) {
+    return (row * (H / 8) + (piece ^ (2 * ((row & 3) ^ ((row >> 2) & 1))))) * 16;
+  } else {
+    return piece_at<H>(row, piece);
+  }
+}
+
 // Half the bytes of a row of D elements: its columns, if it had 16-bit ones. Layouts in shared memory depend
 // on nothing else.
 template <typename T, int D>
@@ -95,6 +107,7 @@ struct RowOperand {
   template <int M>
   __device__ __forceinline__ void times(float (&s)[M][4], uint32_t columns, int warp, int lane,
                                         int first = 0) const {
+    [[maybe_unused]] float part[M][4] = {};  // in single precision, the sums of two steps
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       uint32_t a[4];
@@ -112,12 +125,16 @@ struct RowOperand {
         if constexpr (D < 16) a[2] = a[3] = b[1] = b[3] = 0;  // half of the product is zeros
         if constexpr (sizeof(T) == 4) {
           const Split<4> rows(a);
-          multiply(s[n], rows, Split<2>({b[0], b[1]}));
-          multiply(s[n + 1], rows, Split<2>({b[2], b[3]}));
+          multiply(part[n], rows, Split<2>({b[0], b[1]}));
+          multiply(part[n + 1], rows, Split<2>({b[2], b[3]}));
         } else {
           multiply<T>(s[n], a, b[0], b[1]);
           multiply<T>(s[n + 1], a, b[2], b[3]);
         }
+      }
+      if constexpr (sizeof(T) == 4) {
+        if (k % 2 || k == STEPS - 1)
+          repeat<M, 4>([&](int n, int e) { s[n][e] += part[n][e], part[n][e] = 0; });
       }
     }
   }
@@ -132,7 +149,7 @@ struct RowOperand<double, D, IN_REGISTERS> {
   double kept[IN_REGISTERS ? STEPS : 1][2];
 
   __device__ __forceinline__ static double number(uint32_t base, int row, int column) {
-    return load_double(base + piece_at<H>(row, column / 2) + column % 2 * 8);
+    return load_double(base + piece_of<double, H>(row, column / 2) + column % 2 * 8);
   }
   __device__ __forceinline__ void init(uint32_t at, int warp, int lane) {
     base = at;
@@ -212,22 +229,29 @@ struct Packed<double, M> {
     repeat<M, 4>([&](int n, int e) { w[n][e] = weights[n][e]; });
   }
 };
+// Tensor cores cut sums off instead of rounding them, so that no sum of more than a few products stays in
+// them.
 template <typename T, int D, int M>
 __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<float, M>& p,
                                             uint32_t columns, int lane, int first = 0) {
   constexpr int H = kHalves<float, D>;
+  Split<4> w[M];
+  repeat<M>([&](int k) {
+    w[k] = Split<4>({__float_as_uint(p.w[k][0]), __float_as_uint(p.w[k][2]), __float_as_uint(p.w[k][1]),
+                     __float_as_uint(p.w[k][3])});
+  });
 #pragma unroll
-  for (int k = 0; k < M; ++k) {
-    const int row = (first + k) * 8 + 2 * (lane & 3), g = lane >> 2;
-    const Split<4> w({__float_as_uint(p.w[k][0]), __float_as_uint(p.w[k][2]), __float_as_uint(p.w[k][1]),
-                      __float_as_uint(p.w[k][3])});
-#pragma unroll
-    for (int n = 0; n < D / 8; ++n) {
-      const int piece = 2 * n + g / 4, within = g % 4 * 4;
-      multiply(acc[n], w,
+  for (int n = 0; n < D / 8; ++n) {
+    const int piece = 2 * n + (lane >> 4), within = (lane >> 2) % 4 * 4;
+    float part[4] = {};
+    repeat<M>([&](int k) {
+      const int row = (first + k) * 8 + 2 * (lane & 3);
+      multiply(part, w[k],
                Split<2>({load_word(columns + piece_at<H>(row, piece) + within),
                          load_word(columns + piece_at<H>(row + 1, piece) + within)}));
-    }
+    });
+    repeat<4>([&](int e) { acc[n][e] += part[e]; });
+    if (D >= 64 && n % 2) __syncwarp();  // no load is moved further up, where no registers are left for it
   }
 }
 template <typename T, int D, int M>
@@ -311,7 +335,7 @@ struct TileTraits {
   // C: 16-byte pieces of a row; G: groups of 8 columns of its sums; N: groups of 8 columns of a chunk
   static constexpr int C = H / 8, G = D / 8, N = kTileCols / 8;
   // Of N, how many backward has in registers at a time.
-  static constexpr int SOME = sizeof(T) == 8 ? 1 : D <= 32 || sizeof(T) == 4 ? N / 2 : N;
+  static constexpr int SOME = D <= 32 || sizeof(T) == 4 ? N / 2 : N;
   // Bytes of statistics of a column.
   static constexpr int STAT = SOURCES                          ? int(sizeof(NodeStats<Acc<T>>))
                               : BLOCKS                         ? int(sizeof(Acc<T>))

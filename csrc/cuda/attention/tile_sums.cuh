@@ -176,7 +176,8 @@ struct TileSums {
   }
 
   // Adds a chunk to the sums of forward. A score of dot is the product of a row and a column times `factor`.
-  template <typename Operand>
+  // PLAIN (blocks): there is no bias, all pairs exist, and the factor is positive.
+  template <bool PLAIN, typename Operand>
   __device__ __forceinline__ void add_forward(const TilePlace<T, D>& me, Rows& rows, const TileChunk& chunk,
                                               const Operand& a, A factor) {
     A s[N][4] = {};
@@ -186,11 +187,12 @@ struct TileSums {
     } else {
       additive_scores(s, positive_bits, me, rows, chunk);
     }
-    constexpr bool SCALED = X::DOT && !X::BLOCKS;  // the maximum is of products that are not scaled yet
+    constexpr bool SCALED =
+        X::DOT && (PLAIN || !X::BLOCKS);  // the maximum is of products that are not scaled yet
     A peak[2] = {-infinity<A>(), -infinity<A>()};
     repeat<N, 4>([&](int n, int e) {
-      if constexpr (X::BLOCKS) s[n][e] = fma(s[n][e], factor, bias_of(me, chunk, n, e));
-      s[n][e] = chunk.exists(n, e) ? s[n][e] : -infinity<A>();
+      if constexpr (X::BLOCKS && !PLAIN) s[n][e] = fma(s[n][e], factor, bias_of(me, chunk, n, e));
+      if constexpr (!PLAIN) s[n][e] = chunk.exists(n, e) ? s[n][e] : -infinity<A>();
       peak[e >> 1] = max(peak[e >> 1], s[n][e]);
     });
     repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (SCALED ? factor : A(1)); });
@@ -200,6 +202,10 @@ struct TileSums {
     const A reference[2] = {rows.top[0] == -infinity<A>() ? A(0) : rows.top[0],
                             rows.top[1] == -infinity<A>() ? A(0) : rows.top[1]};
     repeat<N, 4>([&](int n, int e) {
+      if constexpr (PLAIN && sizeof(T) == 2) {
+        s[n][e] = exp_unit(fma(s[n][e], factor * kUnit<A>, -reference[e >> 1] * kUnit<A>));
+        return;
+      }
       const A x = SCALED ? fma(s[n][e], factor, -reference[e >> 1]) : minus(s[n][e], reference[e >> 1]);
       s[n][e] = exp_unit(x * kUnit<A>);
     });
@@ -215,11 +221,11 @@ struct TileSums {
 
   // Adds a chunk to the sums of backward: computes alpha and the gradients of the scores, of SOME groups of
   // columns at a time, so that registers suffice.
-  template <typename Operand>
+  template <bool PLAIN, typename Operand>
   __device__ __forceinline__ void add_backward(const TilePlace<T, D>& me, const Rows& rows,
                                                const TileChunk& chunk, const Operand& a, const Operand& b) {
     constexpr int SOME = X::SOME;
-#pragma unroll
+#pragma unroll(sizeof(T) == 2 ? N : 1)
     for (int first = 0; first < N; first += SOME) {
       A s[SOME][4] = {}, grad[SOME][4] = {};
       if constexpr (X::DOT) a.times(s, chunk.columns_c, me.warp, me.lane, first);
@@ -241,13 +247,15 @@ struct TileSums {
           }
         }
         A x;
-        if constexpr (X::BLOCKS) {
+        if constexpr (PLAIN) {
+          x = fma(s[m][e], scale_of<A>(me.p), -of_row.max);
+        } else if constexpr (X::BLOCKS) {
           const A bias = X::SOURCES ? rows.term[e >> 1] : bias_of(me, chunk, n, e);
           x = minus(fma(s[m][e], scale_of<A>(me.p), bias), of_row.max);
         } else {
           x = X::DOT ? fma(s[m][e], me.p.scale, -of_row.max) : minus(s[m][e], of_row.max);
         }
-        const A w = chunk.exists(n, e) ? exp_unit(fma(x, kUnit<A>, -of_row.log_sum)) : A(0);
+        const A w = PLAIN || chunk.exists(n, e) ? exp_unit(fma(x, kUnit<A>, -of_row.log_sum)) : A(0);
         const A ds = w * (grad[m][e] - delta);
         s[m][e] = w;
         grad[m][e] = ds;
@@ -291,11 +299,11 @@ __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const Acc<
       for (int i = 0; i < 2; ++i) {
         const int row = me.warp * 16 + me.g + 8 * i;
         if constexpr (sizeof(T) == 2) {
-          *reinterpret_cast<uint32_t*>(me.shared + A + piece_at<H>(row, n) + 4 * me.t) =
+          *reinterpret_cast<uint32_t*>(me.shared + A + piece_of<T, H>(row, n) + 4 * me.t) =
               pack_two<T>(acc[n][2 * i] * factor[i], acc[n][2 * i + 1] * factor[i]);
         } else {
           const int byte = (8 * n + 2 * me.t) * int(sizeof(T));
-          T* to = reinterpret_cast<T*>(me.shared + A + piece_at<H>(row, byte / 16) + byte % 16);
+          T* to = reinterpret_cast<T*>(me.shared + A + piece_of<T, H>(row, byte / 16) + byte % 16);
           to[0] = acc[n][2 * i] * factor[i], to[1] = acc[n][2 * i + 1] * factor[i];
         }
       }
@@ -305,7 +313,7 @@ __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const Acc<
       const int r = at / C, piece = at % C;
       if (me.first_row + r < me.p.num_rows)
         *reinterpret_cast<uint4*>(const_cast<T*>(me.element(out, me.first_row + r)) + piece * kVec<T>) =
-            *reinterpret_cast<const uint4*>(me.shared + A + piece_at<H>(me.warp * 16 + r, piece));
+            *reinterpret_cast<const uint4*>(me.shared + A + piece_of<T, H>(me.warp * 16 + r, piece));
     }
     __syncwarp();
   } else {

@@ -104,7 +104,7 @@ struct ColumnCopies {
       for (int i = 0; i < COPIES; ++i) {
         const int at = me.thread + i * kTileThreads;
         if (kTileCols * X::C % kTileThreads && at >= kTileCols * X::C) break;
-        const uint32_t to = stage + piece_at<H>(at / X::C, at % X::C);
+        const uint32_t to = stage + piece_of<T, H>(at / X::C, at % X::C);
         if constexpr (X::HAS_C) copy_async<16>(to, me.element(me.p.c, ids.column[i]) + at % X::C * V);
         copy_async<16>(to + L::COLS, me.element(me.p.d, ids.column[i]) + at % X::C * V);
       }
@@ -133,9 +133,11 @@ struct ColumnCopies {
     for (int at = me.thread; at < kTileRows * X::C; at += kTileThreads) {
       const int r = at / X::C, piece = at % X::C;
       if constexpr (X::HAS_A)
-        copy_async<16>(me.smem + L::A + piece_at<H>(r, piece), me.element(me.p.a, me.row_of(r)) + piece * V);
+        copy_async<16>(me.smem + L::A + piece_of<T, H>(r, piece),
+                       me.element(me.p.a, me.row_of(r)) + piece * V);
       if constexpr (X::HAS_B)
-        copy_async<16>(me.smem + L::B + piece_at<H>(r, piece), me.element(me.p.b, me.row_of(r)) + piece * V);
+        copy_async<16>(me.smem + L::B + piece_of<T, H>(r, piece),
+                       me.element(me.p.b, me.row_of(r)) + piece * V);
     }
     commit_copies();
 #pragma unroll
@@ -205,11 +207,22 @@ __device__ __forceinline__ void tile_pass(const TileParams& p, char* shared) {
 
     here.columns_c = me.smem + copies.stage_of(chunk), here.columns_d = here.columns_c + L::COLS;
     here.stats = shared + copies.stage_of(chunk) + 2 * L::COLS;
-    if constexpr (X::FORWARD) {
-      sums.add_forward(me, rows, here, a, factor);
-    } else {
-      sums.add_backward(me, rows, here, a, b);
+    const auto add = [&](auto plain) {
+      constexpr bool PLAIN = decltype(plain)::value;
+      if constexpr (X::FORWARD) {
+        sums.template add_forward<PLAIN>(me, rows, here, a, factor);
+      } else {
+        sums.template add_backward<PLAIN>(me, rows, here, a, b);
+      }
+    };
+    if constexpr (X::BLOCKS) {
+      const bool biased = X::SOURCES ? p.row_term != nullptr : p.col_stats != nullptr;
+      if (!biased && p.scale > 0 && __all_sync(kAll, (next_mask[0] & next_mask[1]) == ~0u)) {
+        add(std::true_type());
+        continue;
+      }
     }
+    add(std::false_type());
   }
   wait_copies<0>();
 
