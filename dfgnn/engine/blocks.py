@@ -34,8 +34,12 @@ class Inputs(NamedTuple):
 def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     """(out [N, H, Dv], stats [N, H, 2]): the logarithm of the sum of a row's exponentials is the sum of its
     two numbers, of which only this sum is differentiable. A row without mass has (inf, 0)."""
-    is_eager = eager.is_eager(inputs.query)
-    out, stats = rules.apply(_Attention(scale), *inputs) if is_eager else forward_op(*inputs, scale)
+    if eager.is_eager(inputs.query):
+        out, stats = rules.apply(_Attention(scale), *inputs)
+    elif eager.transformed(*inputs):
+        out, stats = _Transformed.apply(scale, *inputs)
+    else:
+        out, stats = forward_op(*inputs, scale)
     return out, stats
 
 
@@ -114,12 +118,90 @@ def _of_first(
     grad, q, k, v, o, a, c, e = features
     args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e)
     more = (grads[3] if has_bias else None, scale, need_bias)
+    if eager.transformed(query):
+        raise NotImplementedError("block_attention: torch.func takes first derivatives")
     # Where third derivatives may follow, the operator is called as one that refuses them.
     plain = eager.is_eager(query) and not torch.is_grad_enabled()
     of_grad, tau, *found, of_bias = _ops.call(second_op, *args, *more) if plain else second_op(*args, *more)
     of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
     of_sum = None if of_sum is None else tau
     return of_grad, of_sum, *found, None, None, of_bias if need_bias else None, None, None
+
+
+# ---- torch.func ------------------------------------------------------------------------------------------
+
+
+def _folded(info: Any, dims: tuple[int | None, ...], args: tuple[Any, ...], call: Any) -> tuple[Any, Any]:
+    """The results of call, whose tensors are [rows, heads, ...] beside offsets and numbers, for vmap: what it
+    maps over becomes further heads."""
+    count, folded = info.batch_size, []
+    for x, dim in zip(args, dims):
+        if not isinstance(x, Tensor) or x.dim() - (dim is not None) < 2:
+            if dim is not None:
+                raise NotImplementedError(
+                    "block_attention: torch.func.vmap: expected the same offsets for all"
+                )
+            folded.append(x)
+            continue
+        whole = x.unsqueeze(1).expand(-1, count, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
+        folded.append(whole.flatten(1, 2))
+    results = call(*folded)
+    return tuple(x.unflatten(1, (count, -1)) for x in results), (1,) * len(results)
+
+
+class _Transformed(torch.autograd.Function):
+    """`attention` in a form that transforms see through."""
+
+    @staticmethod
+    def forward(scale, *inputs):
+        return forward_op(*inputs, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_stats):
+        saved, need_bias = ctx.saved_tensors, ctx.needs_input_grad[6]
+
+        def backward(*args):
+            return _TransformedBackward.apply(*args[-2:], *args[:-2])
+
+        return None, *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward)
+
+    @staticmethod
+    def vmap(info, in_dims, scale, *inputs):
+        return _folded(info, in_dims[1:], inputs, lambda *x: _Transformed.apply(scale, *x))
+
+
+class _TransformedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(scale, need_bias, *tensors):
+        return backward_op(*tensors, scale, need_bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale, ctx.need_bias, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        need_bias, saved = ctx.needs_input_grad[9], ctx.saved_tensors
+        return None, None, *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads)
+
+    @staticmethod
+    def vmap(info, in_dims, scale, need_bias, *tensors):
+        def call(*x):
+            results = _TransformedBackward.apply(scale, need_bias, *x)
+            return results if need_bias else results[:3]
+
+        found, dims = _folded(info, in_dims[2:], tensors, call)
+        if need_bias:
+            return found, dims
+        return (*found, found[0].new_empty(0, dtype=_ops.acc_type(found[0].dtype))), (*dims, None)
 
 
 # ---- operators behind the dispatcher ---------------------------------------------------------------------
