@@ -20,6 +20,17 @@ second_op = _ops.operator("block_attention_second")
 CUDA_SIZES = 16, 32, 64, 128  # of heads, for which there are CUDA kernels; for float64 without the last
 
 
+def cuda_size(dtype: torch.dtype, columns: int) -> int | None:
+    """The least size of heads with kernels on CUDA that holds so many columns; None if none does."""
+    sizes = CUDA_SIZES[:-1] if dtype == torch.float64 else CUDA_SIZES
+    return next((size for size in sizes if size >= columns), None)
+
+
+def takes(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
+    """Whether the device's kernels take heads of so many columns."""
+    return device.type == "cpu" or (device.type == "cuda" and cuda_size(dtype, columns) is not None)
+
+
 class Inputs(NamedTuple):
     """The tensors that the operators take, beside numbers."""
 

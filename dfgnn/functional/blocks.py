@@ -109,16 +109,15 @@ def block_attention(
 def _for_cuda(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors with heads of the next size for which there are kernels, padded with zeros."""
     library.require_cuda_library()
-    largest = max(x.shape[2] for x in tensors)
-    dtype = tensors[0].dtype
-    sizes = [n for n in blocks.CUDA_SIZES if n >= largest and (n < 128 or dtype != torch.float64)]
-    if not sizes:
-        most = 64 if dtype == torch.float64 else 128
+    dtype, largest = tensors[0].dtype, max(x.shape[2] for x in tensors)
+    size = blocks.cuda_size(dtype, largest)
+    if size is None:
+        most = blocks.CUDA_SIZES[-2 if dtype == torch.float64 else -1]
         raise NotImplementedError(
             f"{_NAME}: query, value: on CUDA heads have at most {most} columns in {dtype}, got {largest}; "
             "dfgnn.functional.dot_attention over a Graph of the pairs takes others"
         )
-    return tuple(x if x.shape[2] == sizes[0] else F.pad(x, (0, sizes[0] - x.shape[2])) for x in tensors)
+    return tuple(x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2])) for x in tensors)
 
 
 def _error(kind: Any, argument: str, expected: str, got: Any) -> Exception:
