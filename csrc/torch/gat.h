@@ -84,8 +84,8 @@ struct GatAttention {
     const TermsParams& p = q.of;
     const ScalarType vectors = attn_src.scalar_type();
     VectorGradients g{make(feat, sizes_of(attn_src), vectors), make(feat, sizes_of(attn_dst), vectors), {}};
-    g.bias =
-        optional(q.sums[2], bias.has_value(), feat, bias ? sizes_of(*bias) : Sizes{}, feat.scalar_type());
+    const Sizes of_bias = bias ? sizes_of(*bias) : Sizes{};
+    g.bias = optional(q.sums[2], bias.has_value(), feat, of_bias, feat.scalar_type());
     q.sums[0] = g.src.mutable_data_ptr(), q.sums[1] = g.dst.mutable_data_ptr();
     q.parts = Backend::terms_parts(p);
     const Tensor partial =

@@ -42,9 +42,9 @@ from ..runtime.arguments import (
     NEED_WEIGHT,
     Tensors,
 )
+from . import compiler_graph as _edges
 from . import edge_terms as _terms
 from . import operators, paths
-from . import traced_graph as _edges
 from .inputs import AttentionInputs, EdgeTerms
 from .node import FusedFunction
 from .paths import attend

@@ -12,12 +12,12 @@ from ..graph import Graph
 from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
 from . import by_index
+from . import compiler_graph as _edges
 from . import plain as _plain
 from . import products as _products
-from . import traced_graph as _edges
-from .checks import Checker, for_device, without_padding
+from .argument_checks import Checker, for_device, without_padding
+from .compiler_graph import EdgeList
 from .edge_maps import EdgeMap, apply, define
-from .traced_graph import EdgeList
 
 
 def by_edges(graph: Any) -> Any:

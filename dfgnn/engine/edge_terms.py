@@ -16,10 +16,10 @@ from torch import Tensor
 
 from ..graph import GraphPart
 from ..runtime import ops as _ops
+from . import compiler_graph as _edges
 from . import operators
 from . import plain as _plain
 from . import products as _products
-from . import traced_graph as _edges
 from .edge_maps import EdgeMap, apply, define
 from .edge_rows import edges_as_sources, rows_of_destinations, sum_of_edges
 

@@ -11,8 +11,8 @@ from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import rules
 from ..runtime.rules import Rule
+from . import compiler_graph as _edges
 from . import plain as _plain
-from . import traced_graph as _edges
 from .edge_rows import rows_of_destinations, rows_of_sources
 
 # Bytes of query and key rows that are gathered for one chunk of edges, unless the user sets its size.

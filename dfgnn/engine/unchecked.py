@@ -18,8 +18,8 @@ from ..runtime.arguments import PLAN_LAYERS, Numbers, needs_rows
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import paths
+from .argument_checks import DTYPES
 from .autograd import Attention
-from .checks import DTYPES
 from .operators import EagerCall
 
 # dtype -> accumulation type, in which the kernels also take the score terms of additive attention.

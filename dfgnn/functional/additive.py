@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine import pair_scores, unchecked
-from ..engine.checks import Checker, for_device, with_feat
+from ..engine.argument_checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine import edge_arguments as _edges
 from ..engine import edge_projection, unchecked
-from ..engine.checks import Checker, for_device, with_feat
+from ..engine.argument_checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ..engine import by_index
 from ..engine import products as _products
-from ..engine.checks import Checker, for_device, without_padding
+from ..engine.argument_checks import Checker, for_device, without_padding
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..graph.cache import sizes_of
-from ..graph.capacity import OF_BUFFER
+from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
 from .additive import gat_attention
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine.checks import Checker
+from ..engine.argument_checks import Checker
 from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops

@@ -102,7 +102,7 @@ def projected(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> Tens
 
 def check_fits(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> None:
     """Raise an error that names the argument where ``linear(x)`` would raise one that does not. A layer that
-    runs as one autograd function need not call it: its conditions (`whole.eligible`) exclude such x."""
+    runs as one autograd function need not call it: its conditions (`nn.fused`) exclude such x."""
     plain = None if torch.compiler.is_compiling() else plain_linear(linear)
     if plain is None:
         return

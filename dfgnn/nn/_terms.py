@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..runtime import torch_internals as internals
-from ._fallback import is_from
+from ._upstream import is_from
 
 __all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_untouched", "plain_linear"]
 
@@ -49,7 +49,7 @@ def _is_as_written(cls: type[nn.Module]) -> bool:
     return True
 
 
-_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
+_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
 def is_plain(linear: nn.Module) -> bool:
@@ -62,9 +62,20 @@ def is_plain(linear: nn.Module) -> bool:
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
     caller must check `all_hooked` itself."""
-    if type(linear) not in LINEAR or not is_untouched(linear) or F.linear is not internals.linear:
+    # The first test is `is_untouched` for the usual case, in one Python frame: every call of a layer asks it.
+    own, cls = linear.__dict__, type(linear)
+    if cls not in LINEAR or F.linear is not internals.linear:
         return None
-    parameters = linear._parameters
+    if (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or _AS_WRITTEN.get(cls) != (cls.forward, cls.__call__, cls._call_impl)
+    ) and not is_untouched(linear):
+        return None
+    parameters = own["_parameters"]
     weight, bias = parameters.get("weight"), parameters.get("bias")
     # Instead of a Parameter the weight may be a plain tensor, or an exporter's FakeTensor. A weight of
     # another class is refused, because its products may be computed in another way.

@@ -29,8 +29,8 @@ import torch
 from torch import nn
 
 from ..compat.as_dgl import is_installed
-from ..nn import _fallback, dgl
-from ..nn._fallback import is_from
+from ..nn import _fused_or_upstream, dgl
+from ..nn._upstream import is_from
 from ..switch.replace import LIBRARIES, is_convolution, layers_of, patch
 from ..switch.subclasses import made_for
 
@@ -157,7 +157,7 @@ class Layers:
             words = args.split() if isinstance(args, str) else args
             if isinstance(words, (list, tuple)) and words and os.getpid() == self._process:
                 name = os.path.basename(os.fsdecode(words[0]))
-                if name.startswith(("python", "torchrun")):
+                if name.startswith(("python", "torchrun")) and not torch.compiler.is_compiling():
                     self.programs.append(" ".join(str(word) for word in words)[:100])
             return construct(process, args, *rest, **kwargs)
 
@@ -186,7 +186,7 @@ class Layers:
         return [self._row(cls, count) for cls, count in self.made.items() if count]
 
     def _row(self, cls: type, count: int) -> dict[str, Any]:
-        reasons = sorted(reason for warned, reason in _fallback.warned() if warned is cls)
+        reasons = sorted(reason for warned, reason in _fused_or_upstream.warned() if warned is cls)
         ours = self._ours_of(cls)
         fused, note = ours is not None, None
         if ours is not None and not self._forward_is_ours(cls):

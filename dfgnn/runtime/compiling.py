@@ -39,7 +39,8 @@ def not_compiled(fn: F) -> F:
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        if torch.compiler.is_compiling() or internals.get_eval_frame_callback() is not None:
+        recording = internals.is_dynamo_recording() or internals.compiler._is_compiling_flag
+        if recording or internals.get_eval_frame_callback() is not None:
             return disabled(*args, **kwargs)
         return fn(*args, **kwargs)
 

@@ -33,9 +33,13 @@ PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 def is_eager(x: Tensor) -> bool:
     """Whether operations on x run eagerly: no compiler, transform, dispatch mode or subclass intervenes."""
+    return not torch.compiler.is_compiling() and runs_eagerly(x)
+
+
+def runs_eagerly(x: Tensor) -> bool:
+    """`is_eager` for callers that know that no compiler is recording."""
     return (
-        not torch.compiler.is_compiling()
-        and type(x) in PLAIN_TYPES
+        type(x) in PLAIN_TYPES
         and not transforms_active()
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()

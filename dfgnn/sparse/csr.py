@@ -105,7 +105,10 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
     if value.layout != torch.strided:
         raise TypeError(f"{where}: {name}: expected a dense tensor, got layout {value.layout}")
     if value.dtype not in INDEX_DTYPES:
-        way = f"; convert it with {name}.long()" if value.is_floating_point() else ""
+        # Not for masks and bytes, which are seldom meant as ids.
+        others = torch.int16, torch.uint16, torch.uint32, torch.uint64
+        convertible = value.is_floating_point() or value.dtype in others
+        way = f"; convert it with {name}.long()" if convertible else ""
         raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}{way}")
     if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
         expected = ", ".join("*" if want is None else str(want) for want in shape)

@@ -20,7 +20,7 @@ engine capturing
 functional
 distributed ops
 nn
-compat switch
+compat switch compiling
 profiling running
 __init__
 env run

@@ -108,13 +108,10 @@ struct HeadRows {
       for (int d = 0; d < width; d += 4) {  // four by four; beyond the width there are zeros
         V a[4];
         for (int k = 0; k < 4; ++k) a[k] = load_vector<V>(rows + (r + k) * wide + d);
-        const V p = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5),
-                q = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5),
-                s = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7),
-                t = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
-        const V lines[4] = {
-            __builtin_shufflevector(p, q, 0, 1, 4, 5), __builtin_shufflevector(p, q, 2, 3, 6, 7),
-            __builtin_shufflevector(s, t, 0, 1, 4, 5), __builtin_shufflevector(s, t, 2, 3, 6, 7)};
+        const V p = shuffled<0, 4, 1, 5>(a[0], a[1]), q = shuffled<0, 4, 1, 5>(a[2], a[3]),
+                s = shuffled<2, 6, 3, 7>(a[0], a[1]), t = shuffled<2, 6, 3, 7>(a[2], a[3]);
+        const V lines[4] = {shuffled<0, 1, 4, 5>(p, q), shuffled<2, 3, 6, 7>(p, q),
+                            shuffled<0, 1, 4, 5>(s, t), shuffled<2, 3, 6, 7>(s, t)};
         for (int k = 0; k < 4 && d + k < width; ++k) store_vector(to + (d + k) * columns + r, lines[k]);
       }
     for (int d = 0; d < width; ++d) {

@@ -16,8 +16,8 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
-from ...engine.checks import DTYPES
-from ...engine.traced_graph import EdgeList, in_use, smaller
+from ...engine.argument_checks import DTYPES
+from ...engine.compiler_graph import EdgeList, in_use, smaller
 from ...graph import Graph, GraphPart
 from .._errors import wrong_argument, wrong_features
 from .._graph import rows_in_use

@@ -16,7 +16,8 @@ from ...graph import cache as _kept
 from ...runtime.compiling import without_gradient
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.transforms import any_batched
-from .._fallback import Called, foreign_mode, foreign_tensor, warn
+from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
+from .._upstream import Called
 from ._base import LIBRARY
 
 

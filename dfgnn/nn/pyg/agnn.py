@@ -9,8 +9,8 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ._base import FusedConv, check_rows
-from ._graph import graph_of
+from ._base import FusedConv
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):

@@ -15,9 +15,9 @@ from ...engine.edge_rows import rows_of_destinations, rows_of_sources
 from ...graph import Graph
 from ...graph.cache import once, parts_of
 from .._errors import wrong_argument
-from .._fallback import warn
-from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from .._fused_or_upstream import warn
+from ._base import LIBRARY, FusedConv, is_batch, over_batch
+from ._x_and_edge_index import check_rows, for_upstream, graph_of
 
 
 class FAConv(FusedConv, torch_geometric.nn.FAConv):

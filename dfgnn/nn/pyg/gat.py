@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ... import functional
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import is_first_rows
+from ..fused import is_first_rows
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, ends, wants_attention
+from ._base import FusedConv
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import ends, graph_of, wants_attention
 
 
 class GATConv(FusedConv, torch_geometric.nn.GATConv):
@@ -73,6 +73,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = ends(self, x)
+        wanted = wants_attention(return_attention_weights)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
         # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = self.res
@@ -81,8 +82,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
-        shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
-        wanted = wants_attention(return_attention_weights)
+        is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
+        shared = is_square and self.lin is not None
         out = seed = None
         if shared:
             out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)

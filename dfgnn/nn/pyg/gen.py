@@ -10,10 +10,9 @@ from torch import Tensor
 from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
-from .._terms import is_untouched
-from ._base import FusedConv, ends, fusable, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import ends, graph_of
 from .aggregation import SoftmaxAggregation, scores_of
 
 
@@ -43,14 +42,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
-        aggr = layer.aggr_module
-        if type(aggr) not in (torch_geometric.nn.aggr.SoftmaxAggregation, SoftmaxAggregation):
-            return f"aggr={layer.aggr!r}"
-        if not is_untouched(aggr):
-            return "aggr_module has hooks or a forward of its own"
-        return fusable(layer, cls, aggregation=type(aggr))
+    _aggregations = torch_geometric.nn.aggr.SoftmaxAggregation, SoftmaxAggregation
 
     def forward(
         self,

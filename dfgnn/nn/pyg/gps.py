@@ -18,7 +18,7 @@ from ...graph import Graph
 from ...graph import cache as _kept
 from ...runtime import eager
 from ...runtime.compiling import without_gradient
-from .._fallback import foreign_mode, foreign_tensor, warn
+from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
 

@@ -15,9 +15,9 @@ from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
-from ._base import FusedConv, both_ends
+from ._base import FusedConv
 from ._edges import edge_attributes, given_attributes
-from ._graph import for_upstream, graph_of
+from ._x_and_edge_index import both_ends, for_upstream, graph_of
 
 
 class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...engine import traced, traced_graph
-from ...engine.checks import DTYPES
+from ...engine import compiler_attention, compiler_graph
+from ...engine.argument_checks import DTYPES
+from ...engine.compiler_graph import EdgeList
 from ...engine.inputs import AttentionInputs
-from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ...runtime.compiling import is_exporting
@@ -86,7 +86,7 @@ def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
     kind = x.device.type
     if kind != graph.device.type or kind not in MOST_UNFOLDED:
         return None
-    return traced_graph.for_compiler(graph)
+    return compiler_graph.for_compiler(graph)
 
 
 def _size(spec: LayerSpec) -> int | None:
@@ -169,7 +169,7 @@ def _gat(spec: LayerSpec, edges: EdgeList, rows: _Rows, feat: Tensor, *_: None) 
     bias, later = _bias(spec, rows, feat)
     train = _needs_backward(feat, attn_src, attn_dst, bias)
     tensors = feat, attn_src, attn_dst, _seed(spec, feat), bias
-    out = traced.gat(edges, tensors, float(spec.negative_slope), float(spec.dropout_p), train)
+    out = compiler_attention.gat(edges, tensors, float(spec.negative_slope), float(spec.dropout_p), train)
     return _finished(spec, rows, out, train, later)
 
 
@@ -192,5 +192,5 @@ def _attend(
     train = _needs_backward(*tensors)
     numbers = Numbers(float(spec.negative_slope), float(spec.scale), float(spec.dropout_p), flags)
     inputs = AttentionInputs(edges, spec.score, tensors, numbers)
-    out, _ = traced.attention(inputs, False, train, rows.heads)
+    out, _ = compiler_attention.attention(inputs, False, train, rows.heads)
     return _finished(spec, rows, out, train, later)

@@ -16,7 +16,7 @@ from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
-from .eligible import can_fuse
+from ..fused import can_fuse
 from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
 
 __all__ = ["TypedSpec", "typed_attention", "typed_layer"]

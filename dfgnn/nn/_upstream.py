@@ -1,49 +1,17 @@
-"""When a library's own forward must run instead of the fused one, and the warning that says so."""
+"""The class of DGL or torch_geometric that a layer stands for, and whether its code is as the library wrote
+it."""
 
 from __future__ import annotations
 
-import functools
 import sys
-import warnings
-from collections.abc import Iterable
 from operator import attrgetter, itemgetter
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-from ..engine import paths
-from ..runtime import torch_internals as internals
-
-_warned: set[tuple[type, str]] = set()
 
 # Methods that may be replaced, because they do not change the results of an existing layer.
 _NO_MATTER = ("__init__", "__repr__", "reset_parameters", "extra_repr")
-
-
-class FallbackWarning(UserWarning):
-    """A layer runs its library's own forward, because the fused one does not support how it is set up."""
-
-
-def warn(cls: type, library: str, reason: str, stacklevel: int = 6) -> None:
-    """Warns, once per class and reason, and reports to :func:`dfgnn.explain`. stacklevel: by default that of
-    the line that calls the layer, for a caller of this function that the layer's ``forward`` calls."""
-    if paths.recorder is not None:
-        paths.recorder.declined("fused", reason)
-        paths.recorder.took("upstream", cls.__name__)
-    if (cls, reason) not in _warned:
-        _warned.add((cls, reason))
-        warnings.warn(
-            f"{cls.__module__}.{cls.__qualname__} runs {library}'s own forward: {reason}",
-            FallbackWarning,
-            stacklevel=stacklevel,
-        )
-
-
-def warned() -> frozenset[tuple[type, str]]:
-    """The classes that have run their library's own forward so far, and why."""
-    return frozenset(_warned)
 
 
 def upstream(cls: type, package: str) -> type | None:
@@ -108,45 +76,6 @@ class Called:
 def _is_piece(x: object) -> bool:
     """Whether this is a replacement by `dfgnn.patch`, which computes the same."""
     return getattr(x, "__module__", None) == "dfgnn.switch.pieces"
-
-
-def foreign_mode() -> str | None:
-    """The name of the class of an active TorchFunctionMode or TorchDispatchMode that is neither torch's nor
-    ours: it may change functions that the library's forward calls and the fused one does not."""
-    modes = [internals.function_mode(k) for k in range(internals.num_function_modes())]
-    modes += [internals.dispatch_mode(k) for k in range(internals.num_dispatch_modes())]
-    foreign = (type(x).__name__ for x in modes if type(x).__module__.split(".")[0] not in ("torch", "dfgnn"))
-    return next(foreign, None)
-
-
-#: Types of values that `foreign_tensor` accepts without looking further.
-PLAIN = frozenset((Tensor, nn.Parameter, type(None)))
-
-
-def foreign_tensor(values: Iterable[Any]) -> str | None:
-    """The name of the class of a tensor among these whose operations run code that is neither torch's nor
-    ours: it may change operations that the library's forward calls and the fused one does not. Looks into
-    tuples, lists and dictionaries."""
-    for value in values:
-        cls = type(value)
-        if cls in PLAIN:
-            continue
-        if isinstance(value, (tuple, list, dict)):
-            found = foreign_tensor(value.values() if isinstance(value, dict) else value)
-            if found is not None:
-                return found
-        elif isinstance(value, Tensor) and _operates_itself(cls):  # type: ignore[arg-type]
-            return cls.__name__
-    return None
-
-
-@functools.cache
-def _operates_itself(cls: type) -> bool:
-    owners = (
-        next(base for base in cls.__mro__ if name in vars(base))
-        for name in ("__torch_function__", "__torch_dispatch__")
-    )
-    return any(x.__module__.split(".")[0] not in ("torch", "torch_geometric", "dfgnn") for x in owners)
 
 
 def is_from(package: str, method: object) -> bool:

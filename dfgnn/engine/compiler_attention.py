@@ -1,9 +1,9 @@
 """Attention while a compiler records: operators on a traced graph, which run those of eager calls.
 
-Compiled code calls the operators ``<family>_attend_run`` and ``<family>_gat_run`` (`traced_graph._FAMILIES`)
-and the operators of their gradients. These look the graph up and pass its number to the operators of
-csrc/torch/attention.h. They return lists of the needed results only, because compiled code checks each
-result.
+Compiled code calls the operators ``<family>_attend_run`` and ``<family>_gat_run``
+(`compiler_graph._FAMILIES`) and the operators of their gradients. These look the graph up and pass its number
+to the operators of csrc/torch/attention.h. They return lists of the needed results only, because compiled
+code checks each result.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ..runtime.arguments import (
     needs_rows,
 )
 from ..runtime.rules import Rule
+from . import compiler_graph as _edges
 from . import sink as _sink
-from . import traced_graph as _edges
+from .compiler_graph import EdgeList
 from .inputs import AttentionInputs
 from .operators import SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
 from .operators import attend_op as _attend
 from .operators import gat_backward_op as _gat_backward
 from .operators import gat_op as _gat
-from .traced_graph import EdgeList
 
-# The operators' arguments begin with those of a traced graph (`traced_graph.Arguments`), a bool (`edges`:
+# The operators' arguments begin with those of a traced graph (`compiler_graph.Arguments`), a bool (`edges`:
 # whether there are edge tensors, dropout or returned attention), and the schedule: _NUM_GRAPH arguments. For
 # attention there follow the number of heads (0 if tensors have a dimension for them), the gradients of both
 # results (in the backward operator only), the score, and the tensors.
@@ -75,7 +75,7 @@ def _handle_of(saved: Tensor, given, layer: str, heads: int, value: Tensor):
 
 def _attach(found, args, saved: Tensor) -> None:
     """Attaches (graph, handle) to ``saved`` for `_handle_of`; not that of a packed structure
-    (`recorded_graph`), which must not outlive the operator."""
+    (`compiler_cuda_graphs`), which must not outlive the operator."""
     if not _edges.is_made(*args[:2]):
         saved._dfgnn_graph = found  # type: ignore[attr-defined]
 

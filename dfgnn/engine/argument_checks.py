@@ -12,8 +12,8 @@ from ..runtime import library as _library
 from ..runtime import ops as _ops
 from ..runtime.arguments import NO_EDGES, EdgeArgs
 from ..runtime.eager import transformed
-from . import traced_graph as _edges
-from .traced_graph import EdgeList
+from . import compiler_graph as _edges
+from .compiler_graph import EdgeList
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph, build
-from ..graph.capacity import OF_BUFFER
+from ..graph.fixed_capacity import OF_BUFFER
 from ..plan import items
 from ..plan.plans import Items
 from ..runtime import torch_internals as internals

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..graph.cache import graph_of, known, once
-from ..graph.capacity import of_buffer
+from ..graph.cache import graph_of, once
 from ..graph.derived import edges_as_sources
+from ..graph.fixed_capacity import of_buffer
 from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
 from ..runtime.rules import ByRule, Rule
-from . import recorded_graph
+from . import compiler_cuda_graphs
 
 __all__ = ["EdgeList", "is_traced"]
 
@@ -169,7 +169,7 @@ def smaller(a: int, b: int) -> int:
 
 class Arguments(NamedTuple):
     """A traced graph in the arguments of operators. given and number are those of `EdgeList`, or a packed
-    structure (`recorded_graph`) and -1. num_edges: the capacity of a packed structure; 0 if no result
+    structure (`compiler_cuda_graphs`) and -1. num_edges: the capacity of a packed structure; 0 if no result
     has a row per edge."""
 
     given: Tensor | None
@@ -248,24 +248,69 @@ def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Calla
 _structure = _ops.python_operator(
     "edge_structure",
     "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
-    recorded_graph.structure,
-    recorded_graph.structure_fake,
+    compiler_cuda_graphs.structure,
+    compiler_cuda_graphs.structure_fake,
 )
 _ops.without_autograd("edge_structure")
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
-    """The arguments with a packed structure (`recorded_graph`) in place of the ``edge_index``, if Inductor
-    will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if tensors
-    have a row per edge and loops are replaced, because the number of edges then depends on values."""
+    """The arguments with a packed structure (`compiler_cuda_graphs`) in place of the ``edge_index``, if
+    Inductor will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if
+    tensors have a row per edge and loops are replaced, because the number of edges then depends on values."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
-    if given.dim() != 2 or counted or not recorded_graph.is_recorded(given):
+    if given.dim() != 2 or counted or not compiler_cuda_graphs.is_recorded(given):
         return None
     if number == _AS_SOURCES:
         given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
-    room = recorded_graph.num_places(given, num_src, num_dst, self_loops)
+    room = compiler_cuda_graphs.num_places(given, num_src, num_dst, self_loops)
     return Arguments(made, number, num_src, num_dst, self_loops, room)
+
+
+# ---- an edge_index of rows of other tensors ---------------------------------------------------------------
+
+# The attribute of a tensor of `edge_pair` with the kept tensor of the same numbers, which has the graph.
+_KEPT = "_dfgnn_kept"
+
+
+def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    """[2, E] of two indices, each a row of a tensor [2, E] or, with the row -1, a tensor [E]. The result is
+    new memory each time, as compilers expect, but it stands for a tensor that is kept as long as the given
+    ones live, so that a graph is not made again for every call."""
+
+    def build() -> Tensor:
+        ends = [x if row < 0 else x[row] for x, row in ((first, first_row), (second, second_row))]
+        dtype = ends[0].dtype if ends[0].dtype == ends[1].dtype else torch.int64
+        return torch.stack([x.to(dtype) for x in ends])
+
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():  # a replay has to read the given tensors
+        return build()
+    parts = (first,) if first is second else (first, second)
+    kept: Tensor = once(parts, ("edge pair", first_row, second_row), build)
+    made = kept.clone()
+    setattr(made, _KEPT, kept)
+    return made
+
+
+def _pair_fake(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    dtype = first.dtype if first.dtype == second.dtype else torch.int64
+    return first.new_empty((2, first.shape[-1]), dtype=dtype)
+
+
+edge_pair = _ops.python_operator(
+    "edge_pair", "(Tensor first, int first_row, Tensor second, int second_row) -> Tensor", _pair, _pair_fake
+)
+_ops.without_autograd("edge_pair")
+
+
+def kept(edge_index: Any) -> Any:
+    """The tensor by which the graph of an ``edge_index`` is cached: the given one, but for those of
+    `edge_pair`."""
+    return getattr(edge_index, _KEPT, edge_index)
+
+
+# ---- finding the graph -------------------------------------------------------------------------------------
 
 
 def is_made(given: Tensor | None, number: int) -> bool:
@@ -281,12 +326,13 @@ def find(
         graph = _of_number(number)
         return graph if given is None else _typed(graph, given, num_src)
     if number <= _AS_SOURCES:
-        return _by_edges(given, _AS_SOURCES - number, num_dst)
+        return _by_edges(kept(given), _AS_SOURCES - number, num_dst)
+    assert given is not None
+    given = kept(given)
     assert given is not None
     if is_made(given, number):
-        return recorded_graph.graph_of(given, num_src, num_dst, num_edges)
-    cached = known(given, num_src, num_dst, self_loops)
-    graph, _ = graph_of(given, num_src, num_dst, self_loops) if cached is None else cached
+        return compiler_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)
+    graph, _ = graph_of(given, num_src, num_dst, self_loops)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph
