@@ -345,3 +345,36 @@ def _of_heads(feat: Tensor) -> Tensor:
 
 def _per_head(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x[:, None]
+
+
+def block_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    key_offsets: Tensor | None = None,
+    *,
+    key_bias: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Attention within blocks, a block at a time; see :func:`dfgnn.functional.block_attention`."""
+    scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
+    key_offsets = offsets if key_offsets is None else key_offsets
+    out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    bounds = torch.stack([offsets[:-1], offsets[1:], key_offsets[:-1], key_offsets[1:]], 1).tolist()
+    for row, row_end, first, end in bounds:
+        if row == row_end or first == end:
+            continue
+        score = scale * torch.einsum("ihd,jhd->hij", query[row:row_end], key[first:end])
+        if key_bias is not None:
+            score = score + (
+                key_bias[first:end, None] if key_bias.dim() == 1 else key_bias[first:end]
+            ).T.unsqueeze(1)
+        if sink is not None:
+            score = torch.cat([score, sink.view(-1, 1, 1).expand(*score.shape[:2], 1)], 2)
+        hidden = (score == -math.inf).all(2, keepdim=True)
+        weight = score.masked_fill(hidden, 0).softmax(2).masked_fill(hidden, 0)[..., : end - first]
+        some = torch.einsum("hij,jhd->ihd", weight.to(value.dtype), value[first:end])
+        out = out.index_add(0, torch.arange(row, row_end, device=out.device), some)
+    return out

@@ -40,9 +40,6 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 function_apply = torch._C._FunctionBase.__dict__["apply"]
 # F.linear would replace it, if it did not first look for overrides of Tensor in Python.
 linear = torch._C._nn.linear
-# F.scaled_dot_product_attention would replace them, if it had second derivatives on the CPU.
-flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # torch.sparse.mm(reduce=) would replace it, if it returned which element of a row is the extreme.
 extremes_of_neighbours = torch.ops.aten._sparse_mm_reduce_impl.default
 
