@@ -59,7 +59,10 @@ LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
 # link with a stub of that soname that has these symbols; at run time torch's own library is already loaded.
 CUDA_SHIMS = [
     "aoti_torch_create_cuda_guard",
+    "aoti_torch_cuda_addmm_out",
+    "aoti_torch_cuda_bmm_out",
     "aoti_torch_cuda_guard_set_index",
+    "aoti_torch_cuda_mm_out",
     "aoti_torch_delete_cuda_guard",
     "aoti_torch_get_current_cuda_stream",
 ]

@@ -88,7 +88,7 @@ def unbatch(g: DGLGraph, node_split: Any = None, edge_split: Any = None) -> list
                 g.idtype,
                 [parts[k] for parts in node_frames],
                 [parts[k] for parts in edge_frames],
-            )  # fmt: skip
+            )
         )
         first = [start + size for start, size in zip(first, part_sizes)]
     return found

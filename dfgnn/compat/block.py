@@ -23,8 +23,8 @@ class DGLBlock(DGLGraph):
 
     def __repr__(self) -> str:
         if len(self._ntypes) == 2 and len(self._graphs) == 1:
-            src, dst = self._sizes
-            return f"Block(num_src_nodes={src}, num_dst_nodes={dst}, num_edges={self._graphs[0].num_edges})"
+            sizes = *self._sizes, self._graphs[0].num_edges
+            return "Block(num_src_nodes={}, num_dst_nodes={}, num_edges={})".format(*sizes)
         src, dst = ({self._ntypes[k]: self._sizes[k] for k in side} for side in self._sides)
         edges = {relation: graph.num_edges for relation, graph in self.graphs.items()}
         meta = [(begin, end, name) for begin, name, end in self.canonical_etypes]
@@ -47,10 +47,10 @@ def create_block(
     if (num_src_nodes is None) != (num_dst_nodes is None):
         raise DGLError(f"{where}: expected both num_src_nodes and num_dst_nodes, or neither")
     typed = isinstance(data_dict, Mapping)
-    given = (num_src_nodes, num_dst_nodes)
+    given: tuple[Any, ...] = (num_src_nodes, num_dst_nodes)
     if num_src_nodes is not None and any(isinstance(x, Mapping) != typed for x in given):
         raise DGLError(
-            f"{where}: num_src_nodes, num_dst_nodes: expected {'dictionaries by type' if typed else 'numbers'}"
+            f"{where}: num_src_nodes, num_dst_nodes: expected {'dictionaries' if typed else 'numbers'}"
         )
     if not typed:
         data_dict = {("_N", "_E", "_N"): data_dict}
@@ -68,7 +68,8 @@ def create_block(
     relations = sorted(found)
     graphs = [fused(found[r].sized(where, sides[0][r[0]], sides[1][r[2]])) for r in relations]
     block = DGLBlock._of(
-        [*names[0], *names[1]], [sides[k][kind] for k in (0, 1) for kind in names[k]], [r[1] for r in relations],
+        [*names[0], *names[1]], [sides[k][kind] for k in (0, 1) for kind in names[k]],
+        [r[1] for r in relations],
         [(names[0].index(r[0]), len(names[0]) + names[1].index(r[2])) for r in relations], graphs,
         next((ends.src.dtype for ends in found.values()), torch.int64), num_src_types=len(names[0]),
     )  # fmt: skip

@@ -44,7 +44,8 @@ def add_reverse_edges(
     """Appends the reverse of every edge, of loops only without exclude_self.
 
     readonly: has no effect, as in DGL.  copy_ndata, copy_edata: keep the features; reversed edges have those
-    of their edges, and ``_ID`` is the edge before.  ignore_bipartite: leave relations between different types as they are, instead of an
+    of their edges, and ``_ID`` is the edge before.  ignore_bipartite: leave
+    relations between different types as they are, instead of an
     error.
     """
     graphs, edge_frames = [], []
@@ -52,7 +53,8 @@ def add_reverse_edges(
         if begin != end:
             if not ignore_bipartite:
                 raise DGLError(
-                    "dgl.add_reverse_edges: g: expected relations between nodes of one type, or ignore_bipartite=True"
+                    "dgl.add_reverse_edges: g: expected relations between nodes of one type, or "
+                    "ignore_bipartite=True"
                 )
             graphs.append(graph)
             edge_frames.append(frame.copy())

@@ -65,9 +65,9 @@ def heterograph(
     if any(kind not in sizes for r in relations for kind in (r[0], r[2])):
         raise DGLError(f"{where}: num_nodes_dict: expected a number of all types, got {sizes}")
     graphs = [fused(found[r].sized(where, sizes[r[0]], sizes[r[2]])) for r in relations]
-    ends = [(kinds.index(begin), kinds.index(end)) for begin, _, end in relations]
+    places = [(kinds.index(begin), kinds.index(end)) for begin, _, end in relations]
     made = DGLGraph._of(
-        kinds, [sizes[k] for k in kinds], [r[1] for r in relations], ends, graphs, dtypes.pop()
+        kinds, [sizes[k] for k in kinds], [r[1] for r in relations], places, graphs, dtypes.pop()
     )
     return made.to(device)
 
@@ -97,8 +97,8 @@ def from_networkx(
     nx_graph: Any, node_attrs: Sequence[str] | None = None, edge_attrs: Sequence[str] | None = None,
     edge_id_attr_name: str | None = None, idtype: Any = None, device: Any = None,
 ) -> DGLGraph:  # fmt: skip
-    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes are numbered
-    in the order of their sorted labels; edges in networkx' order, or by their attribute
+    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes are in the
+    order of their sorted labels; edges in networkx' order, or by their attribute
     ``edge_id_attr_name``. node_attrs, edge_attrs: attributes that become features, edge_attrs of directed
     graphs alone."""
     where = "dgl.from_networkx"
@@ -130,7 +130,7 @@ def _order(where: str, name: str, attributes: Sequence[Mapping[str, Any]]) -> li
 
 
 def _stacked(where: str, name: str, attributes: Sequence[Mapping[str, Any]]) -> Tensor:
-    values = [found.get(name) for found in attributes]
+    values: list[Any] = [found.get(name) for found in attributes]
     if any(value is None for value in values):
         raise DGLError(f"{where}: attribute {name!r}: expected one of every node (or edge), some have none")
     return torch.stack(values) if values and isinstance(values[0], Tensor) else torch.tensor(values)

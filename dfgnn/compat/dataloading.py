@@ -46,7 +46,7 @@ class GraphDataLoader(data.DataLoader):
     def __init__(
         self, dataset: Any, collate_fn: Any = None, use_ddp: bool = False, ddp_seed: int = 0, **options: Any
     ):
-        self._share = None
+        self._share: Any = None
         if use_ddp:
             drop_last = options.pop("drop_last", False)
             self._share = data.DistributedSampler(
@@ -91,7 +91,7 @@ class NeighborSampler(BlockSampler):
 
     fanouts: numbers, or dictionaries of such by relation; -1 takes all edges, another at most this number of
     edges per node and relation.  replace: draw edges with replacement, exactly that number of each node with
-    edges.  prob: the name of an edge feature to which the probability of an edge is proportional; edges with 0
+    edges.  prob: the name of an edge feature to which an edge's probability is proportional; edges with 0
     are not taken.  mask: the name of a boolean edge feature; others are not taken.
     """
 
@@ -208,21 +208,23 @@ def _drawn(target: Tensor, count: int, weight: Tensor | None, replace: bool) -> 
 
 class DataLoader(data.DataLoader):
     """Loads what a sampler makes, (input nodes, seeds, blocks), for batches of seeds: a tensor of nodes, or a
-    dictionary of such by type. device: where batches are moved. Further arguments are torch's DataLoader's."""
+    dictionary of such by type. device: where batches are moved. Others are torch's DataLoader's."""
 
     def __init__(
-        self, graph: DGLGraph, indices: Any, graph_sampler: Sampler, device: Any = None, use_ddp: bool = False,
-        ddp_seed: int = 0, use_uva: bool = False, use_prefetch_thread: Any = None, use_alternate_stream: Any = None,
-        pin_prefetcher: Any = None, **options: Any,
+        self, graph: DGLGraph, indices: Any, graph_sampler: Sampler, device: Any = None,
+        use_ddp: bool = False, ddp_seed: int = 0, use_uva: bool = False, use_prefetch_thread: Any = None,
+        use_alternate_streams: Any = None, pin_prefetcher: Any = None, **options: Any,
     ):  # fmt: skip
         if use_uva:
             raise NotImplementedError("DataLoader: use_uva: expected False in dfgnn")
         if not isinstance(indices, (Tensor, Mapping)):
             raise DGLError(
-                f"DataLoader: indices: expected a tensor of nodes, or a dictionary by type, got {type(indices).__name__}"
+                "DataLoader: indices: expected a tensor of nodes, or a dictionary by type, got "
+                f"{type(indices).__name__}"
             )
-        self.graph, self.graph_sampler, self._to, self._share = graph, graph_sampler, device, None
-        seeds: list[Any] = []
+        self.graph, self.graph_sampler, self._to = graph, graph_sampler, device
+        self._share: Any = None
+        seeds: Any = []
         for kind, x in indices.items() if isinstance(indices, Mapping) else [(None, indices)]:
             seeds += [(kind, node) for node in x.tolist()]
         typed = isinstance(indices, Mapping)

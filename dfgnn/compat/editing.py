@@ -17,6 +17,9 @@ from .frames import Frame
 class Editing:
     """The part of `DGLGraph` that changes the graph in place."""
 
+    _batch_num_nodes: dict[str, Tensor] | None
+    _batch_num_edges: dict[Any, Tensor] | None
+
     def add_nodes(self: Any, num: int, data: Any = None, ntype: str | None = None) -> None:
         """Append nodes; features that data lacks are zeros. The graph is one graph of a batch then."""
         place = self.get_ntype_id(ntype)

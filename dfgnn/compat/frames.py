@@ -183,7 +183,8 @@ class Data(MutableMapping):
             place = self._place(name, kind) if self._several else self._one()
             if isinstance(x, Tensor) and x.device != self._graph.device:
                 raise DGLError(
-                    f"feature {name!r}: expected device {self._graph.device}, the graph's (g.to moves it), got {x.device}"
+                    f"feature {name!r}: expected device {self._graph.device}, the graph's (g.to moves it), "
+                    f"got {x.device}"
                 )
             if is_all(self._which):
                 self._frame(place)[name] = x

@@ -104,10 +104,10 @@ def ends_of(where: str, data: Any, idtype: Any = None, bipartite: bool = False) 
         src, dst = (outer, inner) if form == "csr" else (inner, outer)
         sizes = [len(read[0]) - 1, sizes[1]] if form == "csr" else [sizes[1], len(read[0]) - 1]
     if not bipartite:
-        sizes = [max(sizes)] * 2
+        sizes = [max(sizes), max(sizes)]
     if form == "coo" or len(read[2]):
-        return Ends(src, dst, *sizes)
-    return Ends(src, dst, *sizes, form, len(read[0]) - 1).sized(where, *sizes)
+        return Ends(src, dst, sizes[0], sizes[1])
+    return Ends(src, dst, sizes[0], sizes[1], form, len(read[0]) - 1).sized(where, *sizes)
 
 
 def ends_of_matrix(where: str, matrix: Any, idtype: Any = None) -> Ends:
@@ -177,11 +177,9 @@ def _rows(where: str, indptr: Tensor, indices: Tensor, eids: Tensor) -> tuple[Te
     return outer, indices
 
 
-def found_edges(
-    src: Tensor, dst: Tensor, u: Tensor, v: Tensor, num_dst: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The edges between each pair (u, v): (edges sorted by their ends, each pair's first place there, and the
-    place behind its last)."""
-    keys, eids = (src.long() * num_dst + dst.long()).sort(stable=True)
+def found_edges(edges: Tensor, u: Tensor, v: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The edges ``[2, E]`` between each pair (u, v): (their ids sorted by their ends, each pair's first place
+    there, and the place behind its last)."""
+    keys, eids = (edges[0] * num_dst + edges[1]).sort(stable=True)
     wanted = u.long() * num_dst + v.long()
     return eids, torch.searchsorted(keys, wanted), torch.searchsorted(keys, wanted, right=True)

@@ -69,7 +69,7 @@ def reduced(g: Any, message: Any, reducer: Any) -> dict[str, Tensor]:
         y = messages(g, message)[reducer.message]
     elif message.out != reducer.message:
         raise DGLError(
-            f"DGLGraph: reduce function: expected the messages {message.out!r} that the message function makes, "
+            f"DGLGraph: reduce function: expected the messages {message.out!r} of the message function, "
             f"got {reducer.message!r}"
         )
     elif (message.lhs, message.rhs) == ("u", None):
@@ -162,8 +162,8 @@ class Passing:
     def update_all(
         self: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
     ) -> None:
-        """Set features of the destinations from their edges' messages. Built-in functions without etype reduce
-        over the edges of all relations."""
+        """Set features of the destinations from their edges' messages. Built-in functions reduce, without
+        etype, over the edges of all relations."""
         if etype is None and len(self._graphs) > 1:
             self._update_by_all_relations(message_func, reduce_func, apply_node_func)
             return
@@ -278,8 +278,8 @@ class Passing:
         if "_ID" not in frame:
             frame["_ID"] = eids
         return type(self)._of(
-            self._ntypes, self._sizes, self._etypes, self._ends, [graph], self._idtype, self._node_frames, [frame],
-            None if len(self._ntypes) == 1 else 1,
+            self._ntypes, self._sizes, self._etypes, self._ends, [graph], self._idtype, self._node_frames,
+            [frame], None if len(self._ntypes) == 1 else 1,
         )  # fmt: skip
 
     def filter_nodes(self: Any, predicate: Any, nodes: Any = ALL, ntype: str | None = None) -> Tensor:

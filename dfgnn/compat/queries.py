@@ -15,7 +15,6 @@ from .ids import found_edges, ids, is_one
 from .sparse import spmatrix
 from .sparse.structure import pairs
 
-
 #: Graphs that were made from a "csr" or "csc" without edge ids -> that.
 WITHOUT_IDS: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -146,7 +145,7 @@ class Queries:
         if len(u) != len(v) and 1 not in (len(u), len(v)):
             raise DGLError(f"DGLGraph.{where}: v: expected {len(u)} nodes like u, got {len(v)}")
         u, v = torch.broadcast_tensors(u, v)
-        return u, v, *found_edges(*graph.edge_index, u, v, graph.num_dst)
+        return u, v, *found_edges(graph.edge_index, u, v, graph.num_dst)
 
     def has_edges_between(self: Any, u: Any, v: Any, etype: Any = None) -> Any:
         """Whether there is an edge between each pair of nodes."""
@@ -167,8 +166,8 @@ class Queries:
         if len(missing):
             at = int(missing[0])
             raise DGLError(
-                f"DGLGraph.edge_ids: expected pairs of nodes with an edge between them, got {int(u_nodes[at])}, "
-                f"{int(v_nodes[at])}"
+                "DGLGraph.edge_ids: expected pairs of nodes with an edge between them, got "
+                f"{int(u_nodes[at])}, {int(v_nodes[at])}"
             )
         eids = order[first].to(self.idtype)
         return int(eids) if is_one(u) and is_one(v) else eids
@@ -205,10 +204,11 @@ class Queries:
         if scipy_fmt is not None:
             from scipy import sparse
 
-            ones = torch.ones(graph.num_edges, dtype=self.idtype).numpy()
+            ones: Any = torch.ones(graph.num_edges, dtype=self.idtype).numpy()
             if scipy_fmt == "csr":  # asformat would add edges with the same ends
-                indptr, indices, _ = _compressed(graph.reverse() if transpose else graph, by_source=True)
-                return sparse.csr_matrix((ones, indices.cpu().numpy(), indptr.cpu().numpy()), shape=shape)
+                arrays = _compressed(graph.reverse() if transpose else graph, by_source=True)
+                indptr, indices, _ = (x.cpu().numpy() for x in arrays)
+                return sparse.csr_matrix((ones, indices, indptr), shape=shape)
             return sparse.coo_matrix((ones, tuple(ends.cpu().numpy())), shape=shape).asformat(scipy_fmt)
         ones = torch.ones(graph.num_edges, device=self.device)
         return torch.sparse_coo_tensor(ends, ones, shape, check_invariants=False).to(ctx)

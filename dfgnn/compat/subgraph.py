@@ -94,8 +94,8 @@ def edge_subgraph(
     output_device: Any = None,
 ) -> Any:
     """These edges; with relabel_nodes only the nodes at their ends, in the order in which sources and
-    then destinations come. edges: ids or a mask, or a dictionary of such by relation. output_device: where the
-    new graph is; None: where this one is."""
+    then destinations come. edges: ids or a mask, or a dictionary of such by relation. output_device: where
+    the new graph is; None: where this one is."""
     chosen = {k: torch.zeros(0, dtype=torch.int64, device=graph.device) for k in range(len(graph._graphs))}
     for etype, x in _by_type("edge_subgraph", graph, edges, "edges").items():
         place = graph.get_etype_id(etype)
@@ -163,8 +163,10 @@ def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: An
     chosen = [graph.get_etype_id(etype) for etype in etypes]
     kinds = sorted({kind for k in chosen for kind in graph._ends[k]})
     made = DGLGraph._of(
-        [graph._ntypes[k] for k in kinds], [graph._sizes[k] for k in kinds], [graph._etypes[k] for k in chosen],
-        [tuple(kinds.index(kind) for kind in graph._ends[k]) for k in chosen], [graph._graphs[k] for k in chosen],
+        [graph._ntypes[k] for k in kinds], [graph._sizes[k] for k in kinds],
+        [graph._etypes[k] for k in chosen],
+        [tuple(kinds.index(kind) for kind in graph._ends[k]) for k in chosen],
+        [graph._graphs[k] for k in chosen],
         graph.idtype, [graph._node_frames[k] for k in kinds], [graph._edge_frames[k] for k in chosen],
     )  # fmt: skip
     return made if output_device is None else made.to(output_device)

@@ -26,7 +26,8 @@ class BaseTransform:
 
 class AddSelfLoop(BaseTransform):
     """Adds a loop for every node to each relation between nodes of one type, after removing existing loops
-    unless ``allow_duplicate``; new_etypes: and a relation ``self`` of loops to each type of nodes; edge_feat_names, fill_data: as for :func:`~dfgnn.compat.add_self_loop`."""
+    unless ``allow_duplicate``; new_etypes: and a relation ``self`` of loops to each type of nodes;
+    edge_feat_names, fill_data: as for :func:`~dfgnn.compat.add_self_loop`."""
 
     def __init__(
         self, allow_duplicate: bool = False, new_etypes: bool = False, edge_feat_names: Any = None,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from ._upstream import Called, upstream
 # ---- the warning ------------------------------------------------------------------------------------------
 
 _warned: set[tuple[type, str]] = set()
+#: Functions that are called with the class of each new entry of `warned`.
+noticed: list[Callable[[type], None]] = []
 
 
 class FallbackWarning(UserWarning):
@@ -41,6 +43,8 @@ def warn(cls: type, library: str, reason: str, stacklevel: int = 6) -> None:
         paths.recorder.took("upstream", cls.__name__)
     if (cls, reason) not in _warned:
         _warned.add((cls, reason))
+        for notice in noticed:
+            notice(cls)
         warnings.warn(
             f"{cls.__module__}.{cls.__qualname__} runs {library}'s own forward: {reason}",
             FallbackWarning,
@@ -66,6 +70,8 @@ METHODS = (
     "edge_updater",
 )
 _methods_of = attrgetter(*METHODS)
+_called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
+_hooks_in = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS = tuple(
     f"_{step}_forward_{when}"
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -107,7 +113,8 @@ def why_upstream(layer: Any, cls: Any, values: tuple[Any, ...] = ()) -> str | No
         # `aggr` is the option of the constructor, `aggr_module` the module that is called.
         named = layer.aggr in ("add", "sum")
         return f"aggr_module={type(aggr).__name__}" if named else f"aggr={layer.aggr!r}"
-    if not is_untouched(aggr):
+    own = aggr.__dict__  # of its class, `methods` below tell
+    if (recording or any(_hooks_in(own)) or "forward" in own) and not is_untouched(aggr):
         return "aggr_module has hooks or a forward of its own"
     if all_hooked():
         return "there are hooks on all modules"
@@ -127,8 +134,10 @@ def why_upstream(layer: Any, cls: Any, values: tuple[Any, ...] = ()) -> str | No
     for name in METHODS:
         if name in state and _is_changed(state[name], name, cls):
             return f"{name} is overridden"
-    methods = None if recording else (*_methods_of(cls), cls._called.now())
+    methods = None if recording else (*_methods_of(cls), *_called_of(type(aggr)), cls._called.now())
     if methods is None or methods != cls._methods_found:
+        if not is_untouched(aggr):
+            return "aggr_module has hooks or a forward of its own"
         reason = _changed_in_class(cls)
         if reason is not None:
             return reason

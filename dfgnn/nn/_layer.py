@@ -14,7 +14,7 @@ from ..runtime import torch_internals as internals
 from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
-from .whole.eligible import fused_layer
+from .fused import fused_layer
 from .whole.spec import LayerSpec, spelled
 
 

@@ -75,9 +75,9 @@ def test_a_miss_is_seen():
 
 # Layer -> (most frames of a training step, most of them within dfgnn's files).
 STEPS = {
-    "pyg GATConv": (80, 44),
-    "pyg GATv2Conv": (93, 58),
-    "pyg TransformerConv": (99, 63),
+    "pyg GATConv": (76, 40),
+    "pyg GATv2Conv": (90, 55),
+    "pyg TransformerConv": (97, 61),
     "dgl GATConv": (99, 51),
     "dgl GATv2Conv": (105, 63),
     "dgl DotGatConv": (81, 48),

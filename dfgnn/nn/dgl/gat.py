@@ -15,7 +15,7 @@ from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
 from .._terms import folded_terms, folds
-from ..whole.eligible import fused_layer, is_first_rows
+from ..fused import fused_layer, is_first_rows
 from ..whole.spec import LayerSpec
 
 

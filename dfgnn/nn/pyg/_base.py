@@ -17,7 +17,7 @@ from .._errors import check_constructor
 from .._fused_or_upstream import METHODS, fused_or_upstream, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
-from ..whole.eligible import fused_layer
+from ..fused import fused_layer
 from ..whole.spec import LayerSpec
 from ._edges import attention_result
 from ._x_and_edge_index import for_upstream

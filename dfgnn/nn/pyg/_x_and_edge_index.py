@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -15,10 +16,14 @@ from .._errors import wrong_argument, wrong_features
 from . import VERSION
 
 
-def wants_attention(return_attention_weights: bool | None) -> bool:
-    """Whether GATConv and GATv2Conv return the attention: since torch_geometric 2.8 if that is true, before
-    if it is a bool, whichever."""
-    return isinstance(return_attention_weights, bool) if VERSION < (2, 8) else bool(return_attention_weights)
+def in_version(version: tuple[int, int]) -> Callable[[Any], bool]:
+    """`wants_attention` of a version of torch_geometric: since 2.8 whether the argument is true, before
+    whether it is a bool, whichever."""
+    return (lambda argument: isinstance(argument, bool)) if version < (2, 8) else bool
+
+
+#: Whether GATConv and GATv2Conv return the attention, of their argument ``return_attention_weights``.
+wants_attention = in_version(VERSION)
 
 
 def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:

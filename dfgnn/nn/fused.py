@@ -1,4 +1,5 @@
-"""Decides which layers are computed as one autograd function, and with which tensors.
+"""The one step between a layer and its operator: which layers are computed by one operator each
+(`engine.layer`), and with which tensors.
 
 A layer describes itself by a `LayerSpec`, and names in ``FUSED_OPTIONS`` the options of its constructor that
 the spec takes care of. `fused_layer` computes the layer if the spec says all about it: if the projections are
@@ -10,27 +11,38 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import functional
-from ...engine import paths
-from ...engine.argument_checks import DTYPES
-from ...engine.paths import declined
-from ...graph import Graph
-from ...runtime import ops as _ops
-from ...runtime.eager import is_eager
-from .._terms import all_hooked, plain_linear
-from . import gated
-from .attention import attention_layer
-from .spec import LayerSpec, LayerTensors
-from .traced import folds, traced_layer
+from .. import functional
+from ..engine import paths
+from ..engine.argument_checks import DTYPES
+from ..engine.layer import Layer, run
+from ..engine.paths import declined
+from ..graph import Graph
+from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
+from ..runtime.arguments import (
+    PLAN_LAYERS,
+    SCORE_OF_NUMBER,
+    SCORES,
+    GraphHandle,
+    LayerNumbers,
+    LayerTensors,
+    needs_rows,
+)
+from ..runtime.eager import in_autocast, is_eager, runs_eagerly
+from ._terms import all_hooked, plain_linear
+from .whole import gated
+from .whole.spec import LayerSpec, spelled
+from .whole.traced import folds, traced_layer
 
 __all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
 
-# Reasons why a layer is not computed as one autograd function, as :func:`dfgnn.explain` prints them.
+# Reasons why a layer is not computed by one operator, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
 _PROJECTION = (
     "a projection is no plain linear module, but one with hooks, a parametrization or a forward of its own"
@@ -39,9 +51,16 @@ _TENSORS = "features and parameters are not plain 2-d tensors of one dtype on th
 _AUTOCAST = "autocast is active, under which gates are computed operation by operation"
 _EDGES = "the edges' attributes or their projection do not fit the fused layer"
 
+#: Device type -> the bytes that kernels load at a time; a head is padded to a multiple of these.
+_LOAD = {"cpu": 1, "cuda": 16}
+#: Device type -> the most elements of each of several projections whose gradients are one product. The call
+#: of a product costs a small graph on a GPU more than the product. Larger ones take longer than their calls,
+#: and joining would cost a copy.
+_MOST_JOINED = {"cpu": 0, "cuda": 2**22}
 _PLAIN = (nn.Parameter, Tensor)
 _NONE = None, None
 _NO_EDGES = None, None, None
+_NO_VECTORS = None, None, None
 #: Score -> the function that a layer calls if it is not fused. If the layer's attribute `attention` is
 #: another function, the fused layer would not compute the same.
 _FUNCTIONS = {
@@ -110,6 +129,60 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> b
     )
 
 
+class _Call(NamedTuple):
+    """A call of a layer: everything but its tensors."""
+
+    numbers: Any  # LayerNumbers
+    graph: Graph
+    handle: GraphHandle  # owns the number of the graph
+
+    def formula(self, *tensors):
+        """The layer in plain operations."""
+        t, n = LayerTensors(*tensors), self.numbers
+        score = SCORE_OF_NUMBER[n.score]
+        x_dst = t.x if t.x_dst is None else t.x_dst
+        features = {"value": t.x, "key": t.x, "query": x_dst, "skip": x_dst, "edge": t.edge_attr}
+
+        def project(name):
+            weight, bias, x = getattr(t, name + "_weight"), getattr(t, name + "_bias"), features[name]
+            if weight is None:
+                return None
+            if name == "edge" and score == "additive":  # project to the scores' terms, [E, H]
+                weight = (t.attn_edge.view(n.heads, 1, -1) @ weight.unflatten(0, (n.heads, -1))).squeeze(1)
+            return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+
+        def attend(*rows):
+            by_edge = rows[3]
+            rows = [None if x is None else x.unflatten(1, (n.heads, -1)) for x in rows[:3]]
+            if by_edge is not None and score != "additive":
+                by_edge = by_edge.unflatten(1, (n.heads, -1))
+            out = self._attention(score, t, *rows, by_edge).flatten(1)
+            return out if t.out_bias is None else out + t.out_bias
+
+        return spelled(score, project, attend).to(n.dtype)
+
+    def _attention(self, score: str, t: Any, value, key, query, edges) -> Tensor:
+        """The attention of rows [n, H, D] in plain operations, without the bias."""
+        graph, n = self.graph, self.numbers
+        options: dict[str, Any] = {"dropout_p": n.dropout_p, "_seed": t.seed}
+        if score == "additive":
+            src, dst = ((value * attn.view(value.shape[1:])).sum(-1) for attn in (t.attn, t.attn_dst))
+            if edges is not None:
+                options["edge_bias"] = edges
+            dst = dst[: graph.num_dst]
+            return functional.gat_attention(
+                graph, value, src, dst, negative_slope=n.negative_slope, **options
+            )
+        query = value[: graph.num_dst] if query is None else query
+        if score == "additive_v2":
+            attn = t.attn.view(value.shape[1:]).to(value.dtype)
+            return functional.gatv2_attention(
+                graph, value, query, attn, negative_slope=n.negative_slope, **options
+            )
+        key = value if key is None else key
+        return functional.dot_attention(graph, query, key, value, scale=n.scale, edge_feat=edges, **options)
+
+
 def _draws_seed(layer: Any, spec: LayerSpec, graph: Any, x: Tensor) -> bool:
     return (
         spec.dropout_p > 0 and type(graph) is Graph and layer.attention in _FUNCTIONS.values() and is_eager(x)
@@ -136,17 +209,16 @@ def fused_layer(
     does not depend on it. Both have to drop the same weights, for which the seed is returned; it is None if
     nothing is dropped, or if the caller's computation is the only one.
     """
-    score = spec.score
-    if torch.compiler.is_compiling():
-        if with_attention or not _is_known(layer, score, _known_to_compilers):
+    if internals.is_dynamo_recording() or internals.compiler._is_compiling_flag:
+        function = _FUNCTIONS.get(spec.score)
+        changed = getattr(layer, "attention", function) is not function or all_hooked()
+        if with_attention or changed or not _known_to_compilers(type(layer)):
             return _NONE
         return traced_layer(spec, graph, x, x_dst), None
     seed = None
     if with_attention and _draws_seed(layer, spec, graph, x):
         seed = _draw_seed(graph)
-    if not _is_known(layer, score, knows_all_of):
-        return declined("layer", _CHANGED), seed
-    found = _tensors(spec, graph, x, x_dst)
+    found = _tensors(layer, spec, graph, x, x_dst)
     if type(found) is str:
         return declined("layer", found), seed
     t, dtype = found
@@ -154,63 +226,96 @@ def fused_layer(
         t = t._replace(seed=_draw_seed(graph) if seed is None else seed)
     if paths.recorder is not None:
         paths.recorder.took("layer", type(layer).__name__)
-    if score == "gate":
+    if spec.score == "gate":
         return gated.gated_layer(spec, graph, t), None
-    return attention_layer(spec, graph, t, dtype), seed
+    return computed(spec, graph, t, dtype), seed
 
 
-def _is_known(layer: Any, score: str, knows_all: Any) -> bool:
-    """Whether the layer is what its spec says, and there is no hook on all modules."""
-    function = _FUNCTIONS.get(score)
-    return getattr(layer, "attention", function) is function and knows_all(type(layer)) and not all_hooked()
+def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
+    """The layer's result [num_dst, H * D] in this dtype, from `LayerTensors` that have been checked."""
+    x, heads, score, has_edges = t.x, spec.heads, spec.score, t.edge_attr is not None
+    kind, of_all = x.device.type, x.dtype
+    train = torch.is_grad_enabled() and (
+        t.value_weight.requires_grad or any([x is not None and x.requires_grad for x in t])
+    )
+    size = t.value_weight.shape[0] // heads
+    padding = -size % max(_LOAD[kind] // of_all.itemsize, 1)
+    edges = spec.dropout_p > 0 or has_edges or (score == "dot" and needs_rows(score, spec.negative_slope))
+    handle = graph._planner.handle(heads, size + padding, of_all, PLAN_LAYERS[score], "auto", edges, train)
+    numbers = LayerNumbers(
+        graph=handle.number,
+        score=SCORES[score],
+        heads=heads,
+        padding=padding,
+        most_joined=_MOST_JOINED[kind],
+        negative_slope=spec.negative_slope,
+        scale=spec.scale,
+        dropout_p=spec.dropout_p,
+        dtype=dtype,
+        unwritten=has_edges and graph.edge_mask is not None,
+        train=train,
+    )
+    return Layer.at_once(_Call(numbers, graph, handle), *t) if train else run(numbers, t)[0]
 
 
-def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
+def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
     """The layer's tensors without a seed, in the dtype of the computation, and the dtype of the result; or
-    the reason, in words, why the layer is not fused."""
-    score, _, value, key, query, skip, of_edges, vectors, bias, *_ = spec
-    additive = score == "additive"
-    parameters: list[Any] = []
+    the reason, in words, why the layer is not fused. No compiler is recording."""
+    # This runs at every call of a layer, and on a small graph its Python time counts: so the usual questions
+    # are asked here, in one frame.
+    score, _, value, key, query, skip, of_edges, vectors, bias, *_, wide, _ = spec
+    function = _FUNCTIONS.get(score)
+    if getattr(layer, "attention", function) is not function or not knows_all_of(type(layer)) or all_hooked():
+        return _CHANGED
+    additive, parameters = score == "additive", []
     for linear in (value, key, query, skip):
-        found = _NONE if linear is None else plain_linear(linear)
+        found: Any = _NONE if linear is None else plain_linear(linear)
         if found is None:
             return _PROJECTION
         parameters += found
-    weight, _, of_keys, _, of_queries, _, of_skip, _ = parameters
-    if additive and parameters[1] is not None:
+    weight, of_value, of_keys, _, of_queries, _, of_skip, _ = parameters
+    if additive and of_value is not None:
         return _PROJECTION
+    if type(graph) is not Graph or not runs_eagerly(x) or x.dim() != 2 or x.layout is not torch.strided:
+        return _TENSORS
     dtype, autocast = x.dtype, False
-    if torch.is_autocast_enabled(x.device.type):
+    if in_autocast(x):
         if score == "gate":
             return _AUTOCAST
         attr = None if of_edges is None or additive else of_edges[0]
         x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
-    dtypes = (x.dtype, torch.float32) if autocast or additive else (x.dtype,)
-    shape = weight.shape if x_dst is None else (weight.shape[0], x_dst.shape[-1])
-    if not (
-        can_fuse(graph, x, weight, autocast)
-        and (of_keys is None or of_keys.shape == weight.shape)
-        and (of_queries is None or of_queries.shape == shape)
-        and (of_skip is None or of_skip.shape == shape)
-        and (x_dst is None or _fits_destinations(graph, x_dst, of_queries, of_skip, autocast))
-        and _are_plain(x, (*parameters, *vectors, bias), dtypes)
+    own, device, (width, features) = x.dtype, graph._device, weight.shape
+    dtypes = (own, torch.float32) if autocast or additive else (own,)
+    at_dst = features if x_dst is None else x_dst.shape[-1]
+    if (
+        own not in DTYPES
+        or x.device != device
+        or x.shape[1] != features
+        or not (x.is_cpu or _ops.on_device(x))
+        or (of_keys is not None and of_keys.shape != weight.shape)
+        or (of_queries is not None and of_queries.shape != (width, at_dst))
+        or (of_skip is not None and of_skip.shape != (width, at_dst))
+        or (x_dst is not None and not _fits_destinations(graph, x_dst, of_queries, of_skip, autocast))
     ):
         return _TENSORS
+    for t in (*parameters, *vectors, bias):
+        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
+            return _TENSORS
     edges: Any = _NO_EDGES
     if of_edges is not None:
         edges = (_scored_edges if additive else _projected_edges)(spec, graph, x, dtypes)
         if edges is None:
             return _EDGES
-    attn = (*vectors, None, None, None)[:3]
-    t = tuple.__new__(LayerTensors, (x, x_dst, *parameters, *edges, *attn, bias, None))
-    if spec.wide is not None:
-        wide = spec.wide.dtype if isinstance(spec.wide, Tensor) else spec.wide
+    attn = (*vectors, *_NO_VECTORS)[:3]
+    tensors = LayerTensors(x, x_dst, *parameters, *edges, *attn, bias, None)
+    if wide is not None:
+        wide = wide.dtype if isinstance(wide, Tensor) else wide
         dtype = dtype if wide is dtype else torch.promote_types(dtype, wide)
     if score == "gate":
-        reason = gated.why_not(graph, t)
+        reason = gated.why_not(graph, tensors)
         if reason is not None:
             return reason
-    return t, dtype
+    return tensors, dtype
 
 
 def _fits_destinations(graph: Any, x_dst: Tensor, of_queries: Any, of_skip: Any, autocast: bool) -> bool:
@@ -273,12 +378,10 @@ def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.
     plain, attn = plain_linear(linear), spec.vectors[2]
     if plain is None or plain[1] is not None or not is_eager(attr) or attr.dim() != 2:
         return None
-    if graph.edge_mask is not None:  # fixed capacity, where gradients of unused edges are not written
-        return None
     weight = plain[0]
     if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight,), dtypes):
         return None
-    if torch.is_autocast_enabled(x.device.type) and attr.is_floating_point():
+    if in_autocast(x) and attr.is_floating_point():
         attr = attr.to(weight.dtype)
     if not attr.dtype == weight.dtype == attn.dtype or attr.device != x.device:
         return None
@@ -294,7 +397,7 @@ def _projected_edges(
     if plain is None or not is_eager(attr):
         return None
     weight, bias = plain
-    is_cast = attr.dtype in _CAST_BY_AUTOCAST and torch.is_autocast_enabled(x.device.type)
+    is_cast = attr.dtype in _CAST_BY_AUTOCAST and in_autocast(x)
     if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
     if not (
