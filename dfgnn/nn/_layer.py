@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from ..engine.checks import DTYPES, wrong_shape
 from ..graph import Graph
 from . import _fallback
-from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
+from ._errors import check_constructor, check_fits, check_sizes, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, is_dgl, names_of_ends
 from ._terms import all_hooked, is_untouched
-from .whole.eligible import fused_layer
+from .whole.eligible import fused_layer, refuse_parameters
 from .whole.spec import LayerSpec, spelled
 
 
@@ -63,6 +63,7 @@ class FusedLayer(nn.Module):
 
         Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
         """
+        check_sizes(self)
         reason = self.why_not(self)
         theirs = _fallback.upstream(type(self), "dgl") if is_dgl(graph) else None
         if reason is None and theirs is not None and not torch.compiler.is_compiling():
@@ -174,6 +175,7 @@ class AttentionLayer(GraphLayer):
             whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, get_attention)
             if whole is not None and not get_attention:
                 return self._heads(whole), None
+        refuse_parameters(self, spec)
         source, destination = names_of_ends("feat", feat)
         prefix = ends[0].shape[1:-1]
         more = {**(options or {}), **({} if seed is None else {"_seed": seed})}

@@ -19,10 +19,10 @@ from ...engine.checks import DTYPES
 from ...runtime import torch_internals as internals
 from ...runtime.torch_internals import transforms_active
 from ...runtime.transforms import any_batched
-from .._errors import check_constructor, wrong_argument, wrong_features
+from .._errors import check_constructor, check_sizes, wrong_argument, wrong_features
 from .._fallback import PLAIN, Called, foreign_mode, foreign_tensor, is_from, warn
 from .._terms import LINEAR, all_hooked, is_untouched
-from ..whole.eligible import fused_layer
+from ..whole.eligible import fused_layer, refuse_parameters
 from ..whole.spec import LayerSpec
 from . import VERSION
 from ._edges import attention_result
@@ -107,6 +107,9 @@ class FusedConv:
             bias, spec = spec.bias, spec._replace(bias=None)
         out, seed = fused_layer(self, spec, graph, x, x_dst, wanted)
         if out is not None:
+            size = self.out_channels
+            if out.shape[-1] != self.heads * size or bias is not None and bias.shape != (size,):
+                refuse_parameters(self, spec)
             if not self.concat and self.heads > 1:
                 out = self._heads(out).mean(-2)
                 out = out if bias is None else out + bias
@@ -189,6 +192,9 @@ def _fused_or_upstream(cls: Any, fused: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(fused)
     def forward(self, *args, **kwargs):
+        own = self.__dict__
+        if not (own.get("heads", 1) and own.get("out_channels", 1)):
+            check_sizes(self)
         values, reason = (*args, *kwargs.values()), self.why_not(self)
         if reason is None and not torch.compiler.is_compiling():
             foreign = foreign_tensor(values)

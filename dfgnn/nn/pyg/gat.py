@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import functional
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import is_first_rows
+from ..whole.eligible import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, ends, wants_attention
 from ._edges import edge_attributes
@@ -112,6 +112,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
+        refuse_parameters(self, self._spec(None))
         lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = self._heads(projected(self, source, lin_src, x_src))
@@ -127,6 +128,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
         """<lin(x), a> per head for each of the vectors a. feat: lin(x), if it has been computed."""
+        vectors = tuple(_no_wider(vector, x) for vector in vectors)
         if folds(lin, x, self.heads * self.out_channels):
             return folded_terms(lin, x, *vectors)
         feat = self._heads(lin(x)) if feat is None else feat
@@ -136,9 +138,16 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """The edges' term of the scores, ``[E, H]``."""
         lin = self.lin_edge
         check_fits(self, "edge_attr", lin, edge_attr)
+        vector = _no_wider(self.att_edge, edge_attr)
         if not is_plain(lin):
-            return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
+            return (self._heads(lin(edge_attr)) * vector).sum(-1)
         device = edge_attr.device.type
         autocast = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False):
-            return folded_terms(lin, edge_attr.to(lin.weight) if autocast else edge_attr, self.att_edge)[0]
+            return folded_terms(lin, edge_attr.to(lin.weight) if autocast else edge_attr, vector)[0]
+
+
+def _no_wider(vector: Tensor, x: Tensor) -> Tensor:
+    """The attention vector, in the features' dtype if it is float64 and they are not: the terms are computed
+    in the features' precision, and the layer's result alone is promoted, as in GATv2Conv."""
+    return vector if vector.dtype != torch.float64 or x.dtype == torch.float64 else vector.to(x.dtype)

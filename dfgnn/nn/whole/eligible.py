@@ -22,13 +22,14 @@ from ...engine.paths import declined
 from ...graph import Graph
 from ...runtime import ops as _ops
 from ...runtime.eager import is_eager
+from .._errors import check_parameters, check_sizes
 from .._terms import all_hooked, plain_linear
 from . import gated
 from .attention import attention_layer
 from .spec import LayerSpec, LayerTensors
 from .traced import folds, traced_layer
 
-__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
+__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of", "refuse_parameters"]
 
 # Reasons why a layer is not computed as one autograd function, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
@@ -140,6 +141,7 @@ def fused_layer(
     if torch.compiler.is_compiling():
         if with_attention or not _is_known(layer, score, _known_to_compilers):
             return _NONE
+        refuse_parameters(layer, spec)
         return traced_layer(spec, graph, x, x_dst), None
     seed = None
     if with_attention and _draws_seed(layer, spec, graph, x):
@@ -148,6 +150,7 @@ def fused_layer(
         return declined("layer", _CHANGED), seed
     found = _tensors(spec, graph, x, x_dst)
     if type(found) is str:
+        refuse_parameters(layer, spec)
         return declined("layer", found), seed
     t, dtype = found
     if spec.dropout_p > 0:
@@ -157,6 +160,15 @@ def fused_layer(
     if score == "gate":
         return gated.gated_layer(spec, graph, t), None
     return attention_layer(spec, graph, t, dtype), seed
+
+
+def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
+    """Raises an error that names it if a parameter of the layer has another shape than the layer's own."""
+    check_sizes(layer)
+    size = layer.out_channels if hasattr(layer, "out_channels") else getattr(layer, "out_feats", None)
+    if isinstance(size, int):
+        linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
+        check_parameters(layer, spec.heads, size, spec.vectors, linears)
 
 
 def _is_known(layer: Any, score: str, knows_all: Any) -> bool:
@@ -194,6 +206,7 @@ def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> An
         and (of_skip is None or of_skip.shape == shape)
         and (x_dst is None or _fits_destinations(graph, x_dst, of_queries, of_skip, autocast))
         and _are_plain(x, (*parameters, *vectors, bias), dtypes)
+        and _are_sized(weight.shape[0], spec.heads, vectors, bias)
     ):
         return _TENSORS
     edges: Any = _NO_EDGES
@@ -216,6 +229,14 @@ def _tensors(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> An
 def _fits_destinations(graph: Any, x_dst: Tensor, of_queries: Any, of_skip: Any, autocast: bool) -> bool:
     weight = of_skip if of_queries is None else of_queries
     return weight is None or can_fuse(graph, x_dst, weight, autocast)
+
+
+def _are_sized(width: int, heads: int, vectors: tuple[Tensor, ...], bias: Tensor | None) -> bool:
+    """Whether there are heads, and attention vectors and bias have the shapes of these heads."""
+    if not 0 < heads <= width or bias is not None and bias.shape != (width,):
+        return False
+    shape = 1, heads, width // heads
+    return all([vector.shape == shape for vector in vectors])
 
 
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
