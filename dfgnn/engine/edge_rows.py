@@ -61,7 +61,9 @@ _ROWS = define(
     EdgeMap(
         "edge_rows", "Tensor x", "bool sources", saves=False,
         run=lambda graph, x, sources: x.index_select(0, graph.edge_index[0 if sources else 1]),
-        plain=lambda graph, x, sources: x[_plain.ends_of(graph).edge_index[0 if sources else 1]],
+        plain=lambda graph, x, sources: x.index_select(
+            0, _plain.ends_of(graph).edge_index[0 if sources else 1]
+        ),
         empty=lambda graph, x, sources: x.new_empty(graph.num_edges, *x.shape[1:]),
         gradients=(lambda graph, grad, sources: sum_of_edges(graph, grad.contiguous(), sources),),
         of_edges=True,

@@ -106,7 +106,9 @@ def check_parameters(
     A layer that runs as one operator need not call it: `whole.eligible` excludes such parameters.
     """
     parameters = layer._parameters
-    shapes = [(x, _name_of(parameters, x), (1, heads, size)) for x in vectors]
+    shapes: list[tuple[Any, str, tuple[int, ...]]] = [
+        (x, _name_of(parameters, x), (1, heads, size)) for x in vectors
+    ]
     for linear in projections:
         weight = None if linear is None else getattr(linear, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2 and type(linear) in LINEAR:

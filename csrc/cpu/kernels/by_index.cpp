@@ -121,7 +121,7 @@ void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
     groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
       for (int64_t c = 0; c < columns; ++c) {
         A m = high[at + c];
-        if (p.masked && (m == kInfinity<A> || m == -kInfinity<A>)) m = 0;
+        if (p.masked && m == -kInfinity<A>) m = 0;
         out[e * columns + c] = score[e * columns + c] - m;
       }
     });
