@@ -11,6 +11,7 @@ from torch import Tensor
 from ..graph import Graph
 from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
+from ..runtime.ops import acc_type
 from . import by_index
 from . import plain as _plain
 from . import products as _products
@@ -42,8 +43,9 @@ def _sum(graph: Graph, rows: Tensor, reverse: bool) -> Tensor:
 
 
 def _sum_in_tensors(graph: Any, rows: Tensor, reverse: bool) -> Tensor:
-    ends = _plain.ends_of(graph, reverse)
-    return rows.new_zeros(ends.num_dst, *rows.shape[1:]).index_add(0, ends.edge_index[1], rows)
+    ends, acc = _plain.ends_of(graph, reverse), acc_type(rows.dtype)
+    out = rows.new_zeros(ends.num_dst, *rows.shape[1:], dtype=acc)
+    return out.index_add(0, ends.edge_index[1], rows.to(acc)).to(rows.dtype)
 
 
 _SUM = define(
