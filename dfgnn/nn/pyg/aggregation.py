@@ -127,7 +127,7 @@ class FusedAggregation:
     def _in_float32(
         self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int
     ) -> Tensor:
-        """torch_geometric's operations, with softmax and sums in float32. In 16 bits compiled code adds one row
+        """torch_geometric's operations, with sums in float32: in 16 bits compiled code adds one row
         after another, and a sum of ones ends at 256."""
         values, score = self._terms(x, index, dim_size)
         weight = softmax(score.float(), index, ptr, dim_size, dim)
