@@ -21,7 +21,7 @@ struct ByIndexParams {
   const void* source;  // index_sum: [num_rows], of the index's type and checked: the row of `rows` that each
                        // summand is, where `rows` may have any number of rows; or null: summand k is row k
   const void* result;  // the softmax's backward: the result of the softmax
-  bool masked;         // softmax: an infinite maximum counts as 0, so that the result over -inf alone is 0
+  bool masked;         // softmax: a maximum of -inf counts as 0, so that the result over -inf alone is 0
   void* out;           // [num_rows, columns]; index_sum: [num_groups, columns]
 };
 

@@ -92,6 +92,7 @@ struct Attention : Graphs<Backend> {
     }
     const int64_t d = in.dim();
     check.count("src: head size", d);
+    check.head("value", h, dv), check.head("src", h, d);
     p.shape = {m, n, edges, int32_t(h), int32_t(d), int32_t(dv)};
     Backend::check(check, p.shape, p.dtype);
     check.tensor("out_bias", in.out_bias, {h, dv}, {type});

@@ -98,6 +98,12 @@ class Checker {
     require(value >= 0 && value < kMostIds, name, ": expected a number in [0, 2**31), got ", value);
   }
 
+  // Checks that there is a head and that it has a column: no kernel has a loop for none.
+  void head(const char* name, int64_t heads, int64_t size) const {
+    require(heads > 0 && size > 0, name, ": expected at least one head of at least one column, got ", heads,
+            " heads of ", size, " columns");
+  }
+
   const char* op() const { return op_; }
 
  private:

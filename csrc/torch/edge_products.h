@@ -19,7 +19,7 @@ struct EdgeProducts {
     check.tensor("feat", feat, {indices.size(0), heads, dim}, {type});
     check.count("heads", heads);
     check.count("dim", dim);
-    check.require(heads > 0 && dim > 0, "expected at least one head and one feature");
+    check.head("rows", heads, dim);
     EdgeProductParams p{};
     p.dtype = dtype_of(check.op(), rows);
     p.num_rows = rows.size(0), p.num_cols = cols.size(0), p.num_edges = indices.size(0);

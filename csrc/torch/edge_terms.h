@@ -22,9 +22,9 @@ struct EdgeTerms {
     check.count("num_rows", num_rows);
     check.count("heads", heads);
     check.count("width", width);
-    check.require(dim >= 0 && dim <= width, "edge features: expected at most the ", width,
-                  " columns of a row, got ", dim);
-    check.require(heads > 0 && width > 0 && dim > 0, "expected at least one head and one feature");
+    check.head("rows", heads, width), check.head("attr", heads, dim);
+    check.require(dim <= width, "edge features: expected at most the ", width, " columns of a row, got ",
+                  dim);
     check.require(width * bytes_of(type) % Backend::kRowBytes == 0, "width: expected a multiple of ",
                   Backend::kRowBytes, " bytes, got ", width, " elements");
     EdgeTermParams p{};

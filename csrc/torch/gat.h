@@ -32,6 +32,13 @@ struct GatAttention {
     return reshaped(solid, {feat.size(0), heads, feat.size(1) / heads});
   }
 
+  // Whether attn is [heads, size], after dimensions of size 1.
+  static bool are_vectors(const Tensor& attn, int64_t heads, int64_t size) {
+    const int64_t dims = attn.dim();
+    return dims >= 2 && attn.size(dims - 2) == heads && attn.size(dims - 1) == size &&
+           attn.numel() == heads * size;
+  }
+
   // Checks the arguments of score_terms and returns them. feat: as by_heads returns it; its first num_dst
   // rows are the destinations.
   static TermsParams terms_params(const Checker& check, const Tensor& feat, const Tensor& attn_src,
@@ -40,12 +47,18 @@ struct GatAttention {
     check.tensor("feat", feat, {-1, -1, -1}, {type});
     for (int k = 0; k < 3; ++k) check.count("feat: sizes", feat.size(k));
     const int64_t heads = feat.size(1), size = attn_src.size(attn_src.dim() - 1);
+    check.head("feat", heads, feat.size(2)), check.head("attn_src", heads, size);
     check.require(vectors == type || vectors == acc, "attn_src: expected feat's dtype or the type of sums");
     for (const Tensor* attn : {&attn_src, &attn_dst})
-      check.require(
-          attn->numel() == heads * size && attn->scalar_type() == vectors && attn->device() == feat.device(),
-          "attn_src, attn_dst: expected [", heads, ", ", size, "] of one dtype on feat's device");
-    check.require(size <= feat.size(2), "attn_src: expected vectors no longer than feat's heads");
+      if (!are_vectors(*attn, heads, size) || attn->scalar_type() != vectors ||
+          attn->device() != feat.device())
+        check.require(false, "attn_src, attn_dst: expected [", heads, ", ", size,
+                      "] of one dtype on feat's device, got ", to_string(sizes_of(*attn)), " of ",
+                      torch::headeronly::toString(attn->scalar_type()));
+    // A head of feat may have more columns than its vector, so that it fills the loads of a kernel.
+    const int64_t grid = std::max<int64_t>(Backend::kRowBytes / bytes_of(type), 1);
+    check.require(size <= feat.size(2) && feat.size(2) - size < grid,
+                  "attn_src: expected vectors of the size of feat's heads, ", feat.size(2), ", got ", size);
     check.require(num_dst >= 0 && num_dst <= feat.size(0), "num_dst: expected no more than feat's rows");
     check.require(heads * feat.size(2) < kMostIds, "feat: expected rows of less than 2**31 elements");
     TermsParams p{};

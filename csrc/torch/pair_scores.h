@@ -20,7 +20,7 @@ struct PairScores {
                   "expected tensors of float32 or float64");
     check.count("num_rows", num_rows), check.count("num_cols", num_cols);
     check.count("heads", heads), check.count("dim", dim);
-    check.require(heads > 0 && dim > 0, "expected at least one head and one feature");
+    check.head("rows", heads, dim);
     check.require(dim % kPairColumns == 0, "expected heads of a multiple of ", kPairColumns, " columns");
     check.tensor("indices", indices, {-1}, {ScalarType::Int});
     PairScoreParams p{};

@@ -17,6 +17,7 @@ struct Products {
     check.tensor("indices", indices, {-1}, {ScalarType::Int});
     check.count("num_rows", num_rows);
     for (int k = 0; k < 3; ++k) check.count("feat: sizes", feat.size(k));
+    check.head("feat", feat.size(1), feat.size(2));
     ProductParams p{};
     p.dtype = dtype_of(check.op(), feat);
     p.shape = {num_rows,

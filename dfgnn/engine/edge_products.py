@@ -67,7 +67,12 @@ class _EdgeProducts(Rule):
 
         def formula(query, key, feat):
             acc = _ops.acc_type(feat.dtype)
-            products = query.to(acc)[dst] * key.to(acc)[src] * feat.to(acc) * self.scale
+            products = (
+                query.to(acc).index_select(0, dst)
+                * key.to(acc).index_select(0, src)
+                * feat.to(acc)
+                * self.scale
+            )
             return products.sum(2), products
 
         return rules.recorded_gradients(formula, saved, need, grad, grad_products)

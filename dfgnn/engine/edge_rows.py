@@ -11,6 +11,7 @@ from torch import Tensor
 from ..graph import Graph
 from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
+from ..runtime.ops import acc_type
 from . import by_index
 from . import compiler_graph as _edges
 from . import plain as _plain
@@ -42,8 +43,9 @@ def _sum(graph: Graph, rows: Tensor, reverse: bool) -> Tensor:
 
 
 def _sum_in_tensors(graph: Any, rows: Tensor, reverse: bool) -> Tensor:
-    ends = _plain.ends_of(graph, reverse)
-    return rows.new_zeros(ends.num_dst, *rows.shape[1:]).index_add(0, ends.edge_index[1], rows)
+    ends, acc = _plain.ends_of(graph, reverse), acc_type(rows.dtype)
+    out = rows.new_zeros(ends.num_dst, *rows.shape[1:], dtype=acc)
+    return out.index_add(0, ends.edge_index[1], rows.to(acc)).to(rows.dtype)
 
 
 _SUM = define(
@@ -61,7 +63,9 @@ _ROWS = define(
     EdgeMap(
         "edge_rows", "Tensor x", "bool sources", saves=False,
         run=lambda graph, x, sources: x.index_select(0, graph.edge_index[0 if sources else 1]),
-        plain=lambda graph, x, sources: x[_plain.ends_of(graph).edge_index[0 if sources else 1]],
+        plain=lambda graph, x, sources: x.index_select(
+            0, _plain.ends_of(graph).edge_index[0 if sources else 1]
+        ),
         empty=lambda graph, x, sources: x.new_empty(graph.num_edges, *x.shape[1:]),
         gradients=(lambda graph, grad, sources: sum_of_edges(graph, grad.contiguous(), sources),),
         of_edges=True,

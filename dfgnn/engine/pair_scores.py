@@ -59,7 +59,7 @@ class _Scores(_Rule):
         if grad is None:
             return (None,) * 5
         shape = attn.shape
-        weighted = attn.view(-1, 1) * proj if need[3] else None
+        weighted = attn.reshape(-1, 1) * proj if need[3] else None
         attr_given = attr if need[2] or need[4] else None
         of_src, of_dst, of_attr, of_proj = rules.apply(
             _Sums(self.graph, self.slope), grad, positive, attr_given, weighted
@@ -74,7 +74,7 @@ class _Scores(_Rule):
             attn * of_dst if need[1] else None,
             of_attn,
             of_attr,
-            attn.view(-1, 1) * of_proj if need[4] else None,
+            attn.reshape(-1, 1) * of_proj if need[4] else None,
         )
 
 

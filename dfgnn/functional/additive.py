@@ -297,4 +297,4 @@ def _projected(check: Checker, edge_feat, edge_attr, edge_proj, tensors) -> Tens
     check.tensor("edge_proj", edge_proj, [(heads * dim, edge_attr.shape[1])])
     if edge_attr.shape[1] and pair_scores.takes(check.graph, *tensors, edge_attr, edge_proj):
         return None
-    return F.linear(edge_attr, edge_proj).unflatten(1, (heads, dim))
+    return F.linear(check.in_use(edge_attr), edge_proj).unflatten(1, (heads, dim))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..runtime.eager import in_autocast
-from ._terms import plain_linear
+from ._terms import LINEAR, plain_linear
 
 
 class DGLError(Exception):
@@ -42,6 +42,9 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
         for name in ("heads", "num_heads"):
             if name in options:
                 _check_heads(layer, name, options[name])
+        for name in _SIZES:
+            if isinstance(options.get(name), int):
+                _check_size(layer, name, options[name])
         activation = options.get("activation")
         if activation is not None and not callable(activation):
             raise TypeError(
@@ -72,8 +75,60 @@ def _check_heads(layer: str, name: str, heads: Any) -> None:
         number = operator.index(heads)
     except TypeError:
         raise TypeError(f"{layer}: {name}: expected an integer, got {heads!r}") from None
-    if number < 1:
-        raise ValueError(f"{layer}: {name}: expected at least 1, got {number}")
+    _check_size(layer, name, number)
+
+
+# Arguments of constructors that are sizes of results, of a head or of all heads.
+_SIZES = "out_channels", "out_feats", "out_size", "head_size", "out_node_feats", "out_edge_feats"
+
+
+def _check_size(layer: str, name: str, size: int) -> None:
+    if size < 1:
+        what = "" if name in ("heads", "num_heads") else "; is it hidden // heads of more heads than hidden?"
+        raise ValueError(f"{layer}: {name}: expected at least 1, got {size}{what}")
+
+
+def check_sizes(layer: nn.Module) -> None:
+    """Raise ValueError if the layer has no head, or heads without a column. A layer that torch_geometric's or
+    DGL's constructor has made may: `check_constructor` has not seen its arguments."""
+    own = layer.__dict__
+    for name, theirs in (("heads", "_num_heads"), ("out_channels", "_out_feats")):
+        for attribute in (name, theirs):
+            if own.get(attribute, 1) == 0:
+                _check_size(type(layer).__name__, _DGL_NAMES[name] if attribute == theirs else name, 0)
+
+
+def check_parameters(
+    layer: nn.Module, heads: int, size: int, vectors: Sequence[Any], projections: Sequence[Any] = ()
+) -> None:
+    """Raise ValueError where a parameter of the layer has another shape than the layer's own: one of its
+    attention vectors ``[1, H, D]``, its ``bias`` or the weight ``[H * D, F]`` of a linear module.
+
+    A layer that runs as one operator need not call it: `fused` excludes such parameters.
+    """
+    parameters = layer._parameters
+    shapes: list[tuple[Any, str, tuple[int, ...]]] = [
+        (x, _name_of(parameters, x), (1, heads, size)) for x in vectors
+    ]
+    for linear in projections:
+        weight = None if linear is None else getattr(linear, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() == 2 and type(linear) in LINEAR:
+            name = f"{_name_of(layer._modules, linear)}.weight"
+            shapes.append((weight, name, (heads * size, weight.shape[1])))
+    if parameters.get("bias") is not None:
+        width = size if layer.__dict__.get("concat", True) is False else heads * size
+        shapes.append((parameters["bias"], "bias", (width,)))
+    for x, name, shape in shapes:
+        if isinstance(x, Tensor) and tuple(x.shape) != shape:
+            raise ValueError(
+                f"{type(layer).__name__}: {name}: expected shape {list(shape)}, as the layer was made for "
+                f"{heads} heads of {size} columns, got {list(x.shape)}; give it a parameter of that shape, "
+                "or make a layer of other sizes"
+            )
+
+
+def _name_of(owned: Any, wanted: Any) -> str:
+    return next((name for name, x in owned.items() if x is wanted), "a parameter")
 
 
 def wrong_argument(

@@ -21,6 +21,7 @@ from ..graph import Graph
 from ..graph.of_dgl import is_dgl
 from ..runtime import torch_internals as internals
 from ..runtime.transforms import any_batched
+from ._errors import check_sizes
 from ._terms import all_hooked, is_untouched
 from ._upstream import Called, upstream
 
@@ -85,6 +86,9 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
 
     @functools.wraps(fused)
     def forward(self, *args, **kwargs):
+        own = self.__dict__
+        if not (own.get("heads", 1) and own.get("out_channels", 1)):
+            check_sizes(self)
         values = (*args, *kwargs.values())
         reason = why_upstream(self, type(self), values)
         if reason is None:
@@ -206,6 +210,7 @@ def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
 
     Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
     """
+    check_sizes(layer)
     reason = layer.why_not(layer)
     theirs = None if type(graph) is Graph or not is_dgl(graph) else upstream(type(layer), "dgl")
     if reason is None and theirs is not None and not torch.compiler.is_compiling():

@@ -14,7 +14,7 @@ from ..runtime import torch_internals as internals
 from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
-from .fused import fused_layer
+from .fused import fused_layer, refuse_parameters
 from .whole.spec import LayerSpec, spelled
 
 
@@ -133,6 +133,7 @@ class AttentionLayer(GraphLayer):
             whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, get_attention)
             if whole is not None and not get_attention:
                 return self._heads(whole), None
+        refuse_parameters(self, spec)
         source, destination = names_of_ends("feat", feat)
         prefix = ends[0].shape[1:-1]
         more = {**(options or {}), **({} if seed is None else {"_seed": seed})}

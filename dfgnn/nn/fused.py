@@ -35,12 +35,13 @@ from ..runtime.arguments import (
     needs_rows,
 )
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
+from ._errors import check_parameters, check_sizes
 from ._terms import all_hooked, plain_linear
 from .whole import gated
 from .whole.spec import LayerSpec, spelled
 from .whole.traced import folds, traced_layer
 
-__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of"]
+__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of", "refuse_parameters"]
 
 # Reasons why a layer is not computed by one operator, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
@@ -214,12 +215,14 @@ def fused_layer(
         changed = getattr(layer, "attention", function) is not function or all_hooked()
         if with_attention or changed or not _known_to_compilers(type(layer)):
             return _NONE
+        refuse_parameters(layer, spec)
         return traced_layer(spec, graph, x, x_dst), None
     seed = None
     if with_attention and _draws_seed(layer, spec, graph, x):
         seed = _draw_seed(graph)
     found = _tensors(layer, spec, graph, x, x_dst)
     if type(found) is str:
+        refuse_parameters(layer, spec)
         return declined("layer", found), seed
     t, dtype = found
     if spec.dropout_p > 0:
@@ -256,6 +259,15 @@ def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tenso
         train=train,
     )
     return Layer.at_once(_Call(numbers, graph, handle), *t) if train else run(numbers, t)[0]
+
+
+def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
+    """Raises an error that names it if a parameter of the layer has another shape than the layer's own."""
+    check_sizes(layer)
+    size = layer.out_channels if hasattr(layer, "out_channels") else getattr(layer, "out_feats", None)
+    if isinstance(size, int):
+        linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
+        check_parameters(layer, spec.heads, size, spec.vectors, linears)
 
 
 def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
@@ -296,6 +308,7 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
         or (of_queries is not None and of_queries.shape != (width, at_dst))
         or (of_skip is not None and of_skip.shape != (width, at_dst))
         or (x_dst is not None and not _fits_destinations(graph, x_dst, of_queries, of_skip, autocast))
+        or not _are_sized(width, spec.heads, vectors, bias)
     ):
         return _TENSORS
     for t in (*parameters, *vectors, bias):
@@ -321,6 +334,14 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
 def _fits_destinations(graph: Any, x_dst: Tensor, of_queries: Any, of_skip: Any, autocast: bool) -> bool:
     weight = of_skip if of_queries is None else of_queries
     return weight is None or can_fuse(graph, x_dst, weight, autocast)
+
+
+def _are_sized(width: int, heads: int, vectors: tuple[Tensor, ...], bias: Tensor | None) -> bool:
+    """Whether there are heads, and attention vectors and bias have the shapes of these heads."""
+    if not 0 < heads <= width or bias is not None and bias.shape != (width,):
+        return False
+    shape = 1, heads, width // heads
+    return all([vector.shape == shape for vector in vectors])
 
 
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:

@@ -77,8 +77,12 @@ def recorded_gradients(
     # Views, so that a tensor that was given twice has two gradients here.
     views = [x.view_as(x) if needed else x for x, needed in zip(inputs, need)]
     results = formula(*views)
+    # A result need not depend on a tensor whose gradient is needed: a returned attention not on the value.
     pairs = zip(results if isinstance(results, tuple) else (results,), grads)
-    outputs, of_outputs = zip(*((x, grad) for x, grad in pairs if grad is not None))
+    used = [(x, grad) for x, grad in pairs if grad is not None and x.requires_grad]
+    if not used:
+        return (None,) * len(need)
+    outputs, of_outputs = zip(*used)
     wanted = [x for x, needed in zip(views, need) if needed]
     found = iter(torch.autograd.grad(outputs, wanted, of_outputs, create_graph=True, allow_unused=True))
     return tuple(next(found) if needed else None for needed in need)

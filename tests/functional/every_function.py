@@ -76,6 +76,9 @@ CASES = {
     "gat sink, attention": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh sink:h", WEIGHTS),
     "gatv2": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_feat:ehd edge_gate:e"),
     "gatv2 vectors": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:bhd edge_bias:eh", WEIGHTS),
+    "gatv2 projected": Case(
+        "gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_attr:ek edge_proj:Dk edge_gate:e"
+    ),
     "gatv2 sink": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd sink:h"),
     "dot": Case("dot_attention", QKV, {"scale": 0.7}),
     "dot sink": Case("dot_attention", f"{QKV} sink:h"),

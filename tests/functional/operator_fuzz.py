@@ -13,6 +13,8 @@ import torch
 from dfgnn import Graph
 from dfgnn.runtime.arguments import ops
 
+HEADS, DIM = 2, 4
+
 
 def right_calls(device):
     """Yields right calls (operator, arguments) on a graph with split rows, empty rows and a reverse CSR."""
@@ -21,7 +23,7 @@ def right_calls(device):
     dst[:700] = 3
     dst[dst == 7] = 8
     graph = Graph.from_coo(src.to(device), dst.to(device), num_src=30, num_dst=40)
-    heads, dim, edges = 2, 4, graph.num_edges
+    heads, dim, edges = HEADS, DIM, graph.num_edges
     q, k, v, x = (torch.randn(n, heads, dim, device=device) for n in (40, 30, 30, 40))
     a, b, attn = (torch.randn(n, heads, device=device) for n in (30, 40, dim))
     attn = attn.t().contiguous()
@@ -42,6 +44,15 @@ def right_calls(device):
         backward = (*grads, score, *ends, *edge, *saved, *args, *numbers, 31)
         yield ops.attention_backward, backward
         number = ops.graph_handle(*args)
+        flat = [x if x is None or score == 0 and k else x.flatten(1) for k, x in enumerate(ends[:3])]
+        rows = *flat, ends[3], *edge
+        made, kept, weights = ops.attend(number, heads, score, *rows, *numbers, True, score == 0)
+        yield ops.attend, (number, heads, score, *rows, *numbers, True, score == 0)
+        past = made, kept, score == 0, weights
+        yield (
+            ops.attend_backward,
+            (number, heads, grads[0].flatten(1), grads[1], score, *rows, *past, *numbers, 31),
+        )
         of = [x if x.numel() else None for x in ops.attention_backward(*backward)]
         of[3] = None if of[3] is None else of[3].sum(0)
         yield ops.attend_second_order, (number, *grads, score, *ends, *edge, stats, *of, *numbers, 31)
@@ -50,6 +61,18 @@ def right_calls(device):
     saved = ops.attention_forward(*forward)[:4]
     plain = (grads[0], None, *forward[:12], *saved, None, *args, *forward[25:29], 1)
     yield ops.attention_backward, plain
+    vectors = [torch.randn(1, heads, dim, device=device) for _ in range(2)]
+    square = Graph.from_coo(src.to(device), dst.clamp(max=29).to(device), num_src=30, num_dst=30)
+    args_of_gat = square._planner.arguments(
+        heads, dim, v.dtype, "gat", schedule="natural<=32", edges=True, backward=True
+    )
+    rows, number = v.flatten(1), ops.graph_handle(*args_of_gat)
+    yield ops.score_terms, (rows, *vectors, 30)
+    yield ops.score_terms_backward, (a, a, rows, *vectors)
+    bias = torch.randn(heads * dim, device=device)
+    out, kept = ops.gat(number, rows, *vectors, seed, bias, 0.2, 0.1, True)
+    yield ops.gat, (number, rows, *vectors, seed, bias, 0.2, 0.1, True)
+    yield ops.gat_backward, (number, rows, rows, *vectors, seed, bias, out, kept, 0.2, 0.1)
     yield ops.sddmm, (q, k, *args[:5])
     yield ops.spmm, (options[0], v, *args[:5], 40)
     attr = torch.randn(edges, 3, device=device)
@@ -126,11 +149,34 @@ def main(device):
                 except RuntimeError:
                     continue
                 raise SystemExit(f"{op}: argument {k} = {describe(wrong)} was taken")
+        for what, size in (("heads", HEADS), ("columns", DIM)):
+            calls += 1
+            try:
+                op(*without(op, right, what, size))
+            except RuntimeError:
+                continue
+            if any(isinstance(x, torch.Tensor) and x.dim() > 2 for x in right):
+                raise SystemExit(f"{op} was taken without {what}")
     if device == "cuda":
         torch.cuda.synchronize()
     for op, right in right_calls(device):
         op(*right)  # after all the refused calls the right ones still run
     print(calls)
+
+
+def without(op, right, what, size):
+    """The arguments of a call, all of them with heads, or columns of a head, of which there are none."""
+    names = [argument.name for argument in op.default._schema.arguments]
+    numbers = {"heads": ("heads",), "columns": ("dim", "width")}[what]
+    changed = []
+    for name, x in zip(names, right):
+        if isinstance(x, torch.Tensor) and x.is_floating_point() or name in ("edge_mask", "positive"):
+            if x is not None:
+                x = x.new_empty([0 if n in (size, HEADS * DIM) else n for n in x.shape])
+        elif name in numbers and "attend" not in str(op):
+            x = 0
+        changed.append(x)
+    return changed
 
 
 def describe(x):
@@ -145,6 +191,14 @@ def unused(op, k, wrong, right):
     if "forward" in str(op) and name.startswith("rev_"):
         return True
     score = right[names.index("score")] if "score" in names else None
+    if name in ("attn", "attn_src", "attn_dst", "out_bias") and "dfgnn.attention" not in str(op):
+        # A layer's vectors may have dimensions of size 1, and those of a fused layer any shape.
+        loose = name in ("attn", "out_bias") and "second" not in str(op) and "pair" not in str(op)
+        if loose or wrong.dim() > 2 and wrong.shape[-2:] == (HEADS, DIM):
+            return wrong.dtype == right[k].dtype and wrong.numel() == right[k].numel()
+    if ".score_terms" in str(op) and name in ("feat", "grad_dst", "num_dst"):
+        # There may be fewer destinations than rows, of which they are the first.
+        return isinstance(wrong, torch.Tensor) and wrong.shape[1:] == right[k].shape[1:] and len(wrong) > 0
     if name in ("positive", "positive_mass") and score == 0 and right[1] is not None:
         return True  # GAT's backward does not read them if the attention has a gradient, right[1]
     if name in ("items", "splits", "rev_items", "rev_splits") and wrong.shape[1:] == (4,):

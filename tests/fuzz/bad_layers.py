@@ -122,6 +122,11 @@ def _constructor_cases(where, layers):
             (other, "the other library's name", TypeError, f"called {name}", {name: None, other: 2}),
             (name, "zero", ValueError, "at least 1, got 0", {name: 0}),
             (name, "a float", TypeError, "an integer, got 2.0", {name: 2.0}),
+            *(
+                (size, "zero", ValueError, "at least 1, got 0; is it hidden // heads", {size: 0})
+                for size in ("out_feats", "out_channels")
+                if size in right
+            ),
         ):
             options = {key: value for key, value in (right | changes).items() if value is not None}
             yield Case(

@@ -7,6 +7,13 @@ namespace {
 
 constexpr int64_t kPerThread = 1 << 15;  // the fewest elements per thread
 constexpr int64_t kBlockNumbers = 2048;  // the elements of a block of rows, which fit in the L1 cache
+constexpr int64_t kMostAdded = 1 << 14;  // the most rows that are added one after another in float
+
+// How many rows of a group have been added since its sum was last moved to a total, and which total: -1 if
+// there is none.
+struct Added {
+  int32_t rows, total;
+};
 
 // What a thread processes: of the rows [begin, end) those whose groups are in [low, low + span); or, if `all`
 // is set, all rows of [begin, end).
@@ -65,11 +72,32 @@ class Groups {
   // [num_groups, columns].
   template <class F>
   [[gnu::always_inline]] void each(const Part& part, const F& f) const {
+    each_of_group(part, [&](int64_t e, int64_t group) { f(e, group * columns()); });
+  }
+  // Whether a group of the part has more than `most` rows. Sets `added` of the part's groups to nothing if
+  // so.
+  bool any_longer(const Part& part, int64_t most, Added* added) const {
+    bool found = false;
+    if (p_.index_rises) {
+      for (int64_t e = part.begin; e + most < part.end; ++e) found |= index_[e] == index_[e + most];
+    } else {
+      const int64_t low = part.all ? 0 : int64_t(part.low),
+                    span = part.all ? p_.num_groups : int64_t(part.span);
+      for (int64_t k = low; k < low + span; ++k) added[k] = {0, -1};
+      each_of_group(part, [&](int64_t, int64_t group) { ++added[group].rows; });
+      for (int64_t k = low; k < low + span; ++k) found |= added[k].rows > most;
+    }
+    if (found) each_of_group(part, [&](int64_t, int64_t group) { added[group] = {0, -1}; });
+    return found;
+  }
+  // Calls f(row, group) for the rows of a part.
+  template <class F>
+  [[gnu::always_inline]] void each_of_group(const Part& part, const F& f) const {
     if (part.all)
-      for (int64_t e = part.begin; e < part.end; ++e) f(e, int64_t(index_[e]) * columns());
+      for (int64_t e = part.begin; e < part.end; ++e) f(e, int64_t(index_[e]));
     else
       for (int64_t e = part.begin; e < part.end; ++e)
-        if (uint64_t(index_[e]) - part.low < part.span) f(e, int64_t(index_[e]) * columns());
+        if (uint64_t(index_[e]) - part.low < part.span) f(e, int64_t(index_[e]));
   }
 
  private:
@@ -103,15 +131,16 @@ void exponentials(A* x, int64_t size) {
 
 // If Groups::apart(), each thread takes all steps for its rows. Otherwise threads wait for each other after
 // each step: the maxima of groups, exponentials of rows, their sums by groups, and the quotients.
-template <class A, class I, int C>
+template <class A, class I, int C, class S>
 void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
   const Groups<A, I, C> groups(p, parallel);
   const int64_t columns = groups.columns(), size = p.num_groups * columns;
   const A* score = static_cast<const A*>(p.rows);
   A* out = static_cast<A*>(p.out);
-  Buffer<A> high(size), sum(size);
+  Buffer<A> high(size);
+  Buffer<S> sum(size);
   fill<A>(high, size, -kInfinity<A>);
-  fill<A>(sum, size, 0);
+  fill<S>(sum, size, 0);
   const auto maxima = [&](const Part& part) {
     groups.each(part, [&](int64_t e, int64_t at) {
       for (int64_t c = 0; c < columns; ++c) high[at + c] = larger(high[at + c], score[e * columns + c]);
@@ -121,7 +150,7 @@ void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
     groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
       for (int64_t c = 0; c < columns; ++c) {
         A m = high[at + c];
-        if (p.masked && (m == kInfinity<A> || m == -kInfinity<A>)) m = 0;
+        if (p.masked && m == -kInfinity<A>) m = 0;
         out[e * columns + c] = score[e * columns + c] - m;
       }
     });
@@ -135,7 +164,7 @@ void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
   const auto divide = [&](int64_t begin, int64_t end) {
     groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
       for (int64_t c = 0; c < columns; ++c) {
-        const A s = sum[at + c];
+        const A s = A(sum[at + c]);
         out[e * columns + c] = p.masked && s == 0 ? A(0) : out[e * columns + c] / s;
       }
     });
@@ -157,14 +186,14 @@ void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
   groups.by_rows(divide);
 }
 
-template <class A, class I, int C>
+template <class A, class I, int C, class S>
 void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
   const Groups<A, I, C> groups(p, parallel);
   const int64_t columns = groups.columns(), size = p.num_groups * columns;
   const A *grad = static_cast<const A*>(p.rows), *result = static_cast<const A*>(p.result);
   A* out = static_cast<A*>(p.out);
-  Buffer<A> dot(size);
-  fill<A>(dot, size, 0);
+  Buffer<S> dot(size);
+  fill<S>(dot, size, 0);
   const auto dots = [&](const Part& part) {
     groups.each(part, [&](int64_t e, int64_t at) {
       for (int64_t c = 0; c < columns; ++c) dot[at + c] += result[e * columns + c] * grad[e * columns + c];
@@ -173,7 +202,7 @@ void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
   const auto gradient = [&](int64_t begin, int64_t end) {
     groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
       for (int64_t c = 0; c < columns; ++c)
-        out[e * columns + c] = result[e * columns + c] * (grad[e * columns + c] - dot[at + c]);
+        out[e * columns + c] = result[e * columns + c] * (grad[e * columns + c] - A(dot[at + c]));
     });
   };
   if (groups.apart()) {
@@ -187,34 +216,98 @@ void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
   groups.by_rows(gradient);
 }
 
-template <class A, class I, int C, bool gathered>
+// The totals of a thread's long groups. A sum of floats stops growing at 2**24 equal terms, and is off by
+// their number times 2**-24 in the worst case: so the sum of every kMostAdded rows is added to a double.
+class Totals {
+ public:
+  // num_rows: of all groups together, which bounds the number of long groups.
+  Totals(int64_t num_rows, int64_t columns)
+      : columns_(columns), groups_(num_rows / kMostAdded), totals_(num_rows / kMostAdded * columns) {}
+
+  // Moves the sum of a group to its total.
+  void move(int64_t group, Added& added, float* sum) {
+    if (added.total < 0) {
+      added.total = int32_t(count_++);
+      groups_[added.total] = group;
+      fill<double>(totals_ + added.total * columns_, columns_, 0);
+    }
+    added.rows = 0;
+    for (int64_t c = 0; c < columns_; ++c) totals_[added.total * columns_ + c] += sum[c], sum[c] = 0;
+  }
+  // Adds the totals to the sums of their groups.
+  void end(float* out) const {
+    for (int64_t k = 0; k < count_; ++k)
+      for (int64_t c = 0; c < columns_; ++c) {
+        float& sum = out[groups_[k] * columns_ + c];
+        sum = float(totals_[k * columns_ + c] + sum);
+      }
+  }
+
+ private:
+  int64_t columns_, count_ = 0;
+  Buffer<int64_t> groups_;
+  Buffer<double> totals_;
+};
+
+// Adds the rows to `out`, which is 0. Few columns are added up in double, many in float, but for groups of
+// more than kMostAdded rows, for which rows have to be counted (Totals).
+template <class A, class I, int C, class S, bool gathered>
 void sum_of(const ByIndexParams& p, const Parallel& parallel) {
   const Groups<A, I, C> groups(p, parallel);
-  const int64_t columns = groups.columns();
+  const int64_t columns = groups.columns(), size = p.num_groups * columns;
   const A* rows = static_cast<const A*>(p.rows);
   const I* source = static_cast<const I*>(p.source);
   A* out = static_cast<A*>(p.out);
-  parallel_range(parallel, p.num_groups, kPerThread / columns + 1, [&](int64_t begin, int64_t end) {
-    fill<A>(out + begin * columns, (end - begin) * columns, 0);
-  });
+  constexpr bool in_place = std::is_same_v<S, A>, counts = std::is_same_v<S, float>;
+  Buffer<S> wide(in_place ? 0 : size);
+  Buffer<Added> added(counts && p.num_rows > kMostAdded ? p.num_groups : 0);
+  S* sums = wide;
+  if constexpr (in_place) sums = out;
+  const auto of_groups = [&](const auto& body) {
+    parallel_range(parallel, p.num_groups, kPerThread / columns + 1, body);
+  };
+  of_groups([&](int64_t begin, int64_t end) { fill<S>(sums + begin * columns, (end - begin) * columns, 0); });
+  const auto add = [&](int64_t e, S* __restrict to) {
+    const A* __restrict from = rows + (gathered ? int64_t(source[e]) : e) * columns;
+    for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
+  };
   groups.by_groups([&](const Part& part) {
-    groups.each(part, [&](int64_t e, int64_t at) {
-      A* __restrict to = out + at;
-      const A* __restrict from = rows + (gathered ? int64_t(source[e]) : e) * columns;
-      for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
-    });
+    if constexpr (counts)
+      if (p.num_rows > kMostAdded && groups.any_longer(part, kMostAdded, added)) {
+        Totals totals(p.num_rows, columns);
+        groups.each_of_group(part, [&](int64_t e, int64_t group) {
+          add(e, sums + group * columns);
+          if (++added[group].rows == kMostAdded) totals.move(group, added[group], sums + group * columns);
+        });
+        totals.end(out);
+        return;
+      }
+    groups.each(part, [&](int64_t e, int64_t at) { add(e, sums + at); });
   });
+  if constexpr (!in_place)
+    of_groups([&](int64_t begin, int64_t end) {
+      for (int64_t k = begin * columns; k < end * columns; ++k) out[k] = A(sums[k]);
+    });
 }
 
-template <class A, class I, int C>
+template <class A, class I, int C, class S>
 void sum_as(const ByIndexParams& p, const Parallel& parallel) {
-  p.source ? sum_of<A, I, C, true>(p, parallel) : sum_of<A, I, C, false>(p, parallel);
+  // Of many columns rows are counted instead, because twice the memory would cost more.
+  using Sum = std::conditional_t<C == 1 || C == 2, S, A>;
+  p.source ? sum_of<A, I, C, Sum, true>(p, parallel) : sum_of<A, I, C, Sum, false>(p, parallel);
 }
 
-// Calls f(an object of the rows' type, an object of the index's type, an integral constant). The constant is
-// the number of columns if kernels are compiled for that number, else 0.
+// Calls f(an object of the rows' type, one of the index's type, an integral constant, an object of the type
+// of sums over groups). The constant is the number of columns if kernels are compiled for that number, else
+// 0. Sums of floats are doubles if a group may have more than kMostAdded rows.
 template <class F>
-void with_types(const ByIndexParams& p, const F& f) {
+void with_types(const ByIndexParams& p, const F& given) {
+  const auto f = [&](auto type, auto id, auto columns) {
+    if (p.num_rows > kMostAdded)
+      given(type, id, columns, double{});
+    else
+      given(type, id, columns, type);
+  };
   const auto with_columns = [&](auto type, auto id) {
     switch (p.columns) {
       case 1:
@@ -238,20 +331,20 @@ void with_types(const ByIndexParams& p, const F& f) {
 }  // namespace
 
 void index_softmax(const ByIndexParams& p, const Parallel& parallel) {
-  with_types(p, [&](auto type, auto id, auto columns) {
-    softmax_as<decltype(type), decltype(id), columns.value>(p, parallel);
+  with_types(p, [&](auto type, auto id, auto columns, auto sum) {
+    softmax_as<decltype(type), decltype(id), columns.value, decltype(sum)>(p, parallel);
   });
 }
 
 void index_softmax_backward(const ByIndexParams& p, const Parallel& parallel) {
-  with_types(p, [&](auto type, auto id, auto columns) {
-    softmax_backward_as<decltype(type), decltype(id), columns.value>(p, parallel);
+  with_types(p, [&](auto type, auto id, auto columns, auto sum) {
+    softmax_backward_as<decltype(type), decltype(id), columns.value, decltype(sum)>(p, parallel);
   });
 }
 
 void index_sum(const ByIndexParams& p, const Parallel& parallel) {
-  with_types(p, [&](auto type, auto id, auto columns) {
-    sum_as<decltype(type), decltype(id), columns.value>(p, parallel);
+  with_types(p, [&](auto type, auto id, auto columns, auto sum) {
+    sum_as<decltype(type), decltype(id), columns.value, decltype(sum)>(p, parallel);
   });
 }
 

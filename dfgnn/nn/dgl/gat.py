@@ -15,7 +15,7 @@ from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
 from .._terms import folded_terms, folds
-from ..fused import fused_layer, is_first_rows
+from ..fused import fused_layer, is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 
 
@@ -86,6 +86,7 @@ class AdditiveConv(LeakyLayer):
 
         shared: the destinations are the first sources.
         """
+        refuse_parameters(self, self._spec())
         fc_src, fc_dst = self._projections()
         feat_src = self._heads(projected(self, "feat" if shared else "feat[0]", fc_src, h_src))
         if not shared:

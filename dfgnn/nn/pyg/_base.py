@@ -17,7 +17,7 @@ from .._errors import check_constructor
 from .._fused_or_upstream import METHODS, fused_or_upstream, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
-from ..fused import fused_layer
+from ..fused import fused_layer, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._edges import attention_result
 from ._x_and_edge_index import for_upstream
@@ -90,6 +90,9 @@ class FusedConv:
             bias, spec = spec.bias, spec._replace(bias=None)
         out, seed = fused_layer(self, spec, graph, x, x_dst, wanted)
         if out is not None:
+            size = self.out_channels
+            if out.shape[-1] != self.heads * size or bias is not None and bias.shape != (size,):
+                refuse_parameters(self, spec)
             if not self.concat and self.heads > 1:
                 out = self._heads(out).mean(-2)
                 out = out if bias is None else out + bias

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch_geometric.nn
 from torch import Tensor
+from torch_geometric.utils import softmax
 
 from ... import functional
 from ...graph import Graph
@@ -116,12 +117,25 @@ class FusedAggregation:
             TypeError, ValueError: a tensor is not as described, or a group is out of range.
         """
         if self._falls_back(x, index, ptr, dim):
+            of_groups = x.dim() == 2 and dim in (0, -2) and not (index is None and ptr is None)
+            if of_groups and x.dtype.itemsize == 2 and torch.compiler.is_compiling():
+                return self._in_float32(x, index, ptr, dim_size, dim)
             return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[misc]
         graph = graph_of_groups(x, index, ptr, dim_size)
         values, score = self._terms(x, index, dim_size)
         heads, width = score.shape[1], values.shape[1]
         values = values.view(len(x), heads, width // heads)  # no -1, which is ambiguous without rows
         return self.attention(graph, values, score, None, negative_slope=1.0).flatten(1)
+
+    def _in_float32(
+        self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim_size: int | None, dim: int
+    ) -> Tensor:
+        """torch_geometric's operations, with sums in float32: in 16 bits compiled code adds one row
+        after another, and a sum of ones ends at 256."""
+        values, score = self._terms(x, index, dim_size)
+        weight = softmax(score.float(), index, ptr, dim_size, dim)
+        reduced = self.reduce(weight * values.float(), index, ptr, dim_size, dim, "sum")  # type: ignore[attr-defined]
+        return reduced.to(values.dtype)
 
     def __prepare_scriptable__(self):
         # torch.jit.script calls this method for a module to compile in place of self. It gets a copy of

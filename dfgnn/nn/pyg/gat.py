@@ -13,7 +13,7 @@ from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..fused import is_first_rows
+from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._base import FusedConv
 from ._edges import edge_attributes
@@ -117,6 +117,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
+        refuse_parameters(self, self._spec(None))
         lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = self._heads(projected(self, source, lin_src, x_src))
@@ -132,6 +133,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
         """<lin(x), a> per head for each of the vectors a. feat: lin(x), if it has been computed."""
+        vectors = tuple(_no_wider(vector, x) for vector in vectors)
         if folds(lin, x, self.heads * self.out_channels):
             return folded_terms(lin, x, *vectors)
         feat = self._heads(lin(x)) if feat is None else feat
@@ -141,11 +143,18 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """The edges' term of the scores, ``[E, H]``."""
         lin = self.lin_edge
         check_fits(self, "edge_attr", lin, edge_attr)
+        vector = _no_wider(self.att_edge, edge_attr)
         if not is_plain(lin):
-            return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
+            return (self._heads(lin(edge_attr)) * vector).sum(-1)
         if not in_autocast(edge_attr):
-            return folded_terms(lin, edge_attr, self.att_edge)[0]
+            return folded_terms(lin, edge_attr, vector)[0]
         with without_autocast(edge_attr):
-            term = folded_terms(lin, edge_attr.to(lin.weight), self.att_edge)[0]
+            term = folded_terms(lin, edge_attr.to(lin.weight), vector)[0]
         # Parameters in 16 bits may be of the other type than autocast's.
         return term.to(torch.promote_types(term.dtype, torch.float32))
+
+
+def _no_wider(vector: Tensor, x: Tensor) -> Tensor:
+    """The attention vector, in the features' dtype if it is float64 and they are not: the terms are computed
+    in the features' precision, and the layer's result alone is promoted, as in GATv2Conv."""
+    return vector if vector.dtype != torch.float64 or x.dtype == torch.float64 else vector.to(x.dtype)

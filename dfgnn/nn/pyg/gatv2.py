@@ -13,6 +13,7 @@ from ...graph import Graph
 from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
+from ..fused import refuse_parameters
 from ..whole.spec import LayerSpec
 from ..whole.traced import MOST_UNFOLDED
 from ._base import FusedConv
@@ -82,6 +83,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             out, seed = self._fused(self._spec(x), graph, x_src, destinations, res, wanted)
             if out is not None and not wanted:
                 return out
+        refuse_parameters(self, self._spec(x))
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
         if not self._shared(x):

@@ -1,0 +1,112 @@
+"""Equal inputs give bitwise equal results and derivatives on several CPU threads (docs/numerics.md)."""
+
+import pytest
+import torch
+from covering import EXHAUSTIVE, some
+from every_function import CASES
+
+from dfgnn import Graph
+from dfgnn.engine import edge_projection
+
+N, E, D = 300, 6000, 6  # so that PyTorch divides what it computes between threads
+ORDERS = 3 if EXHAUSTIVE else 2
+# One case of every kind of code; all of them exhaustively.
+FEW = [
+    "gat edges",
+    "gatv2 projected",
+    "dot sink, attention",
+    "products",
+    "terms shared",
+    "score",
+    "agnn",
+    "flex",
+]
+
+
+@pytest.fixture
+def threads():
+    """Sets the number of threads, and resets it after the test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def derivatives(results, leaves, orders):
+    """The results, and their derivatives up to an order, each of the squares' sum of the one before."""
+    found = [x.detach() for x in results]
+    loss = sum(
+        (x * torch.linspace(0.5, 1.5, x.numel()).view(x.shape)).sin().sum()
+        for x in results
+        if x.requires_grad
+    )
+    for order in range(orders):
+        grads = torch.autograd.grad(loss, leaves, create_graph=order + 1 < orders, allow_unused=True)
+        found += [x.detach() for x in grads if x is not None]
+        again = [x.square().sum() for x in grads if x is not None and x.requires_grad]
+        if not again:
+            break
+        loss = sum(again)
+    return found
+
+
+def of_function(case, graph, orders):
+    leaves = {
+        name: x.requires_grad_()
+        for name, x in case.tensors(graph, D, D, 3, dtype=torch.float32, batch=False).items()
+    }
+    return derivatives(case(graph, leaves), list(leaves.values()), orders)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    generator = torch.Generator().manual_seed(0)
+    src, dst = torch.randint(N - 1, (2, E), generator=generator)
+    dst[: E // 4] = 3  # a row that is much longer than others
+    return Graph.from_coo(src, dst, num_src=N, num_dst=N)
+
+
+@some(FEW, CASES)
+def test_functions(name, graph, monkeypatch, threads):
+    """First derivatives with create_graph and without, second ones and, exhaustively, third ones. On 1, 2 and
+    4 threads the results are the same: no sum of these sizes depends on the number of threads."""
+    case = CASES[name]
+    monkeypatch.setattr(edge_projection, "_unfolds", edge_projection._unfolds)
+    case.choose(monkeypatch)
+    for orders in range(1, ORDERS + 1) if EXHAUSTIVE else (1, ORDERS):
+        found = []
+        for count in (2, 2, 2, 1, 4):
+            threads(count)
+            found.append(of_function(case, graph, orders))
+        for other in found[1:]:
+            assert len(other) == len(found[0])
+            assert all(map(torch.equal, other, found[0]))
+
+
+LAYERS = {
+    "GATConv": (8, 6, 2),
+    "GATv2Conv": (8, 6, 2),
+    "TransformerConv": (8, 6, 2),
+    "SuperGATConv": (8, 6, 2),
+    "GENConv": (8, 6),
+    "ResGatedGraphConv": (8, 6),
+    "AGNNConv": (),
+}
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@some(["GATConv", "TransformerConv", "ResGatedGraphConv"], LAYERS)
+def test_layers(name, count, threads):
+    """The same on an equal number of threads; PyTorch's projections may depend on their number."""
+    pyg = pytest.importorskip("dfgnn.nn.pyg")
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(N, (2, E), generator=generator)
+    threads(count)
+    layer = getattr(pyg, name)(*LAYERS[name])
+    x = torch.randn(N, 8, generator=generator)
+    for orders in range(1, ORDERS + 1):
+        found = []
+        for _ in range(3):
+            leaf = x.clone().requires_grad_()
+            found.append(derivatives([layer(leaf, edge_index)], [leaf, *layer.parameters()], orders))
+        for other in found[1:]:
+            assert all(map(torch.equal, other, found[0]))
