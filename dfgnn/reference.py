@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .graph import Graph
 from .runtime.batches import batched
+from .runtime.compiling import sums_of_rows
 
 _MASK32 = 0xFFFFFFFF
 
@@ -52,7 +53,7 @@ def gat_attention(
 ) -> Any:
     """Additive attention of GAT; see :func:`dfgnn.functional.gat_attention`."""
     src, dst = _edge_index(graph)
-    raw = feat.new_zeros(len(src), feat.shape[1]) if alpha_src is None else alpha_src[src]
+    raw = feat.new_zeros(src.shape[0], feat.shape[1]) if alpha_src is None else alpha_src[src]
     if alpha_dst is not None:
         raw = raw + alpha_dst[dst]
     value = feat[src] if edge_feat is None else feat[src] + edge_feat
@@ -79,7 +80,7 @@ def gatv2_attention(
         edge_feat = F.linear(edge_attr, edge_proj).unflatten(1, attn.shape)  # type: ignore[arg-type]
     if edge_feat is not None:
         z = z + edge_feat
-    return attend(graph, (attn * F.leaky_relu(z, negative_slope)).sum(-1), x_src[src], **options)
+    return attend(graph, sums_of_rows(attn * F.leaky_relu(z, negative_slope)), x_src[src], **options)
 
 
 @batched("query")
@@ -120,7 +121,7 @@ def dot_attention(
         edge_feat_value = edge_feat
     if edge_feat_value is not None:
         values = values + _of_heads(edge_feat_value)
-    return attend(graph, (query[dst] * keys).sum(-1) * scale, values, negative_slope, **options)
+    return attend(graph, sums_of_rows(query[dst] * keys) * scale, values, negative_slope, **options)
 
 
 @batched("x_src")
@@ -173,7 +174,7 @@ def edge_product_attention(
     src, dst = _edge_index(graph)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     products = query[dst] * key[src] * edge_feat * scale
-    raw = products.sum(-1)
+    raw = sums_of_rows(products)
     found = attend(graph, raw if clamp is None else raw.clamp(-clamp, clamp), value[src], **options)
     if return_edges is None:
         return found
@@ -266,7 +267,7 @@ def sddmm(
 ) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
-    return (query[dst] * key[src]).sum(-1) * scale
+    return sums_of_rows(query[dst] * key[src]) * scale
 
 
 @batched("feat")
@@ -344,3 +345,36 @@ def _of_heads(feat: Tensor) -> Tensor:
 
 def _per_head(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x[:, None]
+
+
+def block_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    key_offsets: Tensor | None = None,
+    *,
+    key_bias: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Attention within blocks, a block at a time; see :func:`dfgnn.functional.block_attention`."""
+    scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
+    key_offsets = offsets if key_offsets is None else key_offsets
+    out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    bounds = torch.stack([offsets[:-1], offsets[1:], key_offsets[:-1], key_offsets[1:]], 1).tolist()
+    for row, row_end, first, end in bounds:
+        if row == row_end or first == end:
+            continue
+        score = scale * torch.einsum("ihd,jhd->hij", query[row:row_end], key[first:end])
+        if key_bias is not None:
+            score = score + (
+                key_bias[first:end, None] if key_bias.dim() == 1 else key_bias[first:end]
+            ).T.unsqueeze(1)
+        if sink is not None:
+            score = torch.cat([score, sink.view(-1, 1, 1).expand(*score.shape[:2], 1)], 2)
+        hidden = (score == -math.inf).all(2, keepdim=True)
+        weight = score.masked_fill(hidden, 0).softmax(2).masked_fill(hidden, 0)[..., : end - first]
+        some = torch.einsum("hij,jhd->ihd", weight.to(value.dtype), value[first:end])
+        out = out.index_add(0, torch.arange(row, row_end, device=out.device), some)
+    return out

@@ -17,7 +17,7 @@ from torch_geometric.utils import group_argsort
 
 def wrong(groups):
     values = torch.rand(groups, 2, generator=torch.Generator().manual_seed(0))
-    right = values.argsort(1, stable=True).argsort(1, stable=True)
+    right = values.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
     ranks = group_argsort(values.flatten(), torch.arange(groups).repeat_interleave(2))
     return (ranks.view(groups, 2) != right).double().mean().item()
 

@@ -1,10 +1,9 @@
-"""DGL's own tests of its names, with DGL and with dfgnn.compat in its place; upstream_tests.py calls it.
+"""DGL's own tests of its names, with DGL and with dfgnn.compat in its place, for upstream_tests.py.
 
-    python scripts/upstream_names.py dgl|dfgnn DIR OUT.json [-k EXPRESSION]
-
-runs the tests of a clone of dmlc/dgl in one process and writes each case's outcome, and the names that it
-asked for and that dfgnn.compat does not have. Names that are absent are placeholders here, so that a test
-file that imports one is collected all the same; a test that touches one is not concerned.
+``python scripts/upstream_names.py dgl|dfgnn DIR OUT EXPRESSION`` runs the tests of a clone of dmlc/dgl in one
+process and writes each case's outcome, and the names that it asked for and that dfgnn.compat does not
+have. Names that are absent are placeholders here, so that a test file that imports one is collected all the
+same; a test that touches one is not concerned.
 """
 
 import importlib
@@ -12,7 +11,10 @@ import importlib.machinery
 import json
 import os
 import signal
+import subprocess
 import sys
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
@@ -66,7 +68,7 @@ class Absent:
 
 
 def hide_dgl():
-    """dfgnn.compat for DGL, with placeholders for what it lacks and the ``dgl.backend`` that tests ask for."""
+    """dfgnn.compat for DGL, with placeholders for what it lacks, and the ``dgl.backend`` that tests use."""
     from dfgnn.compat import DGLGraph, as_dgl, sparse
 
     as_dgl.install_as_dgl(force=True)
@@ -182,20 +184,26 @@ def backend():
         "zerocopy_from_numpy": torch.as_tensor, "grad": lambda x: x.grad, "shape": lambda x: x.shape,
         "dtype": lambda x: x.dtype, "ndim": lambda x: x.dim(), "astype": lambda x, t: x.to(t),
         "as_scalar": lambda x: x.item(), "is_no_grad": lambda x: x.grad is None or not x.grad.any(),
-        "cat": torch.cat, "stack": torch.stack, "split": torch.split, "repeat": lambda x, n, dim: x.repeat_interleave(n, dim),
-        "sum": lambda x, dim, keepdims=False: x.sum(dim, keepdim=keepdims), "mean": lambda x, dim: x.mean(dim),
-        "max": lambda x, dim: x.max(dim)[0], "min": lambda x, dim: x.min(dim)[0], "reduce_sum": lambda x: x.sum(),
+        "cat": torch.cat, "stack": torch.stack, "split": torch.split,
+        "repeat": lambda x, n, dim: x.repeat_interleave(n, dim),
+        "sum": lambda x, dim, keepdims=False: x.sum(dim, keepdim=keepdims),
+        "mean": lambda x, dim: x.mean(dim),
+        "max": lambda x, dim: x.max(dim)[0], "min": lambda x, dim: x.min(dim)[0],
+        "reduce_sum": lambda x: x.sum(),
         "gather_row": lambda x, i: x.index_select(0, i.long()), "boolean_mask": lambda x, m: x[m],
         "slice_axis": lambda x, axis, begin, end: x.narrow(axis, begin, end - begin),
-        "narrow_row": lambda x, begin, end: x[begin:end], "unsqueeze": torch.unsqueeze, "squeeze": torch.squeeze,
-        "reshape": torch.reshape, "swapaxes": torch.transpose, "nonzero_1d": lambda x: x.nonzero().squeeze(1).long(),
+        "narrow_row": lambda x, begin, end: x[begin:end],
+        "unsqueeze": torch.unsqueeze, "squeeze": torch.squeeze,
+        "reshape": torch.reshape, "swapaxes": torch.transpose,
+        "nonzero_1d": lambda x: x.nonzero().squeeze(1).long(),
         "unique": torch.unique, "zeros": lambda s, t, c: torch.zeros(s, dtype=t, device=c),
         "zeros_like": torch.zeros_like, "ones": lambda s, t, c: torch.ones(s, dtype=t, device=c),
         "full_1d": lambda n, x, t, c: torch.full((n,), x, dtype=t, device=c), "full": None, "randn": None,
         "arange": lambda a, b, dtype=torch.int64, ctx=None: torch.arange(a, b, dtype=dtype, device=ctx),
         "uniform": lambda s, t, c, low, high: torch.empty(s, dtype=t, device=c).uniform_(low, high),
         "randint": lambda s, t, c, low, high: torch.randint(low, high, s, dtype=t, device=c),
-        "softmax": torch.softmax, "equal": lambda x, y: x == y, "exp": torch.exp, "sqrt": torch.sqrt, "abs": torch.abs,
+        "softmax": torch.softmax, "equal": lambda x, y: x == y, "exp": torch.exp, "sqrt": torch.sqrt,
+        "abs": torch.abs,
         "logical_not": torch.logical_not, "clone": torch.clone, "is_tensor": torch.is_tensor,
         "cumsum": torch.cumsum, "argsort": lambda x, dim, descending: x.argsort(dim, descending),
         "replace_inf_with_zero": lambda x: x.masked_fill(x.isinf(), 0), "to_backend_ctx": torch.device,
@@ -203,7 +211,8 @@ def backend():
     }  # fmt: skip
     types = ("float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
     functions |= {name: getattr(torch, name) for name in types}
-    for name in ("from_dgl_nd", "to_dgl_nd", "zerocopy_to_dlpack", "zerocopy_from_dlpack", "zerocopy_to_dgl_ndarray",
+    for name in ("from_dgl_nd", "to_dgl_nd", "zerocopy_to_dlpack", "zerocopy_from_dlpack",
+                 "zerocopy_to_dgl_ndarray",
                  "csrmm", "csrsum", "csrmask", "set_default_backend", "sparse_matrix"):  # fmt: skip
         functions[name] = Absent(f"dgl.backend.{name}")
     return functions
@@ -248,8 +257,8 @@ class Recorder:
             self.absent[report.nodeid] = sorted(set(used)) if used else []
 
 
-def main(layers, root, out, expression=""):
-    root = Path(root).resolve()
+def main(layers, root, out, expression):
+    root = Path(root)
     sys.path.insert(0, str(root / "tests"))
     if layers == "dfgnn":
         hide_dgl()
@@ -273,5 +282,48 @@ def main(layers, root, out, expression=""):
     Path(out).write_text(json.dumps(found))
 
 
+class Names:
+    """What the tests of a clone did with DGL and with dfgnn.compat."""
+
+    def __init__(self, theirs, ours):
+        self.absent, self.passed, self.failed, self.others = Counter(), [], {}, Counter()
+        for case, outcome in ours["outcomes"].items():
+            reference = "passed" if "/sparse/" in case else theirs["outcomes"].get(case, "not collected")
+            if reference != "passed" or outcome == "skipped":
+                self.others[f"{reference} with DGL" if reference != "passed" else "skipped"] += 1
+            elif ours["absent"].get(case):
+                self.others["asks for names that are absent"] += 1
+                self.absent.update(ours["absent"][case])
+            elif outcome == "passed":
+                self.passed.append(case)
+            else:
+                self.failed[case] = ours["texts"].get(case, outcome)
+
+    def summary(self):
+        concerned = len(self.passed) + len(self.failed)
+        lines = [f"names of dgl: {concerned} cases concerned, {len(self.passed)} passed"]
+        lines += [f"    {case}: {text}" for case, text in self.failed.items()]
+        lines += [f"  {n} cases not concerned: {why}" for why, n in self.others.most_common()]
+        names = sorted(name for name in self.absent if name.replace(".", "").replace("_", "").isalnum())
+        return "\n".join([*lines, f"  absent names: {', '.join(names)}"])
+
+
+def run(root, expression):
+    """The tests of a clone's names; raises FileNotFoundError and RuntimeError where they cannot run."""
+    if not (root / TESTS[0]).is_dir():
+        raise FileNotFoundError(f"--dgl-names: expected {root / TESTS[0]} in a clone of the repository")
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for layers in ("dgl", "dfgnn"):
+            out = Path(folder) / f"{layers}.json"
+            subprocess.run([sys.executable, __file__, layers, str(root), str(out), expression], check=False)
+            if not out.is_file():
+                raise RuntimeError(f"--dgl-names: expected tests that end, those with {layers} did not")
+            found.append(json.loads(out.read_text()))
+    if not found[1]["outcomes"]:
+        raise RuntimeError("--dgl-names: expected tests that can be collected, found none")
+    return Names(*found)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[5] if len(sys.argv) > 5 else "")
+    main(*sys.argv[1:])

@@ -165,6 +165,7 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
         dfgnn::kPairScores, dfgnn::kPairSums, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kByIndex) m.def(schema);
+  for (const char* schema : dfgnn::kBlocks) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
   m.def(dfgnn::layer_schema().c_str());

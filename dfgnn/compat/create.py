@@ -97,8 +97,8 @@ def from_networkx(
     nx_graph: Any, node_attrs: Sequence[str] | None = None, edge_attrs: Sequence[str] | None = None,
     edge_id_attr_name: str | None = None, idtype: Any = None, device: Any = None,
 ) -> DGLGraph:  # fmt: skip
-    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes have numbers
-    in the order of their sorted labels; edges in networkx' order, or by their attribute
+    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes are in the
+    order of their sorted labels; edges in networkx' order, or by their attribute
     ``edge_id_attr_name``. node_attrs, edge_attrs: attributes that become features, edge_attrs of directed
     graphs alone."""
     where = "dgl.from_networkx"

@@ -162,8 +162,8 @@ class Passing:
     def update_all(
         self: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
     ) -> None:
-        """Set features of the destinations from their edges' messages. Without etype built-in functions reduce
-        over the edges of all relations."""
+        """Set features of the destinations from their edges' messages. Built-in functions reduce, without
+        etype, over the edges of all relations."""
         if etype is None and len(self._graphs) > 1:
             self._update_by_all_relations(message_func, reduce_func, apply_node_func)
             return

@@ -22,12 +22,17 @@ def backend(
     graph_module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
+    return internals.compile_fx(told(graph_module), example_inputs, mode, options)
+
+
+def told(graph_module: GraphModule) -> GraphModule:
+    """The rewritten graph, when it was told what was found."""
     made, report = rewritten(graph_module)
     for found in report.found:
         (_log.info if found.form else _log.warning)("%s", found)
     for listen in listeners:
         listen(report)
-    return internals.compile_fx(made, example_inputs, mode, options)
+    return made
 
 
 def compile(

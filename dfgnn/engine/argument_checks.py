@@ -35,8 +35,9 @@ class Checker:
             )
         self.dtype = features.dtype
         self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
+        #: The graph, or for features on the device meta what stands for it.
+        self.graph = graph = _edges.on_meta(graph, features)
         self.device = graph.device
-        self.graph = graph
 
     def error(self, kind, argument: str, expected: str, got) -> Exception:
         return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
@@ -153,7 +154,7 @@ def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors as the device's kernels need them. CUDA kernels load 16 bytes at a time and take one head
     size: heads are padded with zero columns."""
     kind = check.device.type
-    if kind == "cpu":
+    if kind in ("cpu", "meta"):
         return tensors
     if kind != "cuda":
         raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)

@@ -31,10 +31,11 @@ __all__ = ["EdgeList", "is_traced"]
 
 
 def is_traced(edge_index: Any) -> bool:
-    """Whether a compiler or a FakeTensorMode is at work on a dense ``edge_index``."""
-    if not torch.compiler.is_compiling() and type(edge_index) is not internals.FakeTensor:
-        return False
+    """Whether a dense ``edge_index`` has no values: a compiler or a FakeTensorMode is at work on it, or it is
+    on the device meta."""
     is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    if not (torch.compiler.is_compiling() or type(edge_index) is internals.FakeTensor):
+        return is_dense and edge_index.is_meta
     return is_dense and not hasattr(edge_index, "sparse_size")  # which torch_geometric's EdgeIndex has
 
 
@@ -109,7 +110,11 @@ class EdgeList:
     def _appended(self) -> tuple[Tensor, Tensor]:
         if self._with_loops is None:
             edge_index = self.given
-            others = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
+            if edge_index.is_meta and not torch.compiler.is_compiling():
+                # How many edges are loops is not known there: none, so that edge tensors have the most rows.
+                others = torch.arange(edge_index.shape[1], device=edge_index.device)
+            else:
+                others = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
             num_loops = smaller(self.num_src, self.num_dst)
             loops = torch.arange(num_loops, dtype=edge_index.dtype, device=self.device)
             appended = torch.cat([edge_index.index_select(1, others), loops.expand(2, -1)], dim=1)
@@ -128,7 +133,7 @@ def of_types(graph: Graph, types: Tensor, num_types: int) -> EdgeList:
     types: integers ``[E]`` in the user's edge order.
     """
     num_src = num_types * graph.num_src
-    return EdgeList(types, num_src, graph.num_dst, False, graph._number, graph.num_edges, graph.device)
+    return EdgeList(types, num_src, graph.num_dst, False, graph._number, graph.num_edges, types.device)
 
 
 def by_edges(edges: EdgeList) -> EdgeList:
@@ -145,8 +150,8 @@ def by_edges(edges: EdgeList) -> EdgeList:
 
 def _from_edges(edge_index: Tensor) -> Tensor:
     """[2, E], from each edge to its destination."""
-    dst = edge_index[1]
-    return torch.stack([torch.arange(len(dst), dtype=dst.dtype, device=dst.device), dst])
+    dst = edge_index[1]  # len(dst) would make an exporter take the number of edges for a constant
+    return torch.stack([torch.arange(dst.shape[0], dtype=dst.dtype, device=dst.device), dst])
 
 
 def for_compiler(graph: Any) -> Any:
@@ -156,6 +161,15 @@ def for_compiler(graph: Any) -> Any:
         return graph
     sizes = graph.num_src, graph.num_dst
     return EdgeList(None, *sizes, False, graph._number, graph.num_edges, graph.device)
+
+
+def on_meta(graph: Any, features: Tensor) -> Any:
+    """A Graph as a traced graph on the device meta if the features are there, so that operators give shapes;
+    anything else as it is."""
+    if not features.is_meta or not isinstance(graph, Graph):
+        return graph
+    sizes = graph.num_src, graph.num_dst
+    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, torch.device("meta"))
 
 
 def smaller(a: int, b: int) -> int:

@@ -63,7 +63,7 @@ class _Mapped(Rule):
 
 def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: Any) -> Tensor:
     """The map's result. graph: a Graph, an EdgeList or, in gradients, a Traced."""
-    graph = compiler_graph.for_compiler(graph)
+    graph = compiler_graph.on_meta(compiler_graph.for_compiler(graph), tensors[0])
     in_onnx = internals.exports_onnx()
     if isinstance(graph, (EdgeList, Traced)) and not in_onnx:
         traced = graph if isinstance(graph, Traced) else as_traced(graph)

@@ -72,7 +72,8 @@ _ROWS = define(
 def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
     """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
     out of each."""
-    if isinstance(graph, Graph) and not torch.compiler.is_compiling() and not internals.exports_onnx():
+    recorded = torch.compiler.is_compiling() or internals.exports_onnx() or rows.is_meta
+    if isinstance(graph, Graph) and not recorded:
         return _sum(graph, rows, reverse)  # whose functions are differentiable, so that no rule is needed
     return apply(_SUM, graph, (rows,), reverse)
 

@@ -70,6 +70,7 @@ class _Surroundings:
         self.autocast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in dict.fromkeys(("cpu", device.type))
+            if kind != "meta"  # which has no autocast
         ]
 
     def _states(self):

@@ -117,6 +117,8 @@ def _run_parts(inputs: AttentionInputs) -> Results:
 
 def _not_eager(inputs: AttentionInputs) -> str | None:
     value = inputs.tensors.value
+    if value.is_meta:
+        return "the features are on the device meta, where there are only shapes"
     return None if eager.is_eager(value) else eager.why_not_eager(value)
 
 

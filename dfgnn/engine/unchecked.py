@@ -55,6 +55,8 @@ def attention(
     dtype, (_, heads, dim) = value.dtype, value.shape
     if dtype not in _ACC or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
         return None
+    if value.is_meta:  # without a kernel that would refuse it
+        return None
     acc, train, additive = _ACC[dtype], torch.is_grad_enabled(), score == "additive"
     backward = train and value.requires_grad
     for x in (src, dst, attn):

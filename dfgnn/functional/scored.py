@@ -98,6 +98,7 @@ def score_attention(
             _refuse_unknown_sizes(graph, value, value_at)
         graph = graph_of(name, graph, size, value)
     check = Checker(name, graph, "value", value)
+    graph = check.graph
     at_edges = _at_edges(check, graph, value, value_at)
     rows = graph.num_edges if at_edges else graph.num_src
     check.tensor("value", value, [(rows, None, None)])

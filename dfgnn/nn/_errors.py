@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..runtime.eager import in_autocast
 from ._terms import plain_linear
 
 
@@ -119,7 +120,7 @@ def check_takes(layer: nn.Module, name: str, weight: Tensor, x: Tensor) -> None:
         )
     if x.device != weight.device:
         raise ValueError(f"{where} device {weight.device}, where the layer's parameters are, got {x.device}")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and not in_autocast(x):
         raise TypeError(
             f"{where} {weight.dtype}, as the layer's parameters, got {x.dtype}; convert one of them, with "
             f"{name}.to({weight.dtype}) or layer.to({x.dtype})"

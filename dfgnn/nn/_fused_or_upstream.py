@@ -27,6 +27,8 @@ from ._upstream import Called, upstream
 # ---- the warning ------------------------------------------------------------------------------------------
 
 _warned: set[tuple[type, str]] = set()
+#: Functions that are called with the class of each new entry of `warned`.
+noticed: list[Callable[[type], None]] = []
 
 
 class FallbackWarning(UserWarning):
@@ -41,6 +43,8 @@ def warn(cls: type, library: str, reason: str, stacklevel: int = 6) -> None:
         paths.recorder.took("upstream", cls.__name__)
     if (cls, reason) not in _warned:
         _warned.add((cls, reason))
+        for notice in noticed:
+            notice(cls)
         warnings.warn(
             f"{cls.__module__}.{cls.__qualname__} runs {library}'s own forward: {reason}",
             FallbackWarning,

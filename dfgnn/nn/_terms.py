@@ -7,11 +7,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ..runtime import torch_internals as internals
+from ..runtime.eager import in_autocast
 from ._upstream import is_from
 
-__all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_untouched", "plain_linear"]
+__all__ = [
+    "LINEAR",
+    "all_hooked",
+    "folded_terms",
+    "folds",
+    "is_lazy",
+    "is_plain",
+    "is_untouched",
+    "plain_linear",
+]
 
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
 all_hooked = internals.has_any_global_hook
@@ -59,6 +70,11 @@ def is_plain(linear: nn.Module) -> bool:
     return plain is not None and plain[1] is None
 
 
+def is_lazy(linear: Any) -> bool:
+    """Whether this module has no weight yet, but makes it at its first call."""
+    return isinstance(getattr(linear, "weight", None), UninitializedParameter)
+
+
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
     caller must check `all_hooked` itself."""
@@ -93,7 +109,7 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
 
 def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the type in which autocast would multiply them; as they are where it is off."""
-    if torch.is_autocast_enabled(x.device.type):
+    if in_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         # float64 stays as it is, because autocast does not cast it.
         x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
@@ -107,7 +123,7 @@ def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     # that sum is one kernel, while folding takes six more matrix products, those of the gradients included.
     if torch.compiler.is_compiling():
         return False
-    return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)
+    return is_plain(linear) and x.shape[-1] <= 2 * width and not in_autocast(x)
 
 
 def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

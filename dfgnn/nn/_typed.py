@@ -112,7 +112,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     tensor. Raises as :func:`groups_of`.
     """
     check_types(etype, name, graph.num_edges)
-    if is_recorded():
+    if is_recorded(etype):
         typed: Any = of_types(graph, etype, num_types)
         return Relations(typed, Pairs(None, typed.num_src))
     return _occurring_relations(graph, etype, num_types, name)
@@ -138,7 +138,7 @@ def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str)
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types; outside compilers as int64 and the same tensor every time, so that
     `groups_of` finds its groups in the cache."""
-    if is_recorded():
+    if is_recorded(types):
         return types if count == len(types) else types[:count]
     return _same_first_types(types, count)
 
@@ -274,8 +274,11 @@ def _take(x: Tensor, rows: Rows) -> Tensor:
 # The types' values are not known then. The operators group the rows by type when they run, as eager calls do.
 
 
-def is_recorded() -> bool:
-    """Whether torch.compile records. An exporter has the types' values, as it has a graph's."""
+def is_recorded(types: Tensor | None = None) -> bool:
+    """Whether torch.compile records, or these types are on the device meta: they have no values. An exporter
+    has the types' values, as it has a graph's."""
+    if types is not None and types.is_meta:
+        return True
     return torch.compiler.is_dynamo_compiling() and not is_exporting()
 
 
@@ -330,7 +333,7 @@ def typed_linear(x: Tensor, weight: Tensor, types: Tensor, name: str) -> Tensor:
 
     x: ``[N, S, D_in]``.  weight: ``[T, D_in, D_out]``.  Raises as :func:`groups_of`, which gets ``name``.
     """
-    if is_recorded():
+    if is_recorded(types):
         x, weight = under_autocast(x, weight)
         return torch.stack([_matmul(part, weight, types) for part in x.unbind(1)], 1)
     groups = groups_of(types, len(weight), name)

@@ -34,7 +34,7 @@ from ..runtime.arguments import (
     LayerTensors,
     needs_rows,
 )
-from ..runtime.eager import is_eager, runs_eagerly
+from ..runtime.eager import in_autocast, is_eager, runs_eagerly
 from ._terms import all_hooked, plain_linear
 from .whole import gated
 from .whole.spec import LayerSpec, spelled
@@ -279,7 +279,7 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
     if type(graph) is not Graph or not runs_eagerly(x) or x.dim() != 2 or x.layout is not torch.strided:
         return _TENSORS
     dtype, autocast = x.dtype, False
-    if torch.is_autocast_enabled(x.device.type):
+    if in_autocast(x):
         if score == "gate":
             return _AUTOCAST
         attr = None if of_edges is None or additive else of_edges[0]
@@ -381,7 +381,7 @@ def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.
     weight = plain[0]
     if attr.shape[1] != weight.shape[1] or not _are_plain(x, (weight,), dtypes):
         return None
-    if torch.is_autocast_enabled(x.device.type) and attr.is_floating_point():
+    if in_autocast(x) and attr.is_floating_point():
         attr = attr.to(weight.dtype)
     if not attr.dtype == weight.dtype == attn.dtype or attr.device != x.device:
         return None
@@ -397,7 +397,7 @@ def _projected_edges(
     if plain is None or not is_eager(attr):
         return None
     weight, bias = plain
-    is_cast = attr.dtype in _CAST_BY_AUTOCAST and torch.is_autocast_enabled(x.device.type)
+    is_cast = attr.dtype in _CAST_BY_AUTOCAST and in_autocast(x)
     if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
     if not (

@@ -17,6 +17,7 @@ from torch import nn
 from ..compiling import backend
 from ..compiling.backend import listeners
 from ..compiling.report import Report
+from ..runtime import torch_internals as internals
 from .layers import shown
 
 _WORDS = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|propagate\(|update_all")
@@ -41,6 +42,8 @@ class Compiled:
             construct(module, *args, **kwargs)
             counted(module)
 
+        # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
+        internals.let_dynamo_record_numbers()
         nn.Module.__init__ = __init__  # type: ignore[method-assign, assignment]
         listeners.append(self.reports.append)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +27,16 @@ def transformed(*tensors: Tensor | None) -> bool:
         forward_ad._current_level >= 0
         and any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
     )
+
+
+def in_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x. The device meta has none, and torch raises for it."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context without autocast on the device of x."""
+    return torch.autocast(x.device.type, enabled=False) if in_autocast(x) else nullcontext()
 
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)

@@ -40,9 +40,6 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 function_apply = torch._C._FunctionBase.__dict__["apply"]
 # F.linear would replace it, if it did not first look for overrides of Tensor in Python.
 linear = torch._C._nn.linear
-# F.scaled_dot_product_attention would replace them, if it had second derivatives on the CPU.
-flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # torch.sparse.mm(reduce=) would replace it, if it returned which element of a row is the extreme.
 extremes_of_neighbours = torch.ops.aten._sparse_mm_reduce_impl.default
 
@@ -64,6 +61,15 @@ _GLOBAL_HOOKS = tuple(
     )
 )
 has_any_global_hook = functools.partial(any, _GLOBAL_HOOKS)
+
+
+def meta_counts_all() -> Any:
+    """A context in which `nonzero` of a tensor on meta has the shape that it has if no element is 0. A public
+    option would replace it."""
+    from torch.fx.experimental import _config  # slow to import, and of use on meta alone
+
+    return _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+
 
 # ---- which mode is active, asked at every call. One public question for "plain eager" would replace these.
 transforms_active = torch._C._are_functorch_transforms_active
@@ -150,6 +156,11 @@ def compiling() -> Any:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def let_dynamo_record_numbers() -> None:
+    """Let Dynamo record ``int(tensor)`` as a symbol in place of ending its graph there."""
+    torch._dynamo.config.capture_scalar_outputs = True
 
 
 def graph_break(reason: str) -> None:

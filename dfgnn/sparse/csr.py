@@ -114,6 +114,11 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
         expected = ", ".join("*" if want is None else str(want) for want in shape)
         way = f"; transpose it with {name}.t()" if shape == (2, None) and value.shape[1:] == (2,) else ""
         raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}{way}")
+    if value.is_meta:
+        raise ValueError(
+            f"{where}: {name}: expected values, got a tensor on meta, which has none; for shapes alone give "
+            "functions and layers the edge_index itself, or features on meta and a Graph that has values"
+        )
     return value
 
 

@@ -3,13 +3,16 @@
 import pytest
 import torch
 from comparing import check, gradients, rewriting
+from covering import exhaustive
 from torch._dynamo.testing import CompileCounter
 from written import cases, inputs
 
 SIZES = (7, 7, 25), (12, 12, 40), (30, 30, 33)  # sources, destinations, edges
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[exhaustive] * case.more) for case in cases()]
+)
 def test_written(case):
     """Static shapes, then symbolic ones, then another size of these, in float64, with derivatives of first
     and second order."""

@@ -110,8 +110,8 @@ class HeteroGraphConv(nn.Module):
         raise KeyError(f"HeteroGraphConv: mods: expected a module of {relation}, got {list(self.mods)}")
 
     def forward(self, g: Any, inputs: Any, mod_args: Any = None, mod_kwargs: Any = None) -> dict[str, Any]:
-        """inputs: features by type, or a pair of such for sources and destinations. Relations whose nodes have
-        no features are left out."""
+        """inputs: features by type, or a pair of such for sources and destinations. Relations of nodes
+        without features are left out."""
         if isinstance(inputs, tuple) or g.is_block:
             src, dst = expand_as_pair(inputs, g) if isinstance(inputs, tuple) else (
                 inputs, {k: v[: g.num_dst_nodes(k)] for k, v in inputs.items() if k in g.dsttypes}

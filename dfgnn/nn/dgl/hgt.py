@@ -151,7 +151,7 @@ class HGTConv(FusedLayer):
             raise ValueError(f"HGTConv: x: expected shape {expected}, got {list(x.shape)}")
         check_takes(self, "x", self.linear_k.W, x)
         check_types(ntype, "HGTConv: ntype", fused.num_src)
-        if not is_recorded():
+        if not is_recorded(ntype):
             groups_of(ntype, self.linear_k.num_types, "HGTConv: ntype")
         # [num_etypes, H]. The priors mu and 1 / sqrt(D) are multiplied into the maps A of the keys.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)

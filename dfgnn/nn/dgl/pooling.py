@@ -84,7 +84,7 @@ class GlobalAttentionPooling(FusedLayer):
 def _sizes(graph: Any, feat: Tensor) -> Tensor:
     """The number of nodes of each graph."""
     if isinstance(graph, Graph):
-        sizes = torch.tensor([graph.num_nodes], device=feat.device)
+        sizes = torch.tensor([graph.num_nodes], device=graph.device)
     elif hasattr(graph, "batch_num_nodes"):
         sizes = graph.batch_num_nodes()
     else:

@@ -84,6 +84,8 @@ class FusedAggregation:
             reason = "the groups are not known while a compiler records"
         elif FakeTensor in (type(x), type(index), type(ptr)):
             reason = "fake tensors do not tell the groups"
+        elif x.is_meta:
+            reason = "the groups are not known on the device meta"
         elif any_batched((index, ptr)):
             reason = "torch.func.vmap gives each sample groups of its own"
         if reason is not None and not torch.compiler.is_compiling():

@@ -9,6 +9,8 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
+from ...runtime.compiling import is_exporting
+from ...runtime.eager import in_autocast, without_autocast
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..fused import is_first_rows
@@ -82,6 +84,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
+        if edge_attr is not None and not is_exporting() and len(edge_attr) == 0:
+            edge_attr = None  # as in torch_geometric: the projection's gradient is then None, and not zero
         is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
         shared = is_square and self.lin is not None
         out = seed = None
@@ -139,7 +143,9 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         check_fits(self, "edge_attr", lin, edge_attr)
         if not is_plain(lin):
             return (self._heads(lin(edge_attr)) * self.att_edge).sum(-1)
-        device = edge_attr.device.type
-        autocast = torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False):
-            return folded_terms(lin, edge_attr.to(lin.weight) if autocast else edge_attr, self.att_edge)[0]
+        if not in_autocast(edge_attr):
+            return folded_terms(lin, edge_attr, self.att_edge)[0]
+        with without_autocast(edge_attr):
+            term = folded_terms(lin, edge_attr.to(lin.weight), self.att_edge)[0]
+        # Parameters in 16 bits may be of the other type than autocast's.
+        return term.to(torch.promote_types(term.dtype, torch.float32))

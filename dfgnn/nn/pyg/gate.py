@@ -68,7 +68,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
         graph, _ = graph_of(self, edge_index, x, x)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x.dtype)
         if attr is None:
             raise ValueError("GATEConv: edge_attr: expected [E, edge_dim], got None")
         check_fits(self, "x", self.lin2, x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch_geometric.nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
@@ -67,11 +67,15 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         """
         x_src, x_dst = ends(self, x)
         if is_batch(x):
+            if self.training and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules()):
+                what = "[N, F] in training, where a batch norm counts the rows of one set"
+                raise wrong_argument(self, "x", what, "[B, N, F]", NotImplementedError)
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
         if hasattr(self, "lin_src"):
             x_src = projected(self, "x", self.lin_src, x_src)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        joins = None if hasattr(self, "lin_edge") else x_src.dtype
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=joins)
         if attr is None:
             message = x_src.relu() + self.eps
         else:

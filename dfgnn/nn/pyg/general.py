@@ -128,6 +128,6 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             sums = sum_of_features(graph, attention, attr.to(feat.dtype))
             out = out + (sums.transpose(0, 1) @ weight.transpose(0, 1)).transpose(0, 1)
         if constant is not None:
-            has_edges = (graph.in_degrees() > 0).to(out.dtype).view(-1, 1, 1)
+            has_edges = (graph.in_degrees() > 0).to(out).view(-1, 1, 1)
             out = out + has_edges * constant
         return out

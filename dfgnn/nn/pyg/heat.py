@@ -117,6 +117,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
     def _of_node_types(self, x: Tensor, types: Tensor) -> Tensor:
         """`hetero_lin`, whose own gradient of the bias, that of bias[types], loses sums in 16 bits."""
         lin = self.hetero_lin
+        if x.is_meta:  # the module reads the types; the map of one type has the shape
+            return F.linear(x, lin.weight[0].t(), None if lin.bias is None else lin.bias[0])
         plain = type(lin) is HeteroLinear and lin.bias is not None and is_untouched(lin)
         if not (plain and x.dtype in HALF and x.dtype == lin.weight.dtype):
             return lin(x, types)
@@ -127,7 +129,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         """Raise for types that do not exist: `hetero_lin` would write out of bounds."""
         check_types(node_type, "HEATConv: node_type", len(x))
         check_types(edge_type, "HEATConv: edge_type", num_edges)
-        if is_recorded():
+        if is_recorded(node_type):
             return
         groups_of(node_type, self.hetero_lin.num_types, "HEATConv: node_type")
         groups_of(edge_type, self.edge_type_emb.num_embeddings, "HEATConv: edge_type")

@@ -89,7 +89,9 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         dst_types = [t for t in kqv_dict if t in self.dst_node_types]
         joined = join(edge_index_dict, sizes, {t: sizes[t] for t in dst_types})
         key, value = self._keys_and_values(kqv_dict, edge_index_dict, joined.rows)
-        query = torch.cat([kqv_dict[t][1] for t in dst_types])
+        # No row of the other types is a query. They are among them so that the gradients of a type without
+        # edges are zero, as in torch_geometric, and not None, for which optimizers keep their state.
+        query = torch.cat([kqv[1] if t in dst_types else kqv[1][:0] for t, kqv in kqv_dict.items()])
         out = self.attention(joined.graph, query, key, value, scale=1 / math.sqrt(query.shape[-1]))
         outs = out.flatten(1).split([sizes[t] for t in dst_types])
         out_dict = self.out_lin({t: F.gelu(out) for t, out in zip(dst_types, outs)})

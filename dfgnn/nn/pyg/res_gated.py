@@ -79,7 +79,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
         if isinstance(edge_index, GraphPart):
             raise wrong_argument(self, "edge_index", "a whole graph", edge_index.kind, NotImplementedError)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x_src.dtype)
         if (attr is None) != (self.edge_dim is None):
             wanted = "None in a layer without edge_dim" if attr is not None else "a tensor [E, edge_dim]"
             got = "None" if attr is None else "a tensor"

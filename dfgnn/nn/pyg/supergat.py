@@ -88,7 +88,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
             out = self.attention(graph, feat, *terms, edge_gate=logits.sigmoid(), **options)
         else:
             out = self.dot_attention(graph, feat, feat, feat, scale=self._scale, **options)
-        if self.training:
+        if self.training and not x.is_meta:  # samples depend on values
             self._keep_logits(feat, graph, logits, negatives, batch)
         return self._merged(out, bias)
 

@@ -19,7 +19,7 @@ from ...engine.inputs import AttentionInputs
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ...runtime.compiling import is_exporting
-from .._terms import plain_linear
+from .._terms import is_lazy, plain_linear
 from .padding import LOAD
 from .spec import LayerSpec, spelled
 
@@ -112,10 +112,13 @@ def _records_edges(spec: LayerSpec, size: int, device: str) -> bool:
 
 def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Tensor | None:
     """The layer's result [num_dst, H * D]; None where it is to be recorded operation by operation."""
-    size = None if spec.score == "gate" else _size(spec)
+    linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
+    # A lazy module has no size yet, and the layer calls such modules in torch_geometric's order.
+    if spec.score == "gate" or is_lazy(spec.skip) or any(map(is_lazy, linears)):
+        return None
+    size = _size(spec)
     if size is None:
         return None
-    linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
     edges, rows = _traced_graph(graph, x), _rows(spec.heads, size, x, linears)
     if edges is None or rows is None or not _records_edges(spec, size, x.device.type):
         return None

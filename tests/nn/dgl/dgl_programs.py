@@ -92,10 +92,11 @@ class Program:
             )
         for relation in g.canonical_etypes:
             part = g[relation]
-            self.see(relation, g.edges(etype=relation, form="all"), g.batch_num_edges(relation), part.num_src_nodes(),
+            self.see(relation, g.edges(etype=relation, form="all"), g.batch_num_edges(relation))
+            self.see(part.num_src_nodes(),
                      part.num_dst_nodes(), dict(sorted(g.edges[relation].data.items())))  # fmt: skip
 
-    # ---- steps ----------------------------------------------------------------------------------------------
+    # ---- steps ----------------------------------------------------------------------------------------
 
     def built_in(self, g, relation, message=None):
         name = message or self.draw.choice(MESSAGES)
@@ -106,8 +107,15 @@ class Program:
         ):
             name = name.replace("dot", "mul")  # DGL's dot does not broadcast the last dimension
         ends = [part for part in name.split("_") if part in FIELDS]
+        if "div" in name and self.has_zeros(g, relation, name[-1]):
+            name = name.replace("div", "sub")  # DGL's max and min leave out NaN
         made = getattr(self.fn, name)(*(FIELDS[end] for end in ends), "m")
         return made, getattr(self.fn, self.draw.choice(REDUCERS))("m", "out")
+
+    @staticmethod
+    def has_zeros(g, relation, end):
+        frames = {"u": g.nodes[relation[0]], "v": g.nodes[relation[2]], "e": g.edges[relation]}
+        return bool((frames[end].data[FIELDS[end]] == 0).any())
 
     def functions(self, g, relation):
         """A message and a reduce function, built-in or in Python."""

@@ -59,3 +59,5 @@ def test_more_programs():
     print(f"seeds {SEED} to {SEED + COUNT - 1}")
     for seed in range(SEED, SEED + COUNT):
         compare(seed)
+        if (seed - SEED) % 500 == 499:
+            print(f"{seed - SEED + 1} programs", flush=True)
