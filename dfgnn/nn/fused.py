@@ -264,7 +264,8 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
     # This runs at every call of a layer, and on a small graph its Python time counts: so the usual questions
     # are asked here, in one frame.
     score, _, value, key, query, skip, of_edges, vectors, bias, *_, wide, _ = spec
-    function, cls = _FUNCTIONS.get(score), type(layer)
+    function = _FUNCTIONS.get(score)
+    cls: type = type(layer)
     if getattr(layer, "attention", function) is not function or not knows_all_of(cls) or all_hooked():
         return _CHANGED
     additive, parameters = score == "additive", []
