@@ -277,7 +277,8 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
     # are asked here, in one frame.
     score, _, value, key, query, skip, of_edges, vectors, bias, *_, wide, _ = spec
     function = _FUNCTIONS.get(score)
-    if getattr(layer, "attention", function) is not function or not knows_all_of(type(layer)) or all_hooked():
+    cls: type = type(layer)
+    if getattr(layer, "attention", function) is not function or not knows_all_of(cls) or all_hooked():
         return _CHANGED
     additive, parameters = score == "additive", []
     for linear in (value, key, query, skip):
