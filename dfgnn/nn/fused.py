@@ -292,7 +292,7 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
     if type(graph) is not Graph or not runs_eagerly(x) or x.dim() != 2 or x.layout is not torch.strided:
         return _TENSORS
     dtype, autocast = x.dtype, False
-    if in_autocast(x):
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):  # not `in_autocast`, a frame
         if score == "gate":
             return _AUTOCAST
         attr = None if of_edges is None or additive else of_edges[0]
