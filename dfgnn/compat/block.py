@@ -107,11 +107,16 @@ def to_block(
     else:
         chosen = _by_type(where, "dst_nodes", g, dst_nodes)
     places = [_places(x, size) for x, size in zip(chosen, g._sizes)]
-    targets = [places[end][x[1]] for x, (_, end) in zip(ends, g._ends)]
+    # As in DGL, relations to a type without destinations are left without edges.
+    eids = [
+        torch.arange(x.shape[1] if len(chosen[end]) else 0, device=g.device)
+        for x, (_, end) in zip(ends, g._ends)
+    ]
+    targets = [places[end][x[1][chosen_edges]] for x, chosen_edges, (_, end) in zip(ends, eids, g._ends)]
     if any(len(x) and int(x.min()) < 0 for x in targets):
         raise DGLError(f"{where}: dst_nodes: expected all nodes that have edges")
     given = None if src_nodes is None else _by_type(where, "src_nodes", g, src_nodes)
-    return renumbered(g, chosen, targets, None, include_dst_in_src, given)
+    return renumbered(g, chosen, targets, eids, include_dst_in_src, given)
 
 
 def _by_type(where: str, name: str, g: DGLGraph, given: Any) -> list[Tensor]:
