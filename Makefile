@@ -4,14 +4,18 @@
 #   ARGS     arguments for pytest or the demo: make test ARGS="-k graph -x"
 #   SECONDS  how long make fuzz lasts
 #   PROCESSES  that share the tests; 0: this one alone, as a debugger needs it
+#   LIMIT    seconds after which the tests are ended, with their stacks; of one test: pyproject.toml
 # The variables of the native build are described in build_native.py, those of pip in pip's manual.
 PYTHON ?= python3
 ARGS ?=
 SECONDS ?= 600
 PROCESSES ?= 2
+LIMIT ?= 7200
 
 VENV := .venv
 RUN := $(VENV)/bin/python
+# ABRT, at which pytest prints the stacks of all threads. In the foreground, so that Ctrl-C and debuggers work.
+PYTEST = timeout --foreground --signal=ABRT --kill-after=60 $(LIMIT) $(RUN) -m pytest
 PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
 # Every score, dtype, lane layout and edge tensor once; not all combinations, which make test runs.
 ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_products.py \
@@ -48,10 +52,10 @@ demo: $(VENV)/.demo build
 	$(RUN) examples/demo_cluster.py $(ARGS)
 
 test: $(VENV)/.test build
-	$(RUN) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
+	$(PYTEST) --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
 
 exhaustive: $(VENV)/.test build
-	DFGNN_EXHAUSTIVE=1 $(RUN) -m pytest --numprocesses=$(PROCESSES) --dist=worksteal -m exhaustive $(ARGS)
+	DFGNN_EXHAUSTIVE=1 $(PYTEST) --numprocesses=$(PROCESSES) --dist=worksteal -m exhaustive $(ARGS)
 
 mutants: $(VENV)/.test
 	$(RUN) scripts/mutants.py $(ARGS)
@@ -60,7 +64,7 @@ mutants: $(VENV)/.test
 isas: $(VENV)/.test
 	DFGNN_CPU_ISAS=all $(RUN) setup.py --quiet build_native
 	for isa in $$($(RUN) -c "$(LOWER_ISAS)"); do \
-	  DFGNN_CPU_ISA=$$isa $(RUN) -m pytest -q --numprocesses=$(PROCESSES) -m "not gpu" $(ENGINE_TESTS) $(ARGS) || exit 1; \
+	  DFGNN_CPU_ISA=$$isa $(PYTEST) -q --numprocesses=$(PROCESSES) -m "not gpu" $(ENGINE_TESTS) $(ARGS) || exit 1; \
 	done
 
 sanitize: $(VENV)/.test

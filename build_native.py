@@ -59,7 +59,10 @@ LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
 # link with a stub of that soname that has these symbols; at run time torch's own library is already loaded.
 CUDA_SHIMS = [
     "aoti_torch_create_cuda_guard",
+    "aoti_torch_cuda_addmm_out",
+    "aoti_torch_cuda_bmm_out",
     "aoti_torch_cuda_guard_set_index",
+    "aoti_torch_cuda_mm_out",
     "aoti_torch_delete_cuda_guard",
     "aoti_torch_get_current_cuda_stream",
 ]
@@ -281,6 +284,15 @@ def say_what_cuda_takes(jobs: int) -> None:
     )
 
 
+def check_place() -> None:
+    """Objects are made beside the sources, by setuptools too."""
+    if not os.access(ROOT, os.W_OK):
+        raise BuildError(
+            f"{ROOT} cannot be written, and what is compiled goes to its folder build: copy the sources to a "
+            "place of your own, and build there"
+        )
+
+
 def install(library: Path, folder: Path) -> None:
     """Copy to a new file and rename it: processes that have the old library mapped are not affected."""
     target = folder / library.name
@@ -300,6 +312,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     """
     if not sys.platform.startswith("linux"):
         raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")
+    check_place()
     cxx, extra = find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     ninja, libraries = NinjaFile(), []

@@ -32,6 +32,7 @@ class BuildNative(Command):
 
 class BuildPy(build_py):
     def run(self):
+        build_native.check_place()
         if self.editable_mode:
             super().run()
             build_native.build()

@@ -18,6 +18,7 @@ death    processes without a launcher, of which one is killed: how soon the othe
 
 import argparse
 import contextlib
+import gc
 import json
 import math
 import multiprocessing
@@ -478,6 +479,7 @@ def main(argv=None):
         with watch(timeout=30):
             for section in args.sections:
                 result[section] = {"full": full, "molhiv": molhiv, "papers": papers}[section](args, device)
+        gc.collect()  # of the sections' models, whose reducers have to be freed before the group
         dist.destroy_process_group()
     result = {"environment": report.environment(device, args.commit), **result}
     if rank == 0 and args.json:

@@ -5,14 +5,15 @@
 ``reference`` the attention functions in plain PyTorch. ``accelerate`` and ``patch`` bring the layers into
 code that was written for DGL or torch_geometric, ``convert_state_dict`` takes weights from one to the
 other. ``profile`` says where the time of a training step goes, ``explain`` which path a call takes and why
-not a faster one, and ``capture`` replays a step as a CUDA graph.
+not a faster one, and ``capture`` replays a step as a CUDA graph. ``compile`` is ``torch.compile``, with the
+attention that a model's author wrote on our kernels.
 """
 
 from dfgnn import functional, nn, ops, reference, sampling
 from dfgnn.capturing import capture
+from dfgnn.compiling import compile
 from dfgnn.graph import Graph
 from dfgnn.profiling import explain, profile
-from dfgnn.runtime import moved
 from dfgnn.switch import accelerate, convert_state_dict, patch, restore
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __all__ = [
     "Graph",
     "accelerate",
     "capture",
+    "compile",
     "convert_state_dict",
     "explain",
     "functional",
@@ -31,10 +33,3 @@ __all__ = [
     "restore",
     "sampling",
 ]
-
-
-def __getattr__(name: str):
-    return moved.attribute(name)
-
-
-moved.install()

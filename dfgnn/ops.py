@@ -14,11 +14,12 @@ An edge leads from its source u to its destination v. There are
 Features are ``[rows, ...]`` with any number of dimensions, which broadcast as in NumPy; float32, float64,
 float16 or bfloat16, one type in a call. Edge tensors are in the graph's order of edges. A destination
 without edges gets 0 from sum and mean, -inf from max and inf from min, as with ``dgl.ops``. Of equal maxima
-or minima the first has the gradient, as with ``dgl.ops``; on CUDA, and in float16 and bfloat16, they share
-it. ``u_dot_v``,
-``v_dot_u``, sums and means of ``copy_u``, ``u_mul_e``, ``u_div_e``, ``u_add_e`` and ``u_sub_e`` make no
-tensor with a row of features for every edge (:func:`dfgnn.functional.sddmm`,
-:func:`~dfgnn.functional.spmm`), unless it has a few thousand elements or fewer. All operators are
+or minima the first has the gradient; on CUDA, and in float16 and bfloat16, they share it. (DGL 1.1.3 on a CPU
+gives it to the last in float32 with AVX-512, and to the first in float64.) ``u_dot_v``, ``v_dot_u``, sums and
+means of ``copy_u`` and ``u_mul_e`` make no tensor with a row of features for every edge
+(:func:`dfgnn.functional.sddmm`, :func:`~dfgnn.functional.spmm`), unless it has a few thousand elements or
+fewer. Sums and means of float16 and bfloat16 are computed in float32, so that no term is lost, and no mean
+overflows whose sum would. All operators are
 differentiable; sums are deterministic, forward and backward.
 
 Raises TypeError and ValueError for arguments that are not as described.
@@ -36,7 +37,7 @@ from torch import Tensor
 
 from . import functional
 from .engine import by_index
-from .engine.checks import DTYPES
+from .engine.argument_checks import DTYPES
 from .engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
 from .graph import Graph
 
@@ -123,11 +124,14 @@ def gspmm(
         x, y = _alike(_caller, x, y)
     if reduce_op in ("max", "min"):
         return _extreme(graph, op, x, y, reduce_op)
+    if reduce_op == "sum":
+        return _sum(graph, op, x, y)
+    dtype = (y if op == "copy_rhs" else x).dtype  # type: ignore[union-attr]
+    if dtype.itemsize == 2:  # a sum of 16 bits may be inf where the mean is not
+        x, y = (None if z is None else z.float() for z in (x, y))
     out = _sum(graph, op, x, y)
-    if reduce_op == "mean":
-        degree = graph.in_degrees().clamp(min=1).to(out.dtype)
-        out = out / degree.view(-1, *[1] * (out.dim() - 1))
-    return out
+    degree = graph.in_degrees().clamp(min=1).to(out.dtype)
+    return (out / degree.view(-1, *[1] * (out.dim() - 1))).to(dtype)
 
 
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -146,14 +150,15 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
         return _sum_sources(graph, x)
     if op == "copy_rhs":
         return sum_of_edges(graph, y)
-    if op in ("add", "sub"):  # sum (x + y) = sum x + sum y
-        return _BINARY[op](_sum_sources(graph, x), sum_of_edges(graph, y))
     shape = _common_shape(x, y)
     size = math.prod(shape)
     if size == 0:
         return x.new_zeros(graph.num_dst, *shape)
     if _few(graph, size, x):
         return by_index.sums_of_edges(graph, _message(graph, op, x, y, few=True))
+    if op != "mul":
+        # The messages themselves: sum x - sum y would cancel where x - y is small, and 1 / y may overflow.
+        return sum_of_edges(graph, _message(graph, op, x, y))
     # spmm takes a weight per edge and head. So the dimensions in which y has more than one entry become
     # heads, whose weights are y, and the other dimensions become the columns of a head.
     heads = [k for k in range(1, x.dim()) if y.shape[k] != 1]
@@ -164,7 +169,7 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
     weight = y.flatten(1) if y.dim() > 1 else y.unsqueeze(1)
     out = functional.spmm(
         graph,
-        weight if op == "mul" else 1 / weight,
+        weight,
         x.reshape(len(x), weight.shape[1], size // weight.shape[1]),
     ).view(graph.num_dst, *x.shape[1:])
     return out.permute(sorted(range(len(order)), key=order.__getitem__)) if moved else out
@@ -264,21 +269,27 @@ def copy_e(graph: Graph, x: Tensor) -> Tensor:
     return x
 
 
-def edge_softmax(graph: Graph, logits: Tensor, eids: Tensor | None = None, norm_by: str = "dst") -> Tensor:
+def edge_softmax(graph: Graph, logits: Tensor, eids: Any = "__ALL__", norm_by: str = "dst") -> Tensor:
     """Softmax of ``logits [E, ...]`` over the edges into each destination, or with norm_by="src" out of each
-    source; with ``eids`` of these edges only, whose logits are given in that order."""
+    source; with ``eids``, a vector of int32 or int64, of these edges only, whose logits are given in that
+    order."""
     graph = _fused(graph)
     if norm_by not in ("src", "dst"):
         raise ValueError(f"edge_softmax: norm_by: expected 'src' or 'dst', got {norm_by!r}")
     if not isinstance(graph, Graph):
         raise TypeError(f"edge_softmax: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
     graph = graph if norm_by == "dst" else graph.reverse()
-    if eids is None:
+    if eids is None or isinstance(eids, str) and eids == "__ALL__":
         return functional.edge_softmax(graph, logits)
-    if not isinstance(eids, Tensor) or eids.dim() != 1 or len(eids) != len(logits):
-        raise ValueError("edge_softmax: eids: expected a vector, the number of an edge for each of logits")
-    full = logits.new_full((graph.num_edges, *logits.shape[1:]), -math.inf)
-    return functional.edge_softmax(graph, full.index_copy(0, eids.long(), logits)).index_select(0, eids)
+    if not isinstance(eids, Tensor) or eids.dtype not in (torch.int32, torch.int64) or eids.dim() != 1:
+        got = f"{list(eids.shape)}, {eids.dtype}" if isinstance(eids, Tensor) else type(eids).__name__
+        raise ValueError(f"edge_softmax: eids: expected a vector of ids, int32 or int64, got {got}")
+    if len(eids) and (int(eids.min()) < 0 or int(eids.max()) >= graph.num_edges):
+        raise ValueError(f"edge_softmax: eids: expected ids from 0 to {graph.num_edges - 1}, got others")
+    src, dst = graph.edge_index[:, eids.long()]
+    return functional.edge_softmax(
+        Graph.from_coo(src, dst, num_src=graph.num_src, num_dst=graph.num_dst), logits
+    )
 
 
 def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tensor:

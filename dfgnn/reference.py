@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .graph import Graph
 from .runtime.batches import batched
+from .runtime.compiling import sums_of_rows
 
 _MASK32 = 0xFFFFFFFF
 
@@ -52,7 +53,7 @@ def gat_attention(
 ) -> Any:
     """Additive attention of GAT; see :func:`dfgnn.functional.gat_attention`."""
     src, dst = _edge_index(graph)
-    raw = feat.new_zeros(len(src), feat.shape[1]) if alpha_src is None else alpha_src.index_select(0, src)
+    raw = feat.new_zeros(src.shape[0], feat.shape[1]) if alpha_src is None else alpha_src.index_select(0, src)
     if alpha_dst is not None:
         raw = raw + alpha_dst.index_select(0, dst)
     value = feat.index_select(0, src) if edge_feat is None else feat.index_select(0, src) + edge_feat
@@ -80,7 +81,7 @@ def gatv2_attention(
     if edge_feat is not None:
         z = z + edge_feat
     return attend(
-        graph, (attn * F.leaky_relu(z, negative_slope)).sum(-1), x_src.index_select(0, src), **options
+        graph, sums_of_rows(attn * F.leaky_relu(z, negative_slope)), x_src.index_select(0, src), **options
     )
 
 
@@ -125,7 +126,7 @@ def dot_attention(
     if edge_feat_value is not None:
         values = values + _of_heads(edge_feat_value)
     return attend(
-        graph, (query.index_select(0, dst) * keys).sum(-1) * scale, values, negative_slope, **options
+        graph, sums_of_rows(query.index_select(0, dst) * keys) * scale, values, negative_slope, **options
     )
 
 
@@ -184,7 +185,7 @@ def edge_product_attention(
     src, dst = _edge_index(graph)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     products = query.index_select(0, dst) * key.index_select(0, src) * edge_feat * scale
-    raw = products.sum(-1)
+    raw = sums_of_rows(products)
     found = attend(
         graph, raw if clamp is None else raw.clamp(-clamp, clamp), value.index_select(0, src), **options
     )
@@ -279,7 +280,7 @@ def sddmm(
 ) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
-    return (query.index_select(0, dst) * key.index_select(0, src)).sum(-1) * scale
+    return sums_of_rows(query.index_select(0, dst) * key.index_select(0, src)) * scale
 
 
 @batched("feat")
@@ -357,3 +358,36 @@ def _of_heads(feat: Tensor) -> Tensor:
 
 def _per_head(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x[:, None]
+
+
+def block_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    key_offsets: Tensor | None = None,
+    *,
+    key_bias: Tensor | None = None,
+    scale: float | None = None,
+    sink: Tensor | None = None,
+) -> Tensor:
+    """Attention within blocks, a block at a time; see :func:`dfgnn.functional.block_attention`."""
+    scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
+    key_offsets = offsets if key_offsets is None else key_offsets
+    out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    bounds = torch.stack([offsets[:-1], offsets[1:], key_offsets[:-1], key_offsets[1:]], 1).tolist()
+    for row, row_end, first, end in bounds:
+        if row == row_end or first == end:
+            continue
+        score = scale * torch.einsum("ihd,jhd->hij", query[row:row_end], key[first:end])
+        if key_bias is not None:
+            score = score + (
+                key_bias[first:end, None] if key_bias.dim() == 1 else key_bias[first:end]
+            ).T.unsqueeze(1)
+        if sink is not None:
+            score = torch.cat([score, sink.view(-1, 1, 1).expand(*score.shape[:2], 1)], 2)
+        hidden = (score == -math.inf).all(2, keepdim=True)
+        weight = score.masked_fill(hidden, 0).softmax(2).masked_fill(hidden, 0)[..., : end - first]
+        some = torch.einsum("hij,jhd->ihd", weight.to(value.dtype), value[first:end])
+        out = out.index_add(0, torch.arange(row, row_end, device=out.device), some)
+    return out

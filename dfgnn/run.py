@@ -17,6 +17,10 @@ With every ``--impl``, if the process sees one GPU, backward runs in the script'
 PyTorch's thread for the GPU and back takes longer than a small layer. ``--backward-thread`` leaves it in that
 thread.
 
+With ``--compile`` the modules of the script that hold message passing of their own are compiled by
+``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`); the report says which, and what became of their
+attention.
+
 With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
 :mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), also in processes that multiprocessing starts.
 """
@@ -38,6 +42,7 @@ import torch
 
 from .compat import install_as_dgl
 from .running import own
+from .running.compiled import Compiled
 from .running.layers import LIBRARIES, Layers, import_libraries
 from .running.program import NotRunnableError, Program, of_module, of_path
 from .switch import pieces
@@ -64,6 +69,8 @@ def text(report: dict[str, Any]) -> str:
             where = f" in {use['where']}" if use["where"] else ""
             lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
             lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
+    if report["compiled"] is not None:
+        lines += _compiled(report["compiled"])
     lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
@@ -82,6 +89,14 @@ def _rows(report: dict[str, Any], rows: list[dict[str, Any]], indent: str = "") 
         lines.append(f"{indent}  {row['constructed']:5} x {row['layer']}: {kind}")
         lines += [f"{indent}          {note}" for note in notes]
     return lines
+
+
+def _compiled(report: dict[str, Any]) -> list[str]:
+    lines = [f"  {count:5} x {name}: compiled" for name, count in report["modules"].items()]
+    for found in report["attention"]:
+        what = found["form"] or f"as it was: {found['reason']}"
+        lines.append(f"          {found['file']}:{found['line']}: {what}")
+    return lines or ["  --compile: no module has message passing of its own"]
 
 
 def _of_children(layers: Layers) -> list[dict[str, Any]]:
@@ -113,6 +128,7 @@ class _Run:
     def __init__(self, args: argparse.Namespace, layers: Layers, not_patched: dict[str, str]):
         self.args, self.layers, self.not_patched = args, layers, not_patched
         self.in_calling_thread = _backward_in_calling_thread(args)
+        self.compiled = Compiled(layers.started) if args.compile else None
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
         # Absolute, because the script may chdir. All of torchrun's processes get it; only the first writes.
@@ -125,6 +141,8 @@ class _Run:
         if self.in_calling_thread:
             torch.autograd.set_multithreading_enabled(False)
         self.layers.install()
+        if self.compiled is not None:
+            self.compiled.install()
         self.served_before = pieces.served.copy()
         self.begin = time.perf_counter()
         try:
@@ -163,9 +181,12 @@ class _Run:
             "programs": self.layers.programs, "not_patched": self.not_patched,
             "served": dict(pieces.served - self.served_before),
             "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
+            "compiled": None if self.compiled is None else self.compiled.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
         }  # fmt: skip
+        if self.compiled is not None:
+            self.compiled.remove()
         self.layers.remove()
         self._say(text(report))
         if self.json is not None:
@@ -193,6 +214,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--backward-thread", action="store_true", help="leave backward to PyTorch's thread for the GPU"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile modules with message passing of their own"
     )
     parser.add_argument("--as-dgl", action="store_true", help="dgl is dfgnn's, for scripts that import it")
     parser.add_argument("--force", action="store_true", help="with --as-dgl: also where DGL is installed")

@@ -15,6 +15,7 @@ every epoch, and --resume goes on from the last one, to the result of an uninter
 and accuracy of each epoch. On GPUs (NCCL) where there are any, else on the CPU (gloo).
 """
 
+import gc
 import math
 import os
 
@@ -232,6 +233,9 @@ def main(argv=None):
     with interruptible(how), watch(), torch.autograd.set_multithreading_enabled(False):
         loss = train(args, device)
     if started:
+        # DistributedDataParallel's reducer has to be freed before the group (docs/guide/several_gpus.md). The
+        # model was local to `train`, but is part of reference cycles.
+        gc.collect()
         dist.destroy_process_group()
     return loss
 

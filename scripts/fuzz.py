@@ -30,6 +30,8 @@ def main():
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "long"}
     while time.monotonic() < end:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        # One test is a minute or so of examples on an idle machine, without a bound on a busy one.
+        command += ["--override-ini=faulthandler_timeout=3600"]
         command += [*map(str, tests), f"--hypothesis-seed={seed}", *rest]
         status = subprocess.run(command, cwd=ROOT, env=environment).returncode
         rounds += 1

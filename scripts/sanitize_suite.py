@@ -17,9 +17,10 @@ from functools import wraps
 import torch
 
 from dfgnn import Graph, functional
-from dfgnn.nn.whole.attention import attention_layer
-from dfgnn.nn.whole.spec import LayerSpec, LayerTensors
+from dfgnn.nn.fused import computed
+from dfgnn.nn.whole.spec import LayerSpec
 from dfgnn.plan import ROW_SCHEDULES
+from dfgnn.runtime.arguments import LayerTensors
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 HEADS = (1, 3, 8)
@@ -239,9 +240,10 @@ def layers(graph, heads, dim, dtype):
     weights = [torch.randn(size).to(graph.device, dtype).requires_grad_() for size in sizes]
     weight, attn_src, attn_dst, bias = weights
     seed = torch.randint(2**62, (1,), device=graph.device)
-    t = LayerTensors(x, None, weight, attn=attn_src, attn_dst=attn_dst, out_bias=bias, seed=seed)
+    given = dict(x=x, value_weight=weight, attn=attn_src, attn_dst=attn_dst, out_bias=bias, seed=seed)
+    t = LayerTensors(**{name: given.get(name) for name in LayerTensors._fields})
     spec = LayerSpec("additive", heads, None, negative_slope=0.2, dropout_p=0.3)
-    out = attention_layer(spec, graph, t, dtype)
+    out = computed(spec, graph, t, dtype)
     for result in (out, *torch.autograd.grad(out.mean(), (x, *weights))):
         assert result.detach().cpu().isfinite().all(), (heads, dim, dtype)
 

@@ -2,6 +2,7 @@ import contextlib
 import gc
 import logging
 import os
+import weakref
 
 import pytest
 import torch
@@ -76,6 +77,36 @@ def _freeze():
     """Freezes also the objects that earlier test files and compilers have left."""
     gc.collect(1)
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _reducers_go_first():
+    """No DistributedDataParallel outlives the process group. Else its reducer would be the last to hold the
+    group: freeing it joins gloo's threads while it holds the GIL, for which one of these threads may wait."""
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    made, construct, destroy = weakref.WeakSet(), DDP.__init__, distributed.destroy_process_group
+
+    def constructed(module, *args, **kwargs):
+        made.add(module)
+        construct(module, *args, **kwargs)
+
+    def destroyed(group=None):
+        alive = len(made)
+        if alive:
+            gc.collect()
+            gone = alive - len(made)
+            pytest.fail(
+                f"{alive} DistributedDataParallel outlive their process group, {gone} of them in reference "
+                "cycles: drop them and call gc.collect() before destroy_process_group()"
+            )
+        destroy(group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DDP, "__init__", constructed)
+        patch.setattr(distributed, "destroy_process_group", destroyed)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -53,6 +53,14 @@ class Records:
         self.results["cases"] = [*others, record]
         self.write()
 
+    def of(self, case: dict[str, Any]) -> dict[str, Any]:
+        """What was measured of the case."""
+        return next(found for found in self.results["cases"] if key(found) == key(case))
+
+    def remove(self, case: dict[str, Any]) -> None:
+        self.results["cases"] = [found for found in self.results["cases"] if key(found) != key(case)]
+        self.write()
+
     def write(self) -> None:
         """Whole or not at all: a run that is stopped leaves the file of the case before."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,6 +89,21 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(results, dict) or results.get("schema") != SCHEMA:
         raise ValueError(f"{path}: expected results of scoreboard.py, schema {SCHEMA}")
     return results
+
+
+def differences(before: dict[str, Any], after: dict[str, Any], tolerance: float = 0.05) -> list[str]:
+    """The contestants of a case whose medians differ between two measurements by more than this share of the
+    smaller one, in words; and those that one of them lacks."""
+    second = {(c["library"], c["way"], c["dtype"]): median(c) for c in after.get("contestants", [])}
+    found = []
+    for contestant in before["contestants"]:
+        name = contestant["library"], contestant["way"], contestant["dtype"]
+        a, b = median(contestant), second.get(name)
+        if a is None and b is None:
+            continue
+        if a is None or b is None or abs(a - b) > tolerance * min(a, b):
+            found.append(f"{' '.join(name)}: {a} ms, then {b} ms")
+    return found
 
 
 def median(contestant: dict[str, Any]) -> float | None:

@@ -6,6 +6,11 @@
 #include <string>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include "block_tasks.h"
 #include "kernel_list.h"
 #include "pages.h"
 
@@ -23,8 +28,17 @@ constexpr int64_t kChecksumRun = int64_t(1) << 20, kChecksumRuns = 32;
 
 [[maybe_unused]] bool has_base() { return true; }
 #if defined(__x86_64__)
+// Clang's __builtin_cpu_supports does not know f16c. The instruction is asked once, because in a virtual
+// machine the host answers it, which takes longer than the kernels of a small graph.
+[[maybe_unused]] bool has_f16c() {
+  static const bool found = [] {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+  }();
+  return found;
+}
 [[maybe_unused]] bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 [[maybe_unused]] bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -246,6 +260,56 @@ void index_softmax_backward(const ByIndexParams& p, const Parallel& parallel) {
 void index_sum(const ByIndexParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.num_groups * p.columns * size_of(p.dtype));
   kernels().index_sum(p, parallel);
+}
+
+namespace {
+// Carries out a step: run(tasks, count, most_rows) does a part of its tasks.
+template <class F>
+void run_blocks(const BlockWork& work, const Parallel& parallel, const F& run) {
+  struct Call {
+    const BlockWork& work;
+    const F& run;
+  } call{work, run};
+  const auto parts = [](int64_t first, int64_t last, void* p) {
+    const Call& c = *static_cast<Call*>(p);
+    const int64_t begin = c.work.cuts[first], end = c.work.cuts[last];
+    if (begin < end) c.run(c.work.tasks.data() + begin, end - begin, c.work.most_rows);
+  };
+  if (!work.tasks.empty()) parallel.run(0, int64_t(work.cuts.size()) - 1, 1, parts, &call);
+}
+}  // namespace
+
+void block_attention(const BlockParams& p, BlockPass pass, const Parallel& parallel) {
+  const Kernels& k = kernels();
+  const int threads = std::max(parallel.num_threads, 1);
+  if (pass == BlockPass::forward) {
+    use_huge_pages(p.out, p.num_rows * p.heads * p.value_dim * size_of(p.dtype));
+    return run_blocks(block_work(p, true, false, false, threads), parallel,
+                      [&](const BlockTask* tasks, int64_t count, int64_t most_rows) {
+                        k.block_forward(p, tasks, count, most_rows);
+                      });
+  }
+  struct Call {
+    const BlockParams& p;
+    const Kernels& k;
+  } call{p, k};
+  const auto deltas = [](int64_t first, int64_t last, void* c) {
+    static_cast<Call*>(c)->k.block_deltas(static_cast<Call*>(c)->p, first, last);
+  };
+  if (p.num_rows) parallel.run(0, p.num_rows, 256, deltas, &call);
+  if (pass == BlockPass::second)
+    run_blocks(block_work(p, true, false, true, threads), parallel,
+               [&](const BlockTask* tasks, int64_t count, int64_t most_rows) {
+                 k.block_second(p, tasks, count, most_rows, true);
+               });
+  run_blocks(block_work(p, true, true, false, threads), parallel,
+             [&](const BlockTask* tasks, int64_t count, int64_t most_rows) {
+               if (pass == BlockPass::backward) {
+                 k.block_backward(p, tasks, count, most_rows);
+               } else {
+                 k.block_second(p, tasks, count, most_rows, false);
+               }
+             });
 }
 
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }

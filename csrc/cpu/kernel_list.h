@@ -2,6 +2,7 @@
 // per instruction set, and the tables of pointers to them in dispatch.cpp.
 #pragma once
 
+#include "blocks.h"
 #include "by_index.h"
 #include "checksum.h"
 #include "edge_products.h"
@@ -34,6 +35,10 @@
   apply(void, index_softmax, (const ByIndexParams&, const Parallel&))              \
   apply(void, index_softmax_backward, (const ByIndexParams&, const Parallel&))     \
   apply(void, index_sum, (const ByIndexParams&, const Parallel&))                  \
+  apply(void, block_forward, (const BlockParams&, const BlockTask*, int64_t, int64_t))       \
+  apply(void, block_deltas, (const BlockParams&, int64_t, int64_t))                          \
+  apply(void, block_backward, (const BlockParams&, const BlockTask*, int64_t, int64_t))      \
+  apply(void, block_second, (const BlockParams&, const BlockTask*, int64_t, int64_t, bool))  \
   apply(uint64_t, checksum, (const void*, int64_t))
 // clang-format on
 

@@ -58,6 +58,56 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
+// Numbers in single precision for the tensor cores, which take the upper 19 bits: the sum of two such
+// numbers, of which the second is rounded (half a unit is added, and the rest is cut off by the tensor
+// cores).
+template <int N>
+struct Split {
+  uint32_t high[N], low[N];
+  Split() = default;
+  __device__ __forceinline__ explicit Split(const uint32_t (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      high[i] = x[i] & 0xffffe000u;
+      low[i] = __float_as_uint(__uint_as_float(x[i]) - __uint_as_float(high[i])) + 0x1000u;
+    }
+  }
+};
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+// c += a b, where a is [16, 8] and b is [8, 8], nearly in single precision: of the four products of parts,
+// the one of the two lower ones is left out (3xTF32: Ootomo and Yokota 2022, arXiv 2203.03341). c is laid out
+// as above; a[0] and a[1] are of rows g and g + 8 and number t of the eight, a[2] and a[3] of number t + 4,
+// b[0] and b[1] of these numbers and column g.
+__device__ __forceinline__ void multiply(float (&c)[4], const Split<4>& a, const Split<2>& b) {
+  multiply_tf32(c, a.low, b.high);
+  multiply_tf32(c, a.high, b.low);
+  multiply_tf32(c, a.high, b.high);
+}
+// c += a b in double precision, where a is [16, 4] and b is [4, 8]. a: rows g and g + 8, number t; b: number
+// t, column g.
+__device__ __forceinline__ void multiply(double (&c)[4], const double (&a)[2], double b) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, {%0,%1};"
+        : "+d"(c[2 * i]), "+d"(c[2 * i + 1])
+        : "d"(a[i]), "d"(b));
+}
+// One number from shared memory.
+__device__ __forceinline__ uint32_t load_word(uint32_t at) {
+  uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ double load_double(uint32_t at) {
+  double x;
+  asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x) : "r"(at) : "memory");
+  return x;
+}
 // Returns two numbers, rounded to T, in the low and the high half of a word. unpack_two is the reverse.
 template <typename T>
 __device__ __forceinline__ uint32_t pack_two(float low, float high) {
@@ -85,5 +135,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// A number in the unit that kUnit stands for is in units of log 2 in single precision, and e^x is exp_unit(x
+// kUnit). In double precision it is exact.
+template <typename A>
+inline constexpr A kUnit = kLog2E;
+template <>
+inline constexpr double kUnit<double> = 1;
+__device__ __forceinline__ float exp_unit(float x) { return exp2_fast(x); }
+__device__ __forceinline__ double exp_unit(double x) { return exp(x); }
 
 }  // namespace dfgnn::cuda

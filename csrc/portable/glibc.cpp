@@ -13,7 +13,11 @@ template DFGNN_HIDDEN std::basic_ostringstream<char>::basic_ostringstream();  //
 template DFGNN_HIDDEN std::basic_stringstream<char>::basic_stringstream();
 
 namespace std {
-void __throw_bad_array_new_length() { throw std::bad_array_new_length(); }  // GLIBCXX_3.4.29
+// Weak, because with -static-libstdc++ the archive's member that defines it is linked, too, for its
+// neighbours.
+__attribute__((weak)) void __throw_bad_array_new_length() {  // GLIBCXX_3.4.29
+  throw std::bad_array_new_length();
+}
 }  // namespace std
 #endif
 

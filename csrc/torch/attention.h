@@ -50,6 +50,8 @@ struct Attention : Graphs<Backend> {
     int64_t num_dst;
     double negative_slope, scale, dropout_p;
     int64_t flags;
+    bool own_terms = false;  // the caller makes src and dst itself, and reads their gradients by `p` alone
+    bool unwritten = false;  // kernels may leave rows of the edges' gradients unwritten; they are to be zero
 
     int64_t num_src() const { return value.size(0); }
     int64_t heads() const { return value.size(1); }
@@ -229,15 +231,15 @@ struct Attention : Graphs<Backend> {
     OptTensor attention;
   };
   // Allocates the outputs and scratch, and launches forward. `p` must have its inputs, its plan and pointers
-  // to what is saved.
-  static Outputs run_forward(const Checker& check, const Inputs& in, ForwardParams& p,
-                             bool return_attention) {
+  // to what is saved. into: a tensor for `out`; none: a new one.
+  static Outputs run_forward(const Checker& check, const Inputs& in, ForwardParams& p, bool return_attention,
+                             const OptTensor& into = {}) {
     check_plan(check, p, p.csr);
     check.require(!p.csr.tiles || !return_attention, "tiles: expected no returned attention");
     const Tensor& value = in.value;
     const ScalarType type = in.type(), acc = in.acc();
     const int64_t h = in.heads(), dv = in.value_dim(), slots = p.csr.num_slots;
-    Tensor out = make(value, {in.num_dst, h, dv}, type);
+    Tensor out = into ? *into : make(value, {in.num_dst, h, dv}, type);
     OptTensor attention = optional(p.attention, return_attention, value, {p.shape.num_edges, h}, acc);
     p.out = out.mutable_data_ptr(), p.out_bias = data(in.out_bias);
     Workspace scratch;
@@ -256,6 +258,7 @@ struct Attention : Graphs<Backend> {
   struct Gradients {
     Tensor value;
     OptTensor src, dst, attn, bias, gate, weight, feat;
+    OptTensor scratch;  // with the gradients of the terms where the caller made these itself
   };
   // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: sum_rows:
   // as the sum of draw, the gradient of the raw score, over the edges of each row; from_positive: from the
@@ -305,11 +308,14 @@ struct Attention : Graphs<Backend> {
     p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
     Gradients g{make(value, {n, h, dv}, type)};
     p.grad_value = g.value.mutable_data_ptr();
-    const Sizes src_size = additive ? Sizes{n, h} : Sizes{n, h, d},
-                dst_size = additive ? Sizes{m, h} : Sizes{m, h, d};
-    const ScalarType ends = additive ? acc : type;
-    g.src = optional(additive ? p.grad_alpha_src : p.grad_key, additive || dot, value, src_size, ends);
-    g.dst = optional(additive ? p.grad_alpha_dst : p.grad_query, of_dst.need, value, dst_size, ends);
+    const bool terms_in_scratch = in.own_terms && edges;
+    if (additive && !terms_in_scratch) {
+      g.src = optional(p.grad_alpha_src, true, value, {n, h}, acc);
+      g.dst = optional(p.grad_alpha_dst, of_dst.need, value, {m, h}, acc);
+    } else if (!additive) {
+      g.src = optional(p.grad_key, dot, value, {n, h, d}, type);
+      g.dst = optional(p.grad_query, of_dst.need, value, {m, h, d}, type);
+    }
     // fold: the backend adds up the partial sums of grad_attn, which are scratch then; else the caller does.
     const bool v2 = p.score == Score::additive_v2, fold = Backend::kSumsAttention && p.attn_parts;
     g.attn = optional(fold ? p.attn_total : p.grad_attn, v2, value, {fold ? 1 : p.attn_parts, h, dv}, acc);
@@ -318,6 +324,9 @@ struct Attention : Graphs<Backend> {
     g.weight = optional(p.grad_weight, in.weight && (need & kNeedWeight), value, {edges, h}, acc);
     const bool need_feat = in.feat && (need & kNeedFeat);
     g.feat = optional(p.grad_feat, need_feat, value, need_feat ? sizes_of(*in.feat) : Sizes{}, type);
+    if (in.unwritten)
+      for (OptTensor* t : {&g.bias, &g.feat})
+        if (*t) *t = torch::stable::zero_(**t);
     if (edges == 0) {
       g.value = torch::stable::zero_(g.value);
       for (OptTensor* t : {&g.src, &g.dst})
@@ -330,6 +339,10 @@ struct Attention : Graphs<Backend> {
     Workspace scratch;
     scratch.add(p.node_stats, true, {m, h, hands_over || p.handed ? 1 : 4}, acc);
     if (hands_over) scratch.add(p.handed, true, {edges, h, 2}, acc);
+    if (terms_in_scratch) {
+      scratch.add(p.grad_alpha_src, true, {n, h}, acc);
+      scratch.add(p.grad_alpha_dst, of_dst.need, {m, h}, acc);
+    }
     scratch.add(p.grad_raw, of_dst.sum_rows, {edges, h}, acc);
     if (fold) scratch.add(p.grad_attn, true, {p.attn_parts, h, dv}, acc);
     scratch.add(p.attn_sums, fold && p.attn_parts > kAttnAtOnce, {kAttnSums, h, dv}, acc);
@@ -340,7 +353,7 @@ struct Attention : Graphs<Backend> {
     scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
     scratch.add(p.partial_alpha, rev_slots && additive, {rev_slots, h}, acc);
     scratch.add(p.attr.partial, slots && p.attr.x, {slots, h, p.attr.width}, acc);
-    const OptTensor memory = scratch.make(value);
+    g.scratch = scratch.make(value);
     Backend::backward(p, value);
     return g;
   }

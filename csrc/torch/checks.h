@@ -31,6 +31,23 @@ using torch::stable::Tensor;
 using OptTensor = std::optional<Tensor>;
 using Sizes = std::vector<int64_t>;
 
+// Sizes or strides that a caller passes: those of a list in braces or of a vector, which must live meanwhile.
+// No memory is allocated for them, because small calls would feel it.
+class Dims {
+ public:
+  Dims(std::initializer_list<int64_t> list) : count_(list.size()) { data_ = list.begin(); }
+  Dims(const int64_t* data, size_t count) : data_(data), count_(count) {}
+  Dims(const Sizes& sizes) : data_(sizes.data()), count_(sizes.size()) {}
+  const int64_t* data() const { return data_; }
+  size_t size() const { return count_; }
+  int64_t operator[](size_t k) const { return data_[k]; }
+  Sizes sizes() const { return Sizes(data_, data_ + count_); }
+
+ private:
+  const int64_t* data_;
+  size_t count_;
+};
+
 inline constexpr int64_t kMostIds = int64_t(1) << 31;  // counts and ids are below this: kernels use int32
 inline constexpr int kMostDims = 4;                    // the most dimensions of tensors that `make` allocates
 
@@ -134,14 +151,14 @@ inline int64_t bytes_of(ScalarType t) {
 // memory: the stable ABI does not say why an allocation failed, but sizes were checked before. On CUDA,
 // dfgnn/runtime/ops.py turns the error into OutOfMemoryError.
 template <class Make>
-Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const Make& make) {
+Tensor allocate(const Tensor& like, Dims sizes, ScalarType dtype, const Make& make) {
   try {
     return make();
   } catch (const std::exception&) {
     double bytes = double(bytes_of(dtype));
-    for (int64_t size : sizes) bytes *= double(size);
+    for (size_t k = 0; k < sizes.size(); ++k) bytes *= double(sizes[k]);
     STD_TORCH_CHECK(false, "dfgnn: ", like.is_cuda() ? "CUDA" : "CPU", " out of memory: no ",
-                    bytes / (1 << 30), " GiB for a tensor of shape ", to_string(sizes), " and dtype ",
+                    bytes / (1 << 30), " GiB for a tensor of shape ", to_string(sizes.sizes()), " and dtype ",
                     torch::headeronly::toString(dtype));
   }
 }
@@ -149,7 +166,10 @@ Tensor allocate(const Tensor& like, const Sizes& sizes, ScalarType dtype, const 
 // Returns t if it is contiguous with 16-byte alignment, which kernels need to load 16 bytes at a time; else a
 // copy.
 inline Tensor dense(const Tensor& t) {
-  const auto copied = [&](const auto& copy) { return allocate(t, sizes_of(t), t.scalar_type(), copy); };
+  const auto copied = [&](const auto& copy) {
+    const Sizes sizes = sizes_of(t);
+    return allocate(t, sizes, t.scalar_type(), copy);
+  };
   Tensor c = t.is_contiguous() ? t : copied([&] { return torch::stable::contiguous(t); });
   if (reinterpret_cast<uintptr_t>(c.const_data_ptr()) % 16 == 0) return c;
   return copied([&] { return torch::stable::clone(c); });
@@ -161,7 +181,7 @@ inline const void* data(const OptTensor& t) { return t ? t->const_data_ptr() : n
 
 // Returns an uninitialised tensor on the device of `like`. It calls the ABI's C function, which takes half
 // the time of new_empty, because it goes around the dispatcher.
-inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
+inline Tensor make(const Tensor& like, Dims sizes, ScalarType dtype) {
   return allocate(like, sizes, dtype, [&] {
     int64_t strides[kMostDims], step = 1;
     for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
@@ -176,7 +196,7 @@ inline Tensor make(const Tensor& like, const Sizes& sizes, ScalarType dtype) {
   });
 }
 // Returns a view of t, which must be dense, in another shape. Autograd does not know that it is a view.
-inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
+inline Tensor reshaped(const Tensor& t, Dims sizes) {
   int64_t strides[kMostDims], step = 1;
   for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
   AtenTensorHandle made = nullptr;  // the function below adds its argument 0 to the storage offset of t
@@ -187,8 +207,7 @@ inline Tensor reshaped(const Tensor& t, const Sizes& sizes) {
 
 // For arrays that not every call needs: if `wanted`, allocates and returns a tensor and sets `where` to its
 // memory; else returns none and sets `where` to null.
-inline OptTensor optional(void*& where, bool wanted, const Tensor& like, const Sizes& sizes,
-                          ScalarType dtype) {
+inline OptTensor optional(void*& where, bool wanted, const Tensor& like, Dims sizes, ScalarType dtype) {
   where = nullptr;
   if (!wanted) return std::nullopt;
   Tensor t = make(like, sizes, dtype);
@@ -233,7 +252,7 @@ class Workspace {
     void** where;
     int64_t offset;
   };
-  std::array<Array, 9> arrays_;  // no caller adds more than 9
+  std::array<Array, 24> arrays_;  // no caller adds more than 24
   int count_ = 0;
   int64_t bytes_ = 0;
 };

@@ -1,4 +1,6 @@
 // Registers the schemas of all operators, and their CPU backend (attention.h says what a Backend is).
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
 #include <algorithm>
 #include <exception>
 
@@ -14,7 +16,7 @@
 #include "cpu_graph.h"
 #include "edge_products.h"
 #include "edge_terms.h"
-#include "gat.h"
+#include "layer.h"
 #include "pair_scores.h"
 #include "parallel.h"
 #include "products.h"
@@ -55,6 +57,17 @@ struct CpuBackend {
     cpu::terms_backward(p, parallel());
   }
   static int64_t terms_parts(const TermsParams& p) { return cpu::terms_parts(p); }
+
+  static constexpr bool kWidens = false;  // see linear.h
+  static void mm(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(out.get(), a.get(), b.get()));
+  }
+  static void addmm(const Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
+  }
+  static void bmm(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_bmm_out(out.get(), a.get(), b.get()));
+  }
   static void sddmm(const ProductParams& p, const Tensor&) { cpu::sddmm(p, parallel()); }
   static void spmm(const ProductParams& p, const Tensor&) { cpu::spmm(p, parallel()); }
 
@@ -152,8 +165,11 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
         dfgnn::kPairScores, dfgnn::kPairSums, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kByIndex) m.def(schema);
+  for (const char* schema : dfgnn::kBlocks) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
+  m.def(dfgnn::layer_schema().c_str());
+  m.def(dfgnn::layer_backward_schema().c_str());
 }
 
 // This operator has no tensor argument from which the dispatcher could choose a backend.
@@ -165,6 +181,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
   dfgnn::Attention<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::ProjectedAttention<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::GatAttention<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::Layers<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::Products<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CpuBackend>::register_ops(m);

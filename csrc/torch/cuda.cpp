@@ -1,12 +1,14 @@
 // The CUDA backend of the operators. The CPU library, which is loaded first, registers the schemas.
 #include "cuda.h"
 
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
+
 #include "../cuda/attention/terms.h"
 #include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"
 #include "../cuda/second_order/second_order.h"
 #include "edge_terms.h"
-#include "gat.h"
+#include "layer.h"
 #include "products.h"
 #include "projected.h"
 #include "second_order.h"
@@ -67,6 +69,17 @@ struct CudaBackend {
     launched(cuda::terms_backward(p, stream_of(t)));
   }
   static int64_t terms_parts(const TermsParams& p) { return cuda::terms_parts(p); }
+
+  static constexpr bool kWidens = true;  // see linear.h
+  static void mm(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_mm_out(out.get(), a.get(), b.get()));
+  }
+  static void addmm(const Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
+  }
+  static void bmm(const Tensor& out, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_bmm_out(out.get(), a.get(), b.get()));
+  }
   static void sddmm(const ProductParams& p, const Tensor& t) { launched(cuda::sddmm(p, stream_of(t))); }
   static void spmm(const ProductParams& p, const Tensor& t) { launched(cuda::spmm(p, stream_of(t))); }
 
@@ -185,6 +198,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::Attention<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::ProjectedAttention<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::GatAttention<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::Layers<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::Products<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CudaBackend>::register_ops(m);

@@ -6,6 +6,7 @@
 
 #include "../core/terms.h"
 #include "attention.h"
+#include "linear.h"
 
 namespace dfgnn {
 
@@ -91,14 +92,30 @@ struct GatAttention {
   };
   // Launches the backward of score_terms: adds the gradient of feat to q.grad_feat, and returns the gradients
   // of the vectors. bias: the layer's bias, or none; its gradient is the sum of q.grad_out over the nodes.
+  // together: the gradients may be parts of one tensor.
   static VectorGradients run_terms_backward(const Tensor& feat, const Tensor& attn_src,
                                             const Tensor& attn_dst, TermsBackwardParams& q,
-                                            const OptTensor& bias) {
+                                            const OptTensor& bias, bool together = false) {
     const TermsParams& p = q.of;
-    const ScalarType vectors = attn_src.scalar_type();
-    VectorGradients g{make(feat, sizes_of(attn_src), vectors), make(feat, sizes_of(attn_dst), vectors), {}};
-    g.bias =
-        optional(q.sums[2], bias.has_value(), feat, bias ? sizes_of(*bias) : Sizes{}, feat.scalar_type());
+    const ScalarType vectors = attn_src.scalar_type(), type = feat.scalar_type();
+    const int64_t size = attn_src.numel(), count = !together ? 0 : bias && type == vectors ? 3 : 2;
+    const OptTensor all = together ? OptTensor(make(feat, {count, size}, vectors)) : OptTensor();
+    const auto part = [&](const Tensor& like, int64_t k) {
+      const Sizes sizes = sizes_of(like);
+      if (!all) return make(feat, sizes, vectors);
+      Sizes strides(sizes.size());
+      int64_t step = 1;
+      for (size_t j = sizes.size(); j-- > 0; step *= sizes[j]) strides[j] = step;
+      return strided(*all, sizes, strides, k * size);
+    };
+    VectorGradients g{part(attn_src, 0), part(attn_dst, 1), {}};
+    if (count == 3) {
+      g.bias = part(*bias, 2);
+      q.sums[2] = g.bias->mutable_data_ptr();
+    } else {
+      const Sizes of_bias = bias ? sizes_of(*bias) : Sizes{};
+      g.bias = optional(q.sums[2], bias.has_value(), feat, of_bias, type);
+    }
     q.sums[0] = g.src.mutable_data_ptr(), q.sums[1] = g.dst.mutable_data_ptr();
     q.parts = Backend::terms_parts(p);
     const Tensor partial =

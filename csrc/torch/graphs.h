@@ -178,10 +178,10 @@ struct Graphs {
     graphs.all.erase(found);
   }
 
-  // Returns the graph with this number, and checks that `value` has its device and a row for each of its
-  // sources. backward: whether it must have its reverse CSR.
-  static std::shared_ptr<const Graph> graph_of(const Checker& check, int64_t number, const Tensor& value,
-                                               bool backward) {
+  // Returns the graph with this number, and checks that it is on the device of `like`. backward: whether it
+  // must have its reverse CSR.
+  static std::shared_ptr<const Graph> stored(const Checker& check, int64_t number, const Tensor& like,
+                                             bool backward) {
     std::shared_ptr<const Graph> graph;
     {
       Registry& graphs = Registry::get();
@@ -190,10 +190,16 @@ struct Graphs {
       if (found != graphs.all.end()) graph = found->second;
     }
     check.require(bool(graph), "graph: expected a number that graph_handle gave, got ", number);
-    check.require(graph->device == value.device(), "graph: expected one on the device of value");
+    check.require(graph->device == like.device(), "graph: expected one on the device of the features");
+    check.require(!backward || graph->has_reverse, "graph: expected one with its reverse CSR");
+    return graph;
+  }
+  // `stored`, and checks that `value` has a row for each of the graph's sources.
+  static std::shared_ptr<const Graph> graph_of(const Checker& check, int64_t number, const Tensor& value,
+                                               bool backward) {
+    std::shared_ptr<const Graph> graph = stored(check, number, value, backward);
     check.require(value.dim() == 3 && value.size(0) == graph->sizes[1], "value: expected shape [",
                   graph->sizes[1], ", heads, size]: a row for each source of the graph");
-    check.require(!backward || graph->has_reverse, "graph: expected one with its reverse CSR");
     return graph;
   }
 };

@@ -136,6 +136,22 @@ inline constexpr const char* kByIndex[] = {
     "index_softmax_backward(Tensor result, Tensor grad, Tensor index, int num_groups) -> Tensor",
     "index_sum(Tensor rows, Tensor index, int num_groups, Tensor? source=None) -> Tensor",
 };
+// Attention among all pairs within blocks (core/blocks.h has the formulas). key_bias and the gradients of it
+// are [M, H] in the accumulation type. `second` is the backward of backward, of the cotangents of its
+// results.
+#define DFGNN_BLOCKS \
+  "Tensor query, Tensor key, Tensor value, Tensor offsets, Tensor key_offsets, Tensor? key_bias"
+inline constexpr const char* kBlocks[] = {
+    "block_attention_forward(" DFGNN_BLOCKS ", float scale) -> (Tensor out, Tensor stats)",
+    "block_attention_backward(Tensor grad_out, Tensor? grad_log_sum, " DFGNN_BLOCKS
+    ", Tensor out, Tensor stats, float scale, bool need_bias)"
+    " -> (Tensor grad_query, Tensor grad_key, Tensor grad_value, Tensor grad_bias)",
+    "block_attention_second(Tensor grad_out, Tensor? grad_log_sum, " DFGNN_BLOCKS
+    ", Tensor out, Tensor stats, Tensor of_query, Tensor of_key, Tensor of_value, Tensor? of_bias, float "
+    "scale, "
+    "bool need_bias) -> (Tensor grad_grad_out, Tensor grad_grad_log_sum, Tensor grad_query, Tensor grad_key, "
+    "Tensor grad_value, Tensor grad_bias)",
+};
 // CPU only: these make CSRs and plans. cpu_structure.cpp describes arguments and results.
 inline constexpr const char* kCooToCsr =
     "coo_to_csr(Tensor src, Tensor? dst, int num_src, int num_dst, bool with_loops, int max_edges, "

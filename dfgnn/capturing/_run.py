@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from . import samples
-from .buffers import Buffers
+from .padded_batch import Buffers
 from .padding import KnownMasks, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
 from .state import Snapshot, buffers_stay, without_dropout

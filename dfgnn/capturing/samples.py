@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import sampling
 from ..graph import Graph
 from ..graph import cache as graph_cache
-from ..graph.capacity import of_buffer
+from ..graph.fixed_capacity import of_buffer
 
 # The names of the arguments of ``step(x, edge_index, y, batch)``, by position.
 NAMES = ("x", "edge_index", "y", "batch")

@@ -12,7 +12,7 @@ from torch import nn
 
 from . import samples
 from ._run import Body, Captured, Replay
-from .buffers import Buffers, capacity_for, distinct
+from .padded_batch import Buffers, capacity_for, distinct
 from .samples import Sample, Sizes
 from .state import Settings, prepare
 

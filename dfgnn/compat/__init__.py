@@ -22,32 +22,36 @@ missing.
 
 from typing import Any
 
+import torch
+
 from ..nn import DGLError
 from . import function, sparse
 from .as_dgl import VERSION, install_as_dgl
-from .block import DGLBlock, create_block, to_block
+from .base import ALL, EID, ETYPE, NID, NTYPE
+from .batch import batch, unbatch
+from .block import DGLBlock, block_to_graph, create_block, to_block
+from .changed import add_reverse_edges, metapath_reachable_graph, reverse, to_bidirected, to_simple
 from .create import (
-    add_edges,
-    add_nodes,
-    add_reverse_edges,
-    add_self_loop,
-    batch,
+    bipartite_from_scipy,
     from_networkx,
     from_scipy,
     graph,
     heterograph,
-    metapath_reachable_graph,
+    rand_bipartite,
     rand_graph,
-    remove_edges,
-    remove_self_loop,
-    reverse,
-    to_bidirected,
+    to_heterogeneous,
     to_homogeneous,
-    to_simple,
-    unbatch,
 )
 from .data import load_graphs, save_graphs
-from .graph import ALL, DGLGraph
+from .editing import (
+    add_edges,
+    add_nodes,
+    add_self_loop,
+    remove_edges,
+    remove_nodes,
+    remove_self_loop,
+)
+from .graph import DGLGraph
 from .readout import (
     broadcast_edges,
     broadcast_nodes,
@@ -70,26 +74,80 @@ from .subgraph import (
     node_type_subgraph,
     out_subgraph,
 )
-from .transforms import AddReverse, AddSelfLoop, Compose, RemoveSelfLoop, RowFeatNormalizer
+from .transforms import AddReverse, AddSelfLoop, BaseTransform, Compose, RemoveSelfLoop, RowFeatNormalizer
 
 DGLHeteroGraph = DGLGraph
-#: Names of the features that :func:`to_homogeneous` sets.
-NTYPE, ETYPE, NID, EID = "_TYPE", "_TYPE", "_ID", "_ID"
 __version__ = VERSION
 
 
 def seed(val: Any) -> None:
-    """Does nothing: random numbers here come from PyTorch's generator (``torch.manual_seed``)."""
+    """Seeds PyTorch's generator, from which all random numbers here come."""
+    torch.manual_seed(val)
 
 
 __all__ = [
-    "ALL", "EID", "ETYPE", "NID", "NTYPE", "AddReverse", "AddSelfLoop", "Compose", "DGLBlock", "DGLError",
-    "DGLGraph", "DGLHeteroGraph", "RemoveSelfLoop", "RowFeatNormalizer", "add_edges", "add_nodes",
-    "add_reverse_edges", "add_self_loop", "batch", "broadcast_edges", "broadcast_nodes", "create_block",
-    "edge_subgraph", "edge_type_subgraph", "from_networkx", "from_scipy", "function", "graph", "heterograph",
-    "in_subgraph", "install_as_dgl", "load_graphs", "max_edges", "max_nodes", "mean_edges", "mean_nodes",
-    "metapath_reachable_graph", "node_subgraph", "node_type_subgraph", "out_subgraph", "rand_graph",
-    "readout_edges", "readout_nodes", "remove_edges", "remove_self_loop", "reverse", "save_graphs", "seed",
-    "softmax_edges", "softmax_nodes", "sparse", "sum_edges", "sum_nodes", "to_bidirected", "to_block",
-    "to_homogeneous", "to_simple", "unbatch",
+    "ALL",
+    "EID",
+    "ETYPE",
+    "NID",
+    "NTYPE",
+    "AddReverse",
+    "AddSelfLoop",
+    "BaseTransform",
+    "Compose",
+    "DGLBlock",
+    "DGLError",
+    "DGLGraph",
+    "DGLHeteroGraph",
+    "RemoveSelfLoop",
+    "RowFeatNormalizer",
+    "add_edges",
+    "add_nodes",
+    "add_reverse_edges",
+    "add_self_loop",
+    "batch",
+    "bipartite_from_scipy",
+    "block_to_graph",
+    "broadcast_edges",
+    "broadcast_nodes",
+    "create_block",
+    "edge_subgraph",
+    "edge_type_subgraph",
+    "from_networkx",
+    "from_scipy",
+    "function",
+    "graph",
+    "heterograph",
+    "in_subgraph",
+    "install_as_dgl",
+    "load_graphs",
+    "max_edges",
+    "max_nodes",
+    "mean_edges",
+    "mean_nodes",
+    "metapath_reachable_graph",
+    "node_subgraph",
+    "node_type_subgraph",
+    "out_subgraph",
+    "rand_bipartite",
+    "rand_graph",
+    "readout_edges",
+    "readout_nodes",
+    "remove_edges",
+    "remove_nodes",
+    "remove_self_loop",
+    "reverse",
+    "save_graphs",
+    "seed",
+    "softmax_edges",
+    "softmax_nodes",
+    "sparse",
+    "sum_edges",
+    "sum_nodes",
+    "to_bidirected",
+    "to_block",
+    "to_heterogeneous",
+    "to_homogeneous",
+    "to_simple",
+    "unbatch",
 ]  # fmt: skip

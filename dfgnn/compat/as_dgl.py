@@ -25,11 +25,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dgl": (_COMPAT,),
     "dgl._ffi": (_COMPAT,),
     "dgl._ffi.base": (_COMPAT,),
-    "dgl.base": (_COMPAT,),
+    "dgl.base": ("dfgnn.compat.base",),
     "dgl.convert": (_COMPAT,),
     "dgl.data": ("dfgnn.compat.data",),
     "dgl.data.citation_graph": ("dfgnn.compat.data",),
-    "dgl.data.ppi": ("dfgnn.compat.data",),
     "dgl.data.utils": ("dfgnn.compat.data",),
     "dgl.dataloading": ("dfgnn.compat.dataloading",),
     "dgl.function": ("dfgnn.compat.function",),
@@ -46,6 +45,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dgl.random": (_COMPAT,),
     "dgl.readout": (_COMPAT,),
     "dgl.sparse": ("dfgnn.compat.sparse",),
+    "dgl.sparse.matmul": ("dfgnn.compat.sparse",),
     "dgl.transform": ("dfgnn.compat.transforms", _COMPAT),
     "dgl.transforms": ("dfgnn.compat.transforms", _COMPAT),
     "dgl.utils": ("dfgnn.compat.utils",),
@@ -201,9 +201,9 @@ def install_as_dgl(force: bool = False) -> AsDGL:
             sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
             # After "import dgl.heterograph" the name dgl.heterograph must still be the function. Python binds
             # a name to a module only where it loads the module, not where it is in sys.modules already.
-            sys.modules["dgl.heterograph"] = importlib.util.module_from_spec(
-                _Finder.find_spec("dgl.heterograph")  # type: ignore[arg-type]
-            )
+            for name in ("dgl.heterograph", "dgl.sparse.matmul"):
+                spec = _Finder.find_spec(name)
+                sys.modules[name] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
         _holders += 1
     return AsDGL()
 

@@ -6,17 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..graph import Graph
 from ..nn import DGLError
-from .edges import of_data
-from .frames import Frames
-from .graph import DGLGraph
+from .frames import Frame
+from .graph import DGLGraph, fused
+from .ids import Ends, ends_of, ids
 from .subgraph import first_seen
-
-# A block keeps sources and destinations of one type apart: internally its types begin with one of these texts
-# of 4 characters, which are cut off (``kind[4:]``) for users.
-_SRC, _DST = "SRC/", "DST/"
 
 
 class DGLBlock(DGLGraph):
@@ -25,62 +21,17 @@ class DGLBlock(DGLGraph):
 
     is_block = True
 
-    @property
-    def canonical_etypes(self) -> list[tuple[str, str, str]]:
-        return [_plain(relation) for relation in self.graphs]
-
-    @property
-    def ntypes(self) -> list[str]:
-        return list(dict.fromkeys((*self.srctypes, *self.dsttypes)))
-
-    @property
-    def srctypes(self) -> list[str]:
-        return [kind[4:] for kind in self._sizes if kind.startswith(_SRC)]
-
-    @property
-    def dsttypes(self) -> list[str]:
-        return [kind[4:] for kind in self._sizes if kind.startswith(_DST)]
-
-    def to_canonical_etype(self, etype: Any) -> tuple[str, str, str]:
-        return _plain(self._relation(etype))
-
-    def _relation(self, etype: Any) -> Any:
-        found = [r for r in self.graphs if etype is None or etype in (r, r[1], _plain(r))]
-        if len(found) != 1:
-            raise KeyError(f"DGLBlock: etype: expected one of {self.canonical_etypes}, got {etype!r}")
-        return found[0]
-
-    def _kind(self, ntype: str | None) -> Any:
-        if ntype in self._sizes:
-            return ntype
-        found = [kind for kind in self._sizes if ntype is None or kind[4:] == ntype]
-        if len(found) != 1:
-            raise DGLError(
-                f"DGLBlock: ntype: {ntype!r} may be sources or destinations; ask for num_src_nodes, srcdata, "
-                "srcnodes or num_dst_nodes, dstdata, dstnodes"
-            )
-        return found[0]
-
-    def _end_kind(self, ntype: str | None, end: int) -> Any:
-        side = _SRC if end == 0 else _DST
-        found = [k for k in self._sizes if k.startswith(side) and (ntype is None or ntype in (k, k[4:]))]
-        if len(found) != 1:
-            kinds = self.dsttypes if end else self.srctypes
-            raise KeyError(f"DGLBlock: ntype: expected one of {kinds}, got {ntype!r}")
-        return found[0]
-
-    def _end_data(self, end: int) -> Any:
-        side = _SRC if end == 0 else _DST
-        found = {kind[4:]: frame for kind, frame in self._nodes.items() if kind.startswith(side)}
-        return next(iter(found.values())) if len(found) == 1 else Frames(found)
-
-    @property
-    def batch_size(self) -> int:
-        return 1
-
-
-def _plain(relation: tuple[str, str, str]) -> tuple[str, str, str]:
-    return relation[0][4:], relation[1], relation[2][4:]
+    def __repr__(self) -> str:
+        if len(self._ntypes) == 2 and len(self._graphs) == 1:
+            sizes = *self._sizes, self._graphs[0].num_edges
+            return "Block(num_src_nodes={}, num_dst_nodes={}, num_edges={})".format(*sizes)
+        src, dst = ({self._ntypes[k]: self._sizes[k] for k in side} for side in self._sides)
+        edges = {relation: graph.num_edges for relation, graph in self.graphs.items()}
+        meta = [(begin, end, name) for begin, name, end in self.canonical_etypes]
+        return (
+            f"Block(num_src_nodes={src},\n      num_dst_nodes={dst},\n      num_edges={edges},\n"
+            f"      metagraph={meta})"
+        )
 
 
 def create_block(
@@ -93,53 +44,144 @@ def create_block(
     num_src_nodes, num_dst_nodes: numbers, or dictionaries by type; by default the largest number + 1.
     """
     where = "dgl.create_block"
-    if not isinstance(data_dict, Mapping):
-        data_dict = {("_N", "_E", "_N"): data_dict}
-        num_src_nodes, num_dst_nodes = (
-            x if x is None or isinstance(x, Mapping) else {"_N": int(x)}
-            for x in (num_src_nodes, num_dst_nodes)
-        )
     if (num_src_nodes is None) != (num_dst_nodes is None):
         raise DGLError(f"{where}: expected both num_src_nodes and num_dst_nodes, or neither")
-    graphs, ends = {}, {}
-    sizes = {} if num_src_nodes is None else {_SRC + k: int(n) for k, n in num_src_nodes.items()}
-    sizes |= {} if num_dst_nodes is None else {_DST + k: int(n) for k, n in num_dst_nodes.items()}
-    for (src_kind, name, dst_kind), data in data_dict.items():
-        relation = _SRC + src_kind, name, _DST + dst_kind
-        ends[relation] = of_data(where, data, device=device).edge_index
-        if num_src_nodes is None:
-            for kind, x in zip((relation[0], relation[2]), ends[relation]):
-                sizes[kind] = max(sizes.get(kind, 0), int(x.max()) + 1 if len(x) else 0)
-    for relation, (src, dst) in ends.items():
-        graphs[relation] = Graph.from_coo(src, dst, num_src=sizes[relation[0]], num_dst=sizes[relation[2]])
-    ordered = sorted(sizes, key=lambda kind: (not kind.startswith(_SRC), kind))
-    return DGLBlock._of(graphs, {kind: sizes[kind] for kind in ordered})
+    typed = isinstance(data_dict, Mapping)
+    given: tuple[Any, ...] = (num_src_nodes, num_dst_nodes)
+    if num_src_nodes is not None and any(isinstance(x, Mapping) != typed for x in given):
+        raise DGLError(
+            f"{where}: num_src_nodes, num_dst_nodes: expected {'dictionaries' if typed else 'numbers'}"
+        )
+    if not typed:
+        data_dict = {("_N", "_E", "_N"): data_dict}
+        given = tuple(x if x is None else {"_N": int(x)} for x in given)
+    found = {relation: ends_of(where, data, idtype, bipartite=True) for relation, data in data_dict.items()}
+    sides: list[dict[str, int]] = [dict(x or {}) for x in given]
+    for relation, ends in found.items():
+        for side, kind, need in ((0, relation[0], ends.num_src), (1, relation[2], ends.num_dst)):
+            if given[side] is None:
+                sides[side][kind] = max(sides[side].get(kind, 0), need)
+            elif kind not in sides[side]:
+                name = ("num_src_nodes", "num_dst_nodes")[side]
+                raise DGLError(f"{where}: {name}: expected a number of {kind!r}, got {sides[side]}")
+    names = [sorted(side) for side in sides]
+    relations = sorted(found)
+    graphs = [fused(found[r].sized(where, sides[0][r[0]], sides[1][r[2]])) for r in relations]
+    block = DGLBlock._of(
+        [*names[0], *names[1]], [sides[k][kind] for k in (0, 1) for kind in names[k]],
+        [r[1] for r in relations],
+        [(names[0].index(r[0]), len(names[0]) + names[1].index(r[2])) for r in relations], graphs,
+        next((ends.src.dtype for ends in found.values()), torch.int64), num_src_types=len(names[0]),
+    )  # fmt: skip
+    return block.to(device)
+
+
+def block_to_graph(block: DGLBlock) -> DGLGraph:
+    """A block as a graph of the types ``NAME_src`` and ``NAME_dst``; it shares the features."""
+    names = [block._ntypes[k] + end for side, end in zip(block._sides, ("_src", "_dst")) for k in side]
+    return DGLGraph._of(
+        names, block._sizes, block._etypes, block._ends, block._graphs, block.idtype, block._node_frames,
+        block._edge_frames,
+    )  # fmt: skip
 
 
 def to_block(
     g: DGLGraph, dst_nodes: Any = None, include_dst_in_src: bool = True, src_nodes: Any = None
 ) -> DGLBlock:
-    """A block of the edges of g and their nodes, renumbered: destinations first, then the other sources.
+    """A block of the edges of g and their nodes, renumbered: destinations first, then the other sources in
+    the order in which edges name them.
 
-    ``srcdata["_ID"]``, ``dstdata["_ID"]`` and ``edata["_ID"]`` are the numbers in g.
+    ``srcdata["_ID"]``, ``dstdata["_ID"]`` and ``edata["_ID"]`` are the numbers in g. dst_nodes: ids, or a
+    dictionary of such by type, which have all destinations; by default those, sorted. Of ids that are given
+    more than once the last gets the edges, as in DGL. src_nodes: the sources, in that order, instead.
     """
-    if not g.is_homogeneous or g.is_block:
-        raise NotImplementedError("dgl.to_block: g: expected one type of nodes and edges in dfgnn")
-    if src_nodes is not None or not include_dst_in_src:
-        raise NotImplementedError("dgl.to_block: expected include_dst_in_src=True and no src_nodes in dfgnn")
-    src, dst = g.edges()
-    dst_nodes = dst.unique() if dst_nodes is None else g._ids(dst_nodes)
-    place = torch.full((g.num_nodes(),), -1, dtype=torch.int64, device=g.device)
-    place[dst_nodes] = torch.arange(len(dst_nodes), device=g.device)
-    if len(dst) and int(place[dst].min()) < 0:
-        raise DGLError("dgl.to_block: dst_nodes: expected all nodes that have edges")
-    others = first_seen(src[place[src] < 0])
-    place[others] = torch.arange(len(dst_nodes), len(dst_nodes) + len(others), device=g.device)
-    sources = torch.cat([dst_nodes, others])
-    block = create_block((place[src], place[dst]), len(sources), len(dst_nodes))
-    for name, x in g.ndata.items():
-        block.srcdata[name], block.dstdata[name] = x[sources], x[dst_nodes]
-    block.edata.update(dict(g.edata))
-    block.srcdata["_ID"], block.dstdata["_ID"] = sources, dst_nodes
-    block.edata["_ID"] = torch.arange(len(src), device=g.device)
-    return block
+    where = "dgl.to_block"
+    if g.is_block:
+        raise DGLError(f"{where}: g: expected no block")
+    ends = [graph.edge_index for graph in g._graphs]
+    if dst_nodes is None:
+        chosen = [
+            torch.cat([x[1] for x, (_, end) in zip(ends, g._ends) if end == kind] or [_none(g)]).unique()
+            for kind in range(len(g.ntypes))
+        ]
+    else:
+        chosen = _by_type(where, "dst_nodes", g, dst_nodes)
+    places = [_places(x, size) for x, size in zip(chosen, g._sizes)]
+    targets = [places[end][x[1]] for x, (_, end) in zip(ends, g._ends)]
+    if any(len(x) and int(x.min()) < 0 for x in targets):
+        raise DGLError(f"{where}: dst_nodes: expected all nodes that have edges")
+    given = None if src_nodes is None else _by_type(where, "src_nodes", g, src_nodes)
+    return renumbered(g, chosen, targets, None, include_dst_in_src, given)
+
+
+def _by_type(where: str, name: str, g: DGLGraph, given: Any) -> list[Tensor]:
+    """Ids of the nodes of each type, from ids or a dictionary of such by type."""
+    if not isinstance(given, Mapping):
+        if len(g.ntypes) > 1:
+            raise DGLError(f"{where}: {name}: expected a dictionary by type, {g.ntypes}")
+        given = {g.ntypes[0]: given}
+    return [
+        ids(where, name, given.get(kind, ()), size, torch.int64, g.device)
+        for kind, size in zip(g.ntypes, g._sizes)
+    ]
+
+
+def _none(g: DGLGraph) -> Tensor:
+    return torch.zeros(0, dtype=torch.int64, device=g.device)
+
+
+def _places(chosen: Tensor, size: int) -> Tensor:
+    """Where in ``chosen`` each of ``size`` nodes is last, or -1."""
+    numbers = torch.arange(len(chosen), device=chosen.device)
+    place = torch.full((size,), -1, dtype=torch.int64, device=chosen.device)
+    return place.scatter_reduce(0, chosen, numbers, "amax")
+
+
+def renumbered(
+    g: DGLGraph,
+    chosen: list[Tensor],
+    targets: list[Tensor],
+    eids: list[Tensor] | None,
+    include_dst: bool = True,
+    given: list[Tensor] | None = None,
+) -> Any:
+    """A block of edges of g.
+
+    chosen: ids of the destinations of each type.  targets, eids: of each relation, the places of its edges'
+    destinations among these, and the edges' ids; None for all edges of g.  given: ids of the sources.
+    """
+    sources = [
+        graph.edge_index[0] if eids is None else graph.edge_index[0][eids[k]]
+        for k, graph in enumerate(g._graphs)
+    ]
+    nodes, numbers = [], []
+    for kind, size in enumerate(g._sizes):
+        first = given[kind] if given is not None else chosen[kind] if include_dst else _none(g)
+        used = torch.cat([x for x, (begin, _) in zip(sources, g._ends) if begin == kind] or [_none(g)])
+        place = _places(first, size)
+        others = first_seen(used[place[used] < 0])
+        if given is not None and len(others):
+            raise DGLError("dgl.to_block: src_nodes: expected all sources of edges, some are not there")
+        numbers.append(place.index_copy(0, others, torch.arange(len(others), device=g.device) + len(first)))
+        nodes.append(torch.cat([first, others]))
+    count = len(g._sizes)
+    sizes = [len(x) for x in (*nodes, *chosen)]
+    graphs = [
+        fused(Ends(numbers[begin][src], dst, sizes[begin], sizes[count + end]))
+        for src, dst, (begin, end) in zip(sources, targets, g._ends)
+    ]
+    frames = []
+    for kind, x in [*enumerate(nodes), *enumerate(chosen)]:
+        frame = g._node_frames[kind].part(x)
+        frame["_ID"] = x.to(g.idtype)
+        frames.append(frame)
+    edge_frames = []
+    for k, frame in enumerate(g._edge_frames):
+        all_edges = torch.arange(frame.rows, device=g.device)
+        part: Frame = frame.copy() if eids is None else frame.part(eids[k])
+        part["_ID"] = (all_edges if eids is None else eids[k]).to(g.idtype)
+        edge_frames.append(part)
+    return DGLBlock._of(
+        [*g._ntypes, *g._ntypes], sizes, g._etypes, [(begin, count + end) for begin, end in g._ends], graphs,
+        g.idtype, frames, edge_frames, count,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Functions that make DGLGraphs from data, or from other graphs."""
+"""Functions that make DGLGraphs from data."""
 
 from __future__ import annotations
 
@@ -8,38 +8,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph import Graph
-from ..graph import to_homogeneous as as_one
 from ..graph.hetero import Relation
 from ..nn import DGLError
-from .edges import between, of_data
-from .graph import ALL, HOMOGENEOUS, DGLGraph
-from .sparse.structure import pairs
-
-
-def _homogeneous(fused: Graph, nodes: Any = None, edges: Any = None) -> DGLGraph:
-    frames = {"_N": dict(nodes or {})}, {HOMOGENEOUS: dict(edges or {})}
-    return DGLGraph._of({HOMOGENEOUS: fused}, {"_N": fused.num_nodes}, frames)
-
-
-def _only(where: str, g: Any) -> Graph:
-    """The Graph of a DGLGraph with one type of nodes and edges."""
-    if not isinstance(g, DGLGraph):
-        raise DGLError(f"{where}: g: expected a DGLGraph, got {type(g).__name__}")
-    if not g.is_homogeneous or g.is_block:
-        raise DGLError(f"{where}: g: expected one type of nodes and of edges, got {g.canonical_etypes}")
-    return g.fused
+from .graph import DGLGraph, fused
+from .ids import Ends, ends_of, ends_of_matrix, ends_of_networkx
 
 
 def graph(
-    data: Any, ntype: Any = None, etype: Any = None, *, num_nodes: int | None = None, idtype: Any = None,
-    device: Any = None, row_sorted: bool = False, col_sorted: bool = False,
+    data: Any, *, num_nodes: int | None = None, idtype: Any = None, device: Any = None,
+    row_sorted: bool = False, col_sorted: bool = False,
 ) -> DGLGraph:  # fmt: skip
     """A graph from (sources, destinations), tensors or lists, or from another form that ``dgl.graph`` takes.
-    idtype has no effect, because indices are stored as int32."""
-    if ntype is not None or etype is not None:
-        raise DGLError("dgl.graph: ntype and etype: expected None; dgl.heterograph makes graphs with types")
-    return _homogeneous(of_data("dgl.graph", data, num_nodes, num_nodes, device))
+
+    num_nodes: by default the largest id + 1.  idtype: of the ids that methods return, by default that of the
+    tensors given, or int64.  row_sorted, col_sorted: have no effect, because graphs are sorted in any case.
+    """
+    ends = ends_of("dgl.graph", data, idtype)
+    if num_nodes is not None:
+        ends = ends.sized("dgl.graph", num_nodes, num_nodes)
+    return _of_ends(ends, device=device)
+
+
+def _of_ends(ends: Ends, relation: Relation = ("_N", "_E", "_N"), device: Any = None) -> Any:
+    kinds = list(dict.fromkeys((relation[0], relation[2])))
+    sizes = [ends.num_src, ends.num_dst][: len(kinds)]
+    if len(kinds) == 2 and kinds != sorted(kinds):  # DGL sorts types by name
+        kinds, sizes = kinds[::-1], sizes[::-1]
+    places = kinds.index(relation[0]), kinds.index(relation[2])
+    made = DGLGraph._of(kinds, sizes, [relation[1]], [places], [fused(ends)], ends.src.dtype)
+    return made.to(device)
 
 
 def heterograph(
@@ -49,239 +46,190 @@ def heterograph(
     device: Any = None,
 ) -> DGLGraph:
     """A graph from a dictionary (type of sources, name, type of destinations) -> (sources, destinations)."""
-    graphs: dict[Relation, Graph] = {}
-    for relation in sorted(data_dict):  # DGL sorts types by name
+    where = "dgl.heterograph"
+    found: dict[Relation, Ends] = {}
+    sizes = dict(num_nodes_dict or {})
+    for relation, data in data_dict.items():
         if not (isinstance(relation, tuple) and len(relation) == 3):
-            raise DGLError(f"dgl.heterograph: expected keys (source, name, destination), got {relation!r}")
-        sizes = (None, None) if num_nodes_dict is None else (num_nodes_dict[relation[k]] for k in (0, 2))
-        graphs[relation] = of_data("dgl.heterograph", data_dict[relation], *_two(sizes), device)
-    sizes_of: dict[str, int] = dict(num_nodes_dict or {})
-    if num_nodes_dict is None:
-        for relation, found in graphs.items():
-            src, dst = found.edge_index
-            for kind, ends in ((relation[0], src), (relation[2], dst)):
-                largest = int(ends.max()) + 1 if len(ends) else 0
-                sizes_of[kind] = max(sizes_of.get(kind, 0), largest)
-        graphs = {r: between(found.edge_index, sizes_of[r[0]], sizes_of[r[2]]) for r, found in graphs.items()}
-    return DGLGraph._of(graphs, {kind: sizes_of[kind] for kind in sorted(sizes_of)})
+            raise DGLError(f"{where}: expected keys (source, name, destination), got {relation!r}")
+        ends = found[relation] = ends_of(where, data, idtype, bipartite=relation[0] != relation[2])
+        if num_nodes_dict is None:
+            for kind, need in ((relation[0], ends.num_src), (relation[2], ends.num_dst)):
+                sizes[kind] = max(sizes.get(kind, 0), need)
+    if not found:
+        raise DGLError(f"{where}: data_dict: expected at least one relation, got none")
+    dtypes = {ends.src.dtype for ends in found.values()}
+    if len(dtypes) > 1:
+        raise DGLError(f"{where}: data_dict: expected ids of one dtype, got {sorted(map(str, dtypes))}")
+    kinds, relations = sorted(sizes), sorted(found)  # DGL sorts types by name
+    if any(kind not in sizes for r in relations for kind in (r[0], r[2])):
+        raise DGLError(f"{where}: num_nodes_dict: expected a number of all types, got {sizes}")
+    graphs = [fused(found[r].sized(where, sizes[r[0]], sizes[r[2]])) for r in relations]
+    places = [(kinds.index(begin), kinds.index(end)) for begin, _, end in relations]
+    made = DGLGraph._of(
+        kinds, [sizes[k] for k in kinds], [r[1] for r in relations], places, graphs, dtypes.pop()
+    )
+    return made.to(device)
 
 
-def _two(sizes: Any) -> tuple[int | None, int | None]:
-    num_src, num_dst = sizes
-    return num_src, num_dst
-
-
-def from_scipy(sp_mat: Any, eweight_name: str | None = None, idtype: Any = None, device: Any = "cpu"):
+def from_scipy(
+    sp_mat: Any, eweight_name: str | None = None, idtype: Any = None, device: Any = None
+) -> DGLGraph:
     """A graph from a square matrix[source, destination]; eweight_name: name of the feature for its values."""
-    g = _homogeneous(of_data("dgl.from_scipy", sp_mat, device=device))
+    if sp_mat.shape[0] != sp_mat.shape[1]:
+        raise DGLError(f"dgl.from_scipy: sp_mat: expected a square matrix, got {tuple(sp_mat.shape)}")
+    return bipartite_from_scipy(sp_mat, "_N", "_E", "_N", eweight_name, idtype, device)
+
+
+def bipartite_from_scipy(
+    sp_mat: Any, utype: str, etype: str, vtype: str, eweight_name: str | None = None, idtype: Any = None,
+    device: Any = None,
+) -> DGLGraph:  # fmt: skip
+    """A graph of one relation from a matrix[source, destination]; eweight_name: name of the feature for its
+    values."""
+    made = _of_ends(ends_of_matrix("dgl.from_scipy", sp_mat, idtype), (utype, etype, vtype))
     if eweight_name is not None:
-        g.edata[eweight_name] = torch.as_tensor(sp_mat.tocoo().data, device=g.device)
-    return g
+        made.edata[eweight_name] = torch.tensor(sp_mat.tocoo().data)
+    return made.to(device)
 
 
 def from_networkx(
     nx_graph: Any, node_attrs: Sequence[str] | None = None, edge_attrs: Sequence[str] | None = None,
     edge_id_attr_name: str | None = None, idtype: Any = None, device: Any = None,
 ) -> DGLGraph:  # fmt: skip
-    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes keep their
-    order, or are sorted if they are numbers."""
-    if edge_id_attr_name is not None or edge_attrs is not None:
-        raise NotImplementedError("dgl.from_networkx: edge_attrs, edge_id_attr_name: expected None in dfgnn")
-    g = _homogeneous(of_data("dgl.from_networkx", nx_graph, device=device))
-    names = list(nx_graph.nodes)
-    names = sorted(names) if all(isinstance(name, int) for name in names) else names
-    for attribute in node_attrs or []:
-        values = [torch.as_tensor(nx_graph.nodes[name][attribute]) for name in names]
-        g.ndata[attribute] = torch.stack(values).to(g.device)
-    return g
+    """A graph from a networkx graph, with both directions of its edges if it is undirected. Nodes are in the
+    order of their sorted labels; edges in networkx' order, or by their attribute
+    ``edge_id_attr_name``. node_attrs, edge_attrs: attributes that become features, edge_attrs of directed
+    graphs alone."""
+    where = "dgl.from_networkx"
+    if not nx_graph.is_directed() and (edge_attrs is not None or edge_id_attr_name is not None):
+        raise DGLError(f"{where}: edge_attrs, edge_id_attr_name: expected None for an undirected graph")
+    ends = ends_of_networkx(where, nx_graph, idtype)
+    attributes = [found for _, _, found in nx_graph.edges(data=True)]
+    if edge_id_attr_name is not None and attributes:
+        order = _order(where, edge_id_attr_name, attributes)
+        ends = ends._replace(src=ends.src[order], dst=ends.dst[order])
+        attributes = [attributes[k] for k in order]
+    made = _of_ends(ends)
+    nodes = [nx_graph.nodes[label] for label in sorted(nx_graph.nodes)] if node_attrs else []
+    for name in node_attrs or ():
+        made.ndata[name] = _stacked(where, name, nodes)
+    for name in edge_attrs or ():
+        made.edata[name] = _stacked(where, name, attributes)
+    return made.to(device)
 
 
-def rand_graph(num_nodes: int, num_edges: int, idtype: Any = None, device: Any = None) -> DGLGraph:
-    ends = torch.randint(num_nodes, (2, num_edges), device=device)
-    return _homogeneous(between(ends, num_nodes, num_nodes))
+def _order(where: str, name: str, attributes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of edges in the order of their ids."""
+    numbers = [int(found.get(name, -1)) for found in attributes]
+    if sorted(numbers) != list(range(len(numbers))):
+        raise DGLError(
+            f"{where}: edge_id_attr_name: expected ids {name!r} of all edges, from 0 to {len(numbers) - 1}"
+        )
+    return sorted(range(len(numbers)), key=numbers.__getitem__)
+
+
+def _stacked(where: str, name: str, attributes: Sequence[Mapping[str, Any]]) -> Tensor:
+    values: list[Any] = [found.get(name) for found in attributes]
+    if any(value is None for value in values):
+        raise DGLError(f"{where}: attribute {name!r}: expected one of every node (or edge), some have none")
+    return torch.stack(values) if values and isinstance(values[0], Tensor) else torch.tensor(values)
+
+
+def rand_graph(num_nodes: int, num_edges: int, idtype: Any = torch.int64, device: Any = None) -> DGLGraph:
+    """A graph of edges whose ends are drawn from all nodes."""
+    src, dst = torch.randint(num_nodes, (2, num_edges), dtype=idtype, device=device)
+    return _of_ends(Ends(src, dst, num_nodes, num_nodes))
+
+
+def rand_bipartite(
+    utype: str, etype: str, vtype: str, num_src_nodes: int, num_dst_nodes: int, num_edges: int,
+    idtype: Any = torch.int64, device: Any = None,
+) -> DGLGraph:  # fmt: skip
+    """A graph of one relation with edges whose ends are drawn from all nodes of their types."""
+    src, dst = (
+        torch.randint(size, (num_edges,), dtype=idtype, device=device)
+        for size in (num_src_nodes, num_dst_nodes)
+    )
+    return _of_ends(Ends(src, dst, num_src_nodes, num_dst_nodes), (utype, etype, vtype))
 
 
 def to_homogeneous(
-    g: DGLGraph, ndata: Sequence[str] | None = None, edata: Sequence[str] | None = None,
+    G: DGLGraph, ndata: Sequence[str] | None = None, edata: Sequence[str] | None = None,
     store_type: bool = True, return_count: bool = False,
 ) -> Any:  # fmt: skip
-    """All nodes and edges as one graph; features ``_TYPE`` and ``_ID`` hold each one's type and number."""
-    found = as_one(g.graphs)
-    sizes = [g.num_nodes(kind) for kind in found.node_types]
-    counts = [graph.num_edges for graph in g.graphs.values()]
-    nodes, edges = (
-        {"_ID": torch.cat([torch.arange(n, device=g.device) for n in c])} for c in (sizes, counts)
-    )
-    if store_type:
-        nodes, edges = {"_TYPE": found.ntype, **nodes}, {"_TYPE": found.etype, **edges}
-    for name in ndata or []:
-        nodes[name] = torch.cat([g.nodes[kind].data[name] for kind in found.node_types])
-    for name in edata or []:
-        edges[name] = torch.cat([g.edges[relation].data[name] for relation in g.graphs])
-    whole = _homogeneous(found.graph, nodes, edges)
-    return (whole, sizes, counts) if return_count else whole
+    """All nodes and edges as one graph; features ``_TYPE`` and ``_ID`` hold each one's type and number.
+
+    ndata, edata: features that all types have and that are kept.
+    """
+    g = G
+    first = [sum(g._sizes[:k]) for k in range(len(g._sizes))]
+    ends = [
+        (src + first[begin], dst + first[end])
+        for (src, dst), (begin, end) in zip(map(g._uv, range(len(g._graphs))), g._ends)
+    ]
+    src, dst = (torch.cat(x) for x in zip(*ends))
+    made = _of_ends(Ends(src, dst, sum(g._sizes), sum(g._sizes)))
+    counts = [graph.num_edges for graph in g._graphs]
+    for frames, frame, sizes, names in (
+        (g._node_frames, made._node_frames[0], g._sizes, ndata),
+        (g._edge_frames, made._edge_frames[0], counts, edata),
+    ):
+        for name in names or ():
+            parts = [x[name] for x in frames if x.rows and name in x]
+            if sum(map(len, parts)) != frame.rows or len({(x.shape[1:], x.dtype) for x in parts}) > 1:
+                raise DGLError(
+                    f"dgl.to_homogeneous: feature {name!r}: expected it, of one shape and dtype, in all types"
+                )
+            frame[name] = torch.cat(parts)
+        frame["_ID"] = torch.cat([torch.arange(n, dtype=g.idtype, device=g.device) for n in sizes])
+        if store_type:
+            kinds = torch.arange(len(sizes), device=g.device)
+            frame["_TYPE"] = kinds.repeat_interleave(torch.tensor(sizes, device=g.device))
+    return (made, list(g._sizes), counts) if return_count else made
 
 
-def add_self_loop(
-    g: DGLGraph, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None
-) -> DGLGraph:
-    """Appends a loop for every node; fill_data: the features of these loops, a number, or "sum", "mean",
-    "max" or "min" of the features of the edges into the node."""
-    from ..ops import gspmm
-
-    graph = _only("dgl.add_self_loop", g)
-    n, edges = graph.num_nodes, {}
-    for name, x in g.edata.items():
-        if edge_feat_names is not None and name not in edge_feat_names:
-            continue
-        if isinstance(fill_data, str):
-            loop = gspmm(graph, "copy_rhs", fill_data, None, x)
-            loop = torch.where(graph.in_degrees().view(-1, *[1] * (x.dim() - 1)) == 0, 0, loop)
-        else:
-            loop = x.new_full((n, *x.shape[1:]), fill_data)
-        edges[name] = torch.cat([x, loop])
-    return _homogeneous(graph.add_self_loops(), g.ndata, edges)
-
-
-def remove_self_loop(g: DGLGraph, etype: Any = None) -> DGLGraph:
-    src, dst = _only("dgl.remove_self_loop", g).edge_index
-    return _kept(g, src != dst)
-
-
-def remove_edges(g: DGLGraph, eids: Any, etype: Any = None) -> DGLGraph:
-    g = g.clone()
-    g.remove_edges(eids, etype)
-    return g
-
-
-def add_edges(g: DGLGraph, u: Any, v: Any, data: Any = None, etype: Any = None) -> DGLGraph:
-    g = g.clone()
-    g.add_edges(u, v, data, etype)
-    return g
-
-
-def add_nodes(g: DGLGraph, num: int, data: Any = None, ntype: str | None = None) -> DGLGraph:
-    g = g.clone()
-    g.add_nodes(num, data, ntype)
-    return g
-
-
-def _kept(g: DGLGraph, keep: Tensor) -> DGLGraph:
-    fused = Graph.from_edge_index(g.fused.edge_index[:, keep], g.num_nodes())
-    return _homogeneous(fused, g.ndata, {k: x[keep] for k, x in g.edata.items()})
-
-
-def reverse(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> DGLGraph:
-    graph = _only("dgl.reverse", g)
-    return _homogeneous(graph.reverse(), g.ndata if copy_ndata else None, g.edata if copy_edata else None)
-
-
-def add_reverse_edges(g: DGLGraph, copy_ndata: bool = True, copy_edata: bool = False) -> DGLGraph:
-    """Appends the reverse of every edge."""
-    ends = _only("dgl.add_reverse_edges", g).edge_index
-    both = torch.cat([ends, ends.flip(0)], 1)
-    edges = {k: torch.cat([x, x]) for k, x in g.edata.items()} if copy_edata else None
-    return _homogeneous(Graph.from_edge_index(both, g.num_nodes()), g.ndata if copy_ndata else None, edges)
-
-
-def to_bidirected(g: DGLGraph, copy_ndata: bool = False) -> DGLGraph:
-    """The graph with both directions of every edge, each once."""
-    n = g.num_nodes()
-    src, dst = _only("dgl.to_bidirected", g).edge_index
-    keys = torch.cat([src * n + dst, dst * n + src]).unique()
-    fused = Graph.from_coo(keys // n, keys % n, num_nodes=n)
-    return _homogeneous(fused, g.ndata if copy_ndata else None)
-
-
-def to_simple(
-    g: DGLGraph, return_counts: str | None = "count", writeback_mapping: bool = False,
-    copy_ndata: bool = True, copy_edata: bool = False, aggregator: str = "arbitrary",
+def to_heterogeneous(
+    G: DGLGraph, ntypes: Sequence[str], etypes: Sequence[str], ntype_field: str = "_TYPE",
+    etype_field: str = "_TYPE", metagraph: Any = None,
 ) -> DGLGraph:  # fmt: skip
-    """The graph with every edge once, sorted; return_counts: the name of a feature for its count."""
-    if writeback_mapping or copy_edata:
-        raise NotImplementedError("dgl.to_simple: writeback_mapping, copy_edata: expected False in dfgnn")
-    n = g.num_nodes()
-    src, dst = _only("dgl.to_simple", g).edge_index
-    keys, counts = (src * n + dst).unique(return_counts=True)
-    fused = Graph.from_coo(keys // n, keys % n, num_nodes=n)
-    edges = None if return_counts is None else {return_counts: counts}
-    return _homogeneous(fused, g.ndata if copy_ndata else None, edges)
+    """The graph with types that the features ``ntype_field`` and ``etype_field`` of a graph of one type name
+    by their places in ntypes and etypes; ``_ID`` is each node's and edge's number in G.
 
-
-def metapath_reachable_graph(g: DGLGraph, metapath: Sequence[Any]) -> DGLGraph:
-    """The graph with an edge from each node to all nodes that it reaches along these relations in turn."""
-    relations = [g.to_canonical_etype(etype) for etype in metapath]
-    kinds = relations[0][0], relations[-1][2]
-    begin = end = torch.arange(g.num_nodes(kinds[0]), device=g.device)
-    for relation in relations:
-        place, edge = pairs(end, g.graphs[relation].reverse())
-        begin, end = begin[place], g.graphs[relation].edge_index[1][edge]
-        size = max(g.num_nodes(relation[2]), 1)
-        keys = (begin * size + end).unique()
-        begin, end = keys // size, keys % size
-    fused = between((begin, end), g.num_nodes(kinds[0]), g.num_nodes(kinds[1]))
-    sizes = {kind: g.num_nodes(kind) for kind in kinds}
-    nodes = {kind: dict(g.nodes[kind].data) for kind in sizes}
-    return DGLGraph._of({(kinds[0], "_E", kinds[1]): fused}, sizes, (nodes, {}))
-
-
-def batch(graphs: Sequence[DGLGraph], ndata: Any = ALL, edata: Any = ALL) -> DGLGraph:
-    """The disjoint union of graphs with the same types; features that all of them have are concatenated."""
-    graphs = list(graphs)
-    if not graphs:
-        raise DGLError("dgl.batch: graphs: expected at least one graph, got none")
-    first = graphs[0]
-    if any(list(g.graphs) != list(first.graphs) or g.ntypes != first.ntypes for g in graphs):
-        raise DGLError("dgl.batch: graphs: expected the same types of nodes and edges in all of them")
-    frames = (
-        {kind: _joined([g._nodes[kind] for g in graphs], ndata) for kind in first._sizes},
-        {r: _joined([g._edges[r] for g in graphs], edata) for r in first.graphs},
-    )
-    fused = {r: Graph.batch([g.graphs[r] for g in graphs]) for r in first.graphs}
-    sizes = {kind: sum(g._sizes[kind] for g in graphs) for kind in first._sizes}
-    whole = DGLGraph._of(fused, sizes, frames)
-    for kind in first._sizes:
-        whole._batch_nodes[kind] = torch.cat([g.batch_num_nodes(kind) for g in graphs])
-    for relation in first.graphs:
-        whole._batch_edges[relation] = torch.cat([g.batch_num_edges(relation) for g in graphs])
-    return whole
-
-
-def _joined(frames: Sequence[Any], names: Any) -> dict[str, Tensor]:
-    filled = [frame for frame in frames if frame.rows] or frames[:1]
-    wanted = dict.fromkeys(n for f in filled for n in f) if names == ALL else (names or ())
-    for name in wanted:
-        if any(name not in frame for frame in filled):
-            raise DGLError(
-                f"dgl.batch: expected feature {name!r} in all graphs, or in none, got some with it"
-            )
-    return {name: torch.cat([frame[name] for frame in filled]) for name in wanted}
-
-
-def unbatch(g: DGLGraph) -> list[DGLGraph]:
-    """Splits a batch into its graphs."""
-    nodes = {kind: g.batch_num_nodes(kind).tolist() for kind in g._sizes}
-    edges = {r: g.batch_num_edges(r).tolist() for r in g.graphs}
-    node_frames = {kind: _split(g._nodes[kind], counts) for kind, counts in nodes.items()}
-    edge_frames = {r: _split(g._edges[r], counts) for r, counts in edges.items()}
-    ends = {r: list(graph.edge_index.split(edges[r], 1)) for r, graph in g.graphs.items()}
-    first, found = dict.fromkeys(nodes, 0), []
-    for k in range(g.batch_size):
-        graphs = {}
-        for r in g.graphs:
-            src, dst = ends[r][k][0] - first[r[0]], ends[r][k][1] - first[r[2]]
-            graphs[r] = Graph.from_coo(src, dst, num_src=nodes[r[0]][k], num_dst=nodes[r[2]][k])
-        sizes = {kind: nodes[kind][k] for kind in nodes}
-        frames = ({kind: x[k] for kind, x in part.items()} for part in (node_frames, edge_frames))
-        found.append(DGLGraph._of(graphs, sizes, tuple(frames)))
-        first = {kind: first[kind] + sizes[kind] for kind in nodes}
-    return found
-
-
-def _split(frame: Any, counts: list[int]) -> list[dict[str, Tensor]]:
-    parts = {name: x.split(counts) for name, x in frame.items()}
-    return [{name: x[k] for name, x in parts.items()} for k in range(len(counts))]
-
-
-DGLGraph.add_self_loop = add_self_loop  # type: ignore[attr-defined]
-DGLGraph.remove_self_loop = remove_self_loop  # type: ignore[attr-defined]
+    metagraph: a networkx graph of the relations wanted, of which others' edges are left out; by default all.
+    """
+    where = "dgl.to_heterogeneous"
+    if not G.is_homogeneous:
+        raise DGLError(f"{where}: G: expected one type of nodes and of edges")
+    kinds, names = G.ndata[ntype_field], G.edata[etype_field]
+    src, dst = (x.long() for x in G.edges())
+    nodes = [(kinds == k).nonzero().squeeze(1) for k in range(len(ntypes))]
+    local = torch.empty_like(kinds, dtype=torch.int64)
+    for chosen in nodes:
+        local[chosen] = torch.arange(len(chosen), device=G.device)
+    if metagraph is None:
+        found = torch.stack([kinds[src], names, kinds[dst]], 1).unique(dim=0).tolist()
+    else:
+        found = [
+            [list(ntypes).index(begin), list(etypes).index(name), list(ntypes).index(end)]
+            for begin, end, name in metagraph.edges(keys=True)
+        ]
+    edges = {}
+    for begin, name, end in found:
+        chosen = ((kinds[src] == begin) & (names == name) & (kinds[dst] == end)).nonzero().squeeze(1)
+        edges[ntypes[begin], etypes[name], ntypes[end]] = chosen
+    ends = {
+        relation: (local[src[x]].to(G.idtype), local[dst[x]].to(G.idtype)) for relation, x in edges.items()
+    }
+    made = heterograph(ends, {kind: len(x) for kind, x in zip(ntypes, nodes)}, G.idtype, G.device)
+    frames = [
+        (made._node_frames[made.get_ntype_id(kind)], G._node_frames[0], x, ntype_field)
+        for kind, x in zip(ntypes, nodes)
+    ] + [
+        (made._edge_frames[made.get_etype_id(r)], G._edge_frames[0], x, etype_field) for r, x in edges.items()
+    ]
+    for frame, whole, chosen, field in frames:
+        part = whole.part(chosen)
+        frame.update({name: part[name] for name in part if name not in (field, "_ID")})
+        frame["_ID"] = chosen
+    return made

@@ -1,194 +1,160 @@
-"""Data sets of ``dgl.data``, which torch_geometric downloads and reads; and files of graphs."""
+"""Data sets of citations with the names of ``dgl.data``, which torch_geometric downloads; and files of
+graphs."""
 
 from __future__ import annotations
 
-import argparse
 import os
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..graph import Graph
+from ..nn import DGLError
 from .block import DGLBlock
 from .create import graph
-from .edges import between
+from .frames import Frame
 from .graph import DGLGraph
 
 
-class _Citation:
-    """One graph with ``feat``, ``label`` and masks of nodes, like ``dgl.data``'s: rows of features add up to
-    1. raw_dir: the folder of torch_geometric's files, by default ``~/.dgl``."""
+class CitationGraphDataset:
+    """One graph with features ``feat``, whose rows add up to 1, ``label`` and the masks ``train_mask``,
+    ``val_mask`` and ``test_mask``, with both directions of each edge and the loops of the raw files; edges
+    are sorted.
 
-    _name = ""
+    name: "cora", "citeseer" or "pubmed".  raw_dir: the folder of torch_geometric's files, by default
+    ``~/.dgl``.  transform: applied to the graph when it is read.
+    """
 
     def __init__(
-        self,
-        raw_dir: str | None = None,
+        self, name: str, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True,
         transform: Callable[[DGLGraph], DGLGraph] | None = None,
-        **_: Any,
-    ):
-        data = _torch_geometric("Planetoid")(raw_dir or os.path.expanduser("~/.dgl"), self._name)
-        self.num_classes, found = data.num_classes, data[0]
-        self._graph = graph(tuple(found.edge_index), num_nodes=found.num_nodes)
-        feat = found.x / found.x.sum(1, keepdim=True).clamp(min=1)
-        self._graph.ndata.update(feat=feat, label=found.y)
-        for name in ("train_mask", "val_mask", "test_mask"):
-            self._graph.ndata[name] = found[name]
-        if transform is not None:
-            self._graph = transform(self._graph)
+    ):  # fmt: skip
+        names = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}
+        if name.lower() not in names:
+            raise DGLError(f"CitationGraphDataset: name: expected one of {list(names)}, got {name!r}")
+        try:
+            from torch_geometric.datasets import Planetoid
+        except ImportError as error:
+            raise ImportError("dfgnn.compat.data: expected torch_geometric, which reads the files") from error
+        found = Planetoid(
+            raw_dir or os.path.expanduser("~/.dgl"), names[name.lower()], force_reload=force_reload
+        )
+        read, self.num_classes, self._transform = found[0], found.num_classes, transform
+        path = next(path for path in found.raw_paths if path.endswith(".graph"))
+        self._graph = graph(_edges_of(path), num_nodes=read.num_nodes)
+        feat = read.x / read.x.sum(1, keepdim=True).masked_fill(read.x.sum(1, keepdim=True) == 0, 1)
+        masks = {name: read[name] for name in ("train_mask", "val_mask", "test_mask")}
+        self._graph.ndata.update(feat=feat, label=read.y, **masks)
+        if verbose:
+            print(f"{names[name.lower()]}: {read.num_nodes} nodes, {self._graph.num_edges()} edges")
 
-    def __getitem__(self, k: int) -> DGLGraph:
-        if k:
+    @property
+    def num_labels(self) -> int:
+        return self.num_classes
+
+    def __getitem__(self, idx: int) -> DGLGraph:
+        if idx != 0:
             raise IndexError("this data set has one graph")
-        return self._graph
+        return self._graph if self._transform is None else self._transform(self._graph)
 
     def __len__(self) -> int:
         return 1
 
 
-class CoraGraphDataset(_Citation):
-    _name = "Cora"
+def _edges_of(path: str) -> tuple[Tensor, Tensor]:
+    """Both directions of each edge of a file that holds a dictionary node -> list of neighbours. (PyG's graph
+    lacks the loops.)"""
+    with open(path, "rb") as file:
+        neighbours = pickle.load(file, encoding="latin1")
+    ends = [(u, v) for u, near in neighbours.items() for v in near]
+    edges = torch.tensor(ends, dtype=torch.int64).reshape(-1, 2)
+    src, dst = torch.cat([edges, edges.flip(1)]).unique(dim=0).unbind(1)
+    return src, dst
 
 
-class CiteseerGraphDataset(_Citation):
-    _name = "CiteSeer"
-
-
-class PubmedGraphDataset(_Citation):
-    _name = "PubMed"
-
-
-def load_data(args: Any) -> _Citation:
-    """The data set named by ``args.dataset``: cora, citeseer or pubmed."""
-    known = {"cora": CoraGraphDataset, "citeseer": CiteseerGraphDataset, "pubmed": PubmedGraphDataset}
-    if args.dataset not in known:
-        raise ValueError(f"dgl.data.load_data: dataset: expected one of {list(known)}, got {args.dataset!r}")
-    return known[args.dataset]()
-
-
-class PPIDataset:
-    """Graphs of proteins with ``feat`` and ``label``. mode: "train", "valid" or "test"."""
-
-    num_labels = num_classes = 121
-
+class CoraGraphDataset(CitationGraphDataset):
     def __init__(
-        self, mode: str = "train", raw_dir: str | None = None,
-        transform: Callable[[DGLGraph], DGLGraph] | None = None, **_: Any,
-    ):  # fmt: skip
-        if mode not in ("train", "valid", "test"):
-            raise ValueError(f"PPIDataset: mode: expected train, valid or test, got {mode!r}")
-        found = _torch_geometric("PPI")(_folder(raw_dir, "PPI"), {"valid": "val"}.get(mode, mode))
-        self._graphs = []
-        for sample in found:
-            g = graph(tuple(sample.edge_index), num_nodes=sample.num_nodes)
-            g.ndata.update(feat=sample.x, label=sample.y)
-            self._graphs.append(g if transform is None else transform(g))
-
-    def __getitem__(self, k: int) -> DGLGraph:
-        return self._graphs[k]
-
-    def __len__(self) -> int:
-        return len(self._graphs)
+        self, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True, **options: Any
+    ):
+        super().__init__("cora", raw_dir, force_reload, verbose, **options)
 
 
-class TUDataset:
-    """Pairs of a graph and its label; graphs may have ``node_labels``, ``node_attr`` and ``edge_attr``."""
-
+class CiteseerGraphDataset(CitationGraphDataset):
     def __init__(
-        self, name: str, raw_dir: str | None = None,
-        transform: Callable[[DGLGraph], DGLGraph] | None = None, **_: Any,
-    ):  # fmt: skip
-        found = _torch_geometric("TUDataset")(
-            _folder(raw_dir, "TU"), name, use_node_attr=True, use_edge_attr=True
-        )
-        self.num_classes = self.num_labels = found.num_classes
-        attributes, self._samples = found.num_node_attributes, []
-        for sample in found:
-            g = graph(tuple(sample.edge_index), num_nodes=sample.num_nodes)
-            if sample.x is not None:
-                if attributes:
-                    g.ndata["node_attr"] = sample.x[:, :attributes]
-                if sample.x.shape[1] > attributes:
-                    g.ndata["node_labels"] = sample.x[:, attributes:].argmax(1, keepdim=True)
-            if sample.edge_attr is not None:
-                g.edata["edge_attr"] = sample.edge_attr
-            self._samples.append((g if transform is None else transform(g), sample.y.view(-1)))
-
-    def __getitem__(self, k: int) -> tuple[DGLGraph, Any]:
-        return self._samples[k]
-
-    def __len__(self) -> int:
-        return len(self._samples)
+        self, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True, **options: Any
+    ):
+        super().__init__("citeseer", raw_dir, force_reload, verbose, **options)
 
 
-def _torch_geometric(name: str) -> Any:
-    try:
-        from torch_geometric import datasets
-    except ImportError as error:
-        raise ImportError("dfgnn.compat.data: expected torch_geometric, which reads the files") from error
-    return getattr(datasets, name)
-
-
-def _folder(raw_dir: str | None, name: str) -> str:
-    return os.path.join(raw_dir or os.path.expanduser("~/.dgl"), name)
-
-
-class Subset:
-    """The samples of a data set that have these indices."""
-
-    def __init__(self, dataset: Any, indices: Any):
-        self.dataset, self.indices = dataset, indices
-
-    def __getitem__(self, k: int) -> Any:
-        return self.dataset[int(self.indices[k])]
-
-    def __len__(self) -> int:
-        return len(self.indices)
+class PubmedGraphDataset(CitationGraphDataset):
+    def __init__(
+        self, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True, **options: Any
+    ):
+        super().__init__("pubmed", raw_dir, force_reload, verbose, **options)
 
 
 _MARK = "dfgnn.compat.save_graphs"
 
 
 def save_graphs(
-    filename: str, g_list: Any, labels: dict[str, Any] | None = None, formats: Any = None
+    filename: str, g_list: Any, labels: Mapping[str, Tensor] | None = None, formats: Any = None
 ) -> None:
-    """Saves graphs with their features, and named tensors, to a file of PyTorch, which DGL cannot read."""
+    """Saves graphs with their features, and named tensors, to a file of PyTorch, which DGL cannot read; makes
+    its folder. formats: has no effect."""
     graphs = [g_list] if isinstance(g_list, DGLGraph) else list(g_list)
+    if not all(isinstance(g, DGLGraph) for g in graphs):
+        raise DGLError("dgl.save_graphs: g_list: expected a DGLGraph or a list of them")
     content = [
         {
-            "ends": {r: found.edge_index for r, found in g.graphs.items()},
-            "sizes": dict(g._sizes), "block": g.is_block,
-            "nodes": {kind: dict(frame) for kind, frame in g._nodes.items()},
-            "edges": {r: dict(frame) for r, frame in g._edges.items()},
+            "ntypes": g._ntypes, "sizes": g._sizes, "etypes": g._etypes, "ends": g._ends, "idtype": g.idtype,
+            "edges": [found.edge_index for found in g._graphs], "block": g.is_block,
+            "nodes": [dict(frame) for frame in g._node_frames],
+            "features": [dict(frame) for frame in g._edge_frames],
+            "sides": len(g._sides[0]) if g.is_block else None,
         }
         for g in graphs
     ]  # fmt: skip
+    os.makedirs(os.path.dirname(os.path.abspath(filename)), exist_ok=True)
     torch.save({"format": _MARK, "graphs": content, "labels": dict(labels or {})}, filename)
 
 
-def load_graphs(filename: str, idx_list: Any = None) -> tuple[list[DGLGraph], dict[str, Any]]:
-    """Loads the graphs and tensors of a file of :func:`save_graphs`."""
+def load_graphs(filename: str, idx_list: Any = None) -> tuple[list[DGLGraph], dict[str, Tensor]]:
+    """Loads the graphs and tensors of a file of :func:`save_graphs`; idx_list: the places of those wanted."""
+    if not os.path.exists(filename):
+        raise DGLError(f"dgl.load_graphs: {filename}: expected a file, there is none")
     try:
         content = torch.load(filename, weights_only=True)
-    except OSError:
-        raise
     except Exception as error:
-        raise ValueError(
+        raise DGLError(
             f"dgl.load_graphs: {filename} was not written by dfgnn, which does not read DGL's own format: "
             "with DGL, save g.edges() and the features by torch.save"
         ) from error
     if not isinstance(content, dict) or content.get("format") != _MARK:
-        raise ValueError(f"dgl.load_graphs: {filename}: expected a file of save_graphs")
-    graphs = []
-    for saved in content["graphs"]:
-        sizes = saved["sizes"]
-        fused = {r: between(ends, sizes[r[0]], sizes[r[2]]) for r, ends in saved["ends"].items()}
-        kind = DGLBlock if saved["block"] else DGLGraph
-        graphs.append(kind._of(fused, sizes, (saved["nodes"], saved["edges"])))
-    chosen = graphs if idx_list is None else [graphs[k] for k in idx_list]
-    return chosen, content["labels"]
+        raise DGLError(f"dgl.load_graphs: {filename}: expected a file of save_graphs")
+    graphs = [_of_file(saved) for saved in content["graphs"]]
+    return (graphs if idx_list is None else [graphs[k] for k in idx_list]), content["labels"]
 
 
-def register_data_args(parser: argparse.ArgumentParser) -> None:
-    """Adds the argument ``--dataset`` of DGL's examples."""
-    parser.add_argument("--dataset", type=str, required=False, help="cora, citeseer, pubmed")
+def _of_file(saved: Mapping[str, Any]) -> DGLGraph:
+    sizes, ends = saved["sizes"], [tuple(pair) for pair in saved["ends"]]
+    graphs = [
+        Graph.from_coo(src, dst, num_src=sizes[begin], num_dst=sizes[end])
+        for (src, dst), (begin, end) in zip(saved["edges"], ends)
+    ]
+    frames = [Frame(n, x) for n, x in zip(sizes, saved["nodes"])]
+    edge_frames = [Frame(g.num_edges, x) for g, x in zip(graphs, saved["features"])]
+    kind = DGLBlock if saved["block"] else DGLGraph
+    return kind._of(
+        saved["ntypes"],
+        sizes,
+        saved["etypes"],
+        ends,
+        graphs,
+        saved["idtype"],
+        frames,
+        edge_frames,
+        saved["sides"],
+    )

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import data
 
-from ..graph import Graph
 from ..nn import DGLError
-from .block import DGLBlock, to_block
-from .create import _homogeneous, batch
+from .batch import batch
+from .block import DGLBlock, renumbered
 from .graph import DGLGraph
+from .ids import ids
+from .sparse.structure import pairs
 
 
 class GraphCollator:
@@ -24,125 +25,247 @@ class GraphCollator:
         first = items[0]
         if isinstance(first, DGLGraph):
             return batch(items)
-        if isinstance(first, dict):
+        if isinstance(first, Mapping):
             return {name: self.collate([item[name] for item in items]) for name in first}
         if isinstance(first, tuple) and hasattr(first, "_fields"):
             return type(first)(*(self.collate(part) for part in zip(*items)))
-        if isinstance(first, (tuple, list)):
+        if isinstance(first, Sequence) and not isinstance(first, (str, bytes)):
+            if any(len(item) != len(first) for item in items):
+                raise DGLError("GraphDataLoader: expected samples of one length")
             return [self.collate(part) for part in zip(*items)]
         return data.default_collate(list(items))
 
 
 class GraphDataLoader(data.DataLoader):
-    """A ``torch.utils.data.DataLoader`` whose samples contain graphs; it has the same arguments."""
+    """A ``torch.utils.data.DataLoader`` whose samples contain graphs; it has the same arguments.
 
-    def __init__(self, dataset: Any, collate_fn: Any = None, use_ddp: bool = False, **options: Any):
+    use_ddp: every process of torch.distributed loads its own part of the samples, drawn by ``ddp_seed`` and
+    the number that :meth:`set_epoch` is given.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Any = None, use_ddp: bool = False, ddp_seed: int = 0, **options: Any
+    ):
+        self._share: Any = None
         if use_ddp:
-            raise NotImplementedError("GraphDataLoader: use_ddp: expected False; give a DistributedSampler")
+            drop_last = options.pop("drop_last", False)
+            self._share = data.DistributedSampler(
+                dataset, shuffle=options.pop("shuffle", False), seed=ddp_seed, drop_last=drop_last
+            )
+            options["sampler"] = self._share
         super().__init__(dataset, collate_fn=collate_fn or GraphCollator().collate, **options)
 
+    def set_epoch(self, epoch: int) -> None:
+        if self._share is None:
+            raise DGLError("GraphDataLoader.set_epoch: expected a loader with use_ddp=True")
+        self._share.set_epoch(epoch)
 
-class BlockSampler:
-    """Samples neighbourhoods hop by hop: for each of ``fanouts``, from the last to the first, edges into the
-    nodes that were reached. -1 takes all edges; another fanout at most this number of edges per node,
-    without replacement."""
 
-    def __init__(self, fanouts: Sequence[int], **options: Any):
-        given = {name: value for name, value in options.items() if value not in (None, False, "in")}
-        if given:
-            raise NotImplementedError(f"{type(self).__name__}: dfgnn has no {', '.join(given)}")
-        self.fanouts = list(fanouts)
+class Sampler:
+    """What makes a mini-batch of a graph and seeds."""
 
-    def sample_blocks(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> tuple:
-        """(input nodes, seeds, blocks); features ``_ID`` of the blocks hold numbers of nodes and edges in
-        g."""
-        if exclude_eids is not None:
-            raise NotImplementedError(f"{type(self).__name__}: exclude_eids: expected None in dfgnn")
-        nodes = g._ids(seed_nodes)
-        blocks: list[DGLBlock] = []
-        seeds = nodes
-        for fanout in reversed(self.fanouts):
-            block = _hop(g, nodes, fanout)
-            blocks.insert(0, block)
-            nodes = block.srcdata["_ID"]
-        return nodes, seeds, blocks
+    def sample(self, g: DGLGraph, indices: Any) -> Any:
+        raise NotImplementedError
 
-    sample = sample_blocks
+
+class BlockSampler(Sampler):
+    """A sampler of blocks; subclasses define ``sample_blocks``. Blocks have all features of the graph, which
+    are gathered when they are read; so ``prefetch_...`` have no effect."""
+
+    def __init__(
+        self, prefetch_node_feats: Any = None, prefetch_labels: Any = None, prefetch_edge_feats: Any = None,
+        output_device: Any = None,
+    ):  # fmt: skip
+        self.output_device = output_device
+
+    def sample_blocks(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        raise NotImplementedError
+
+    def sample(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        return self.sample_blocks(g, seed_nodes, exclude_eids)
 
 
 class NeighborSampler(BlockSampler):
-    pass
+    """Samples neighbourhoods hop by hop: for each of ``fanouts``, from the last to the first, edges into the
+    nodes that were reached.
+
+    fanouts: numbers, or dictionaries of such by relation; -1 takes all edges, another at most this number of
+    edges per node and relation.  replace: draw edges with replacement, exactly that number of each node with
+    edges.  prob: the name of an edge feature to which an edge's probability is proportional; edges with 0
+    are not taken.  mask: the name of a boolean edge feature; others are not taken.
+    """
+
+    def __init__(
+        self, fanouts: Sequence[Any], edge_dir: str = "in", prob: str | None = None, mask: str | None = None,
+        replace: bool = False, prefetch_node_feats: Any = None, prefetch_labels: Any = None,
+        prefetch_edge_feats: Any = None, output_device: Any = None, fused: bool = True,
+    ):  # fmt: skip
+        super().__init__(prefetch_node_feats, prefetch_labels, prefetch_edge_feats, output_device)
+        if edge_dir != "in":
+            raise NotImplementedError(f"NeighborSampler: edge_dir: expected 'in' in dfgnn, got {edge_dir!r}")
+        if prob is not None and mask is not None:
+            raise ValueError("NeighborSampler: prob, mask: expected at most one of them")
+        self.fanouts, self.replace, self.prob = list(fanouts), replace, prob or mask
+
+    def sample_blocks(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        """(input nodes, seeds, blocks); seeds that are given more than once are destinations as often, each
+        with edges of its own."""
+        excluded = _by_type(g, exclude_eids, "edges") if exclude_eids is not None else {}
+        nodes = [_ids_of(g, seed_nodes, kind) for kind in range(len(g.ntypes))]
+        blocks: list[DGLBlock] = []
+        for fanout in reversed(self.fanouts):
+            blocks.insert(0, self._hop(g, nodes, fanout, excluded))
+            nodes = [frame["_ID"].long() for frame in blocks[0]._node_frames[: len(nodes)]]
+        inputs = {kind: x.to(g.idtype) for kind, x in zip(g.ntypes, nodes)}
+        if self.output_device is not None:
+            blocks = [block.to(self.output_device) for block in blocks]
+            inputs = {kind: x.to(self.output_device) for kind, x in inputs.items()}
+        return (inputs if len(inputs) > 1 else inputs[g.ntypes[0]]), seed_nodes, blocks
+
+    def _hop(self, g: DGLGraph, nodes: list[Tensor], fanout: Any, excluded: Mapping[Any, Any]) -> DGLBlock:
+        targets, eids = [], []
+        for place, (relation, (_, end)) in enumerate(zip(g.canonical_etypes, g._ends)):
+            graph = g._graphs[place]
+            target, edges = pairs(nodes[end], graph)
+            if relation in excluded:
+                out = ids(
+                    "NeighborSampler",
+                    "exclude_eids",
+                    excluded[relation],
+                    graph.num_edges,
+                    torch.int64,
+                    g.device,
+                )
+                keep = ~torch.isin(edges, out)
+                target, edges = target[keep], edges[keep]
+            weight = None
+            if self.prob is not None and self.prob in g._edge_frames[place]:
+                weight = g._edge_frames[place][self.prob][edges].double()
+                target, edges, weight = (x[weight > 0] for x in (target, edges, weight))
+            count = fanout[relation] if isinstance(fanout, Mapping) and relation in fanout else fanout
+            count = count[relation[1]] if isinstance(count, Mapping) else count
+            if count >= 0:
+                keep = _drawn(target, int(count), weight, self.replace)
+                target, edges = target[keep], edges[keep]
+            targets.append(target)
+            eids.append(edges)
+        return renumbered(g, nodes, targets, eids)
 
 
-class MultiLayerNeighborSampler(BlockSampler):
-    pass
+MultiLayerNeighborSampler = NeighborSampler
 
 
-class MultiLayerFullNeighborSampler(BlockSampler):
+class MultiLayerFullNeighborSampler(NeighborSampler):
     """A sampler that takes all neighbours in num_layers hops."""
 
     def __init__(self, num_layers: int, **options: Any):
         super().__init__([-1] * num_layers, **options)
 
 
-def _hop(g: DGLGraph, nodes: Tensor, fanout: int) -> DGLBlock:
-    if not g.is_homogeneous or g.is_block:
-        raise NotImplementedError("dgl.dataloading: expected one type of nodes and edges in dfgnn")
-    src, dst, eids = g.in_edges(nodes, form="all")
-    if fanout >= 0:
-        keep = _drawn(dst, fanout)
-        src, dst, eids = src[keep], dst[keep], eids[keep]
-    hop = _homogeneous(Graph.from_coo(src, dst, num_nodes=g.num_nodes()), None, {"_ID": eids})
-    block = to_block(hop, nodes)
-    for name, x in g.ndata.items():
-        block.srcdata[name], block.dstdata[name] = x[block.srcdata["_ID"]], x[nodes]
-    for name, x in g.edata.items():
-        block.edata[name] = x[eids]
-    block.srcdata["_ID"], block.dstdata["_ID"], block.edata["_ID"] = block.srcdata["_ID"], nodes, eids
-    return block
+def _by_type(g: DGLGraph, given: Any, of: str) -> Mapping[Any, Any]:
+    kinds = g.ntypes if of == "nodes" else g.canonical_etypes
+    if isinstance(given, Mapping):
+        return given if of == "nodes" else {g.to_canonical_etype(etype): x for etype, x in given.items()}
+    if len(kinds) != 1:
+        raise DGLError(f"dgl.dataloading: {of}: expected a dictionary by type, one of {kinds}")
+    return {kinds[0]: given}
 
 
-def _drawn(dst: Tensor, fanout: int) -> Tensor:
-    """Positions of at most ``fanout`` edges per destination; all such sets are equally likely."""
-    order = torch.rand(len(dst), device=dst.device).argsort()
-    order = order[dst[order].argsort(stable=True)]
-    ends = dst[order]
-    _, counts = ends.unique_consecutive(return_counts=True)
-    first = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    return order[torch.arange(len(dst), device=dst.device) - first < fanout].sort().values
+def _ids_of(g: DGLGraph, seeds: Any, kind: int) -> Tensor:
+    given = _by_type(g, seeds, "nodes").get(g.ntypes[kind], ())
+    return ids("NeighborSampler", "seed_nodes", given, g._sizes[kind], torch.int64, g.device)
 
 
-# Arguments of DGL's loader that do not change results, and are ignored.
-_OF_THREADS = "ddp_seed", "use_prefetch_thread", "use_alternate_streams", "pin_prefetcher"
+def _drawn(target: Tensor, count: int, weight: Tensor | None, replace: bool) -> Tensor:
+    """Positions of at most ``count`` edges per destination, whose edges are consecutive; or, with
+    replacement, of ``count``."""
+    _, sizes = target.unique_consecutive(return_counts=True)
+    first = sizes.cumsum(0) - sizes
+    if replace:
+        if weight is None:
+            places = (torch.rand(len(sizes), count, device=target.device) * sizes.unsqueeze(1)).long()
+            return (first.unsqueeze(1) + places.clamp(max=(sizes - 1).unsqueeze(1))).flatten()
+        ends = weight.cumsum(0)
+        before, last = ends[first] - weight[first], ends[first + sizes - 1]
+        drawn = torch.rand(len(sizes), count, device=target.device, dtype=ends.dtype)
+        drawn = before.unsqueeze(1) + drawn * (last - before).unsqueeze(1)
+        places = torch.searchsorted(ends, drawn.flatten(), right=True).view_as(drawn)
+        return torch.minimum(
+            torch.maximum(places, first.unsqueeze(1)), (first + sizes - 1).unsqueeze(1)
+        ).flatten()
+    # The smallest of exponential variables with these rates: Efraimidis and Spirakis, "Weighted random
+    # sampling with a reservoir" (Information Processing Letters 97, 2006).
+    key = torch.rand(len(target), device=target.device, dtype=torch.float64)
+    key = key if weight is None else -torch.log1p(-key) / weight
+    order = key.argsort()
+    order = order[target[order].argsort(stable=True)]
+    return (
+        order[torch.arange(len(target), device=target.device) - first.repeat_interleave(sizes) < count]
+        .sort()
+        .values
+    )
 
 
 class DataLoader(data.DataLoader):
-    """Loads (input nodes, seeds, blocks) for batches of seeds; further arguments are torch's DataLoader's."""
+    """Loads what a sampler makes, (input nodes, seeds, blocks), for batches of seeds: a tensor of nodes, or a
+    dictionary of such by type. device: where batches are moved. Others are torch's DataLoader's."""
 
     def __init__(
-        self, graph: DGLGraph, indices: Any, graph_sampler: BlockSampler, device: Any = None, **options: Any
-    ):
-        for name in ("use_ddp", "use_uva"):
-            if options.pop(name, False):
-                raise NotImplementedError(f"DataLoader: {name}: expected False in dfgnn")
-        for name in _OF_THREADS:
-            options.pop(name, None)
-        if not isinstance(indices, (Tensor, list)):
-            raise DGLError(f"DataLoader: indices: expected a tensor of nodes, got {type(indices).__name__}")
-        self.graph, self._to = graph, device
-        seeds = torch.as_tensor(indices)
+        self, graph: DGLGraph, indices: Any, graph_sampler: Sampler, device: Any = None,
+        use_ddp: bool = False, ddp_seed: int = 0, use_uva: bool = False, use_prefetch_thread: Any = None,
+        use_alternate_streams: Any = None, pin_prefetcher: Any = None, **options: Any,
+    ):  # fmt: skip
+        if use_uva:
+            raise NotImplementedError("DataLoader: use_uva: expected False in dfgnn")
+        if not isinstance(indices, (Tensor, Mapping)):
+            raise DGLError(
+                "DataLoader: indices: expected a tensor of nodes, or a dictionary by type, got "
+                f"{type(indices).__name__}"
+            )
+        self.graph, self.graph_sampler, self._to = graph, graph_sampler, device
+        self._share: Any = None
+        seeds: Any = []
+        for kind, x in indices.items() if isinstance(indices, Mapping) else [(None, indices)]:
+            seeds += [(kind, node) for node in x.tolist()]
+        typed = isinstance(indices, Mapping)
 
-        def sample(nodes: list[Tensor]) -> Any:
-            return graph_sampler.sample(graph, torch.stack(nodes))
+        def sample(chosen: list[Any]) -> Any:
+            if not typed:
+                nodes: Any = torch.tensor(
+                    [node for _, node in chosen], dtype=graph.idtype, device=graph.device
+                )
+                return graph_sampler.sample(graph, nodes)
+            kinds: dict[Any, list[int]] = {}
+            for kind, node in chosen:
+                kinds.setdefault(kind, []).append(node)
+            found = {
+                kind: torch.tensor(x, dtype=graph.idtype, device=graph.device) for kind, x in kinds.items()
+            }
+            return graph_sampler.sample(graph, found)
 
-        super().__init__(list(seeds), collate_fn=sample, **options)  # type: ignore[arg-type]
+        if use_ddp:
+            self._share = data.DistributedSampler(
+                seeds,
+                shuffle=options.pop("shuffle", False),
+                seed=ddp_seed,
+                drop_last=options.get("drop_last", False),  # type: ignore[arg-type]
+            )
+            options["sampler"] = self._share
+        super().__init__(seeds, collate_fn=sample, **options)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        if self._share is None:
+            raise DGLError("DataLoader.set_epoch: expected a loader with use_ddp=True")
+        self._share.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for nodes, seeds, blocks in super().__iter__():
-            if self._to is not None:
-                nodes, seeds = nodes.to(self._to), seeds.to(self._to)
-                blocks = [block.to(self._to) for block in blocks]
-            yield nodes, seeds, blocks
+        for found in super().__iter__():
+            yield found if self._to is None else _moved(found, self._to)
 
 
-NodeDataLoader = DataLoader
+def _moved(x: Any, device: Any) -> Any:
+    if isinstance(x, Mapping):
+        return {name: _moved(part, device) for name, part in x.items()}
+    if isinstance(x, (tuple, list)):
+        return type(x)(_moved(part, device) for part in x)
+    return x.to(device) if isinstance(x, (Tensor, DGLGraph)) else x

@@ -10,21 +10,17 @@ from torch import Tensor
 from ..graph import Graph
 from ..graph.cache import once
 from ..nn import DGLError
-from ..ops import edge_softmax, gspmm
+from ..ops import REDUCERS, edge_softmax, gspmm
 from .graph import DGLGraph
 
 
-def readout(sizes: Tensor, x: Tensor, weight: Tensor | None, op: str) -> Tensor:
-    """``[graphs, ...]``: x ``[rows, ...]`` reduced over the rows of each graph. The first graph has the first
-    sizes[0] rows."""
-    if op not in ("sum", "mean", "max", "min"):
-        raise DGLError(f"readout: op: expected sum, mean, max or min, got {op!r}")
-    graph = _of_rows(sizes, len(x))
-    if weight is None:
-        out = gspmm(graph, "copy_lhs", op, x, None)
-    else:
-        out = gspmm(graph, "copy_lhs", op, x * weight, None)
-    if op in ("max", "min"):  # in DGL, graphs without nodes get 0
+def readout(sizes: Tensor, x: Tensor, op: str) -> Tensor:
+    """``[graphs, ...]``: x ``[rows, ...]`` reduced over the rows of each graph, 0 for a graph without rows.
+    The first graph has the first sizes[0] rows."""
+    if op not in REDUCERS:
+        raise DGLError(f"readout: op: expected one of {', '.join(REDUCERS)}, got {op!r}")
+    out = gspmm(_of_rows(sizes, len(x)), "copy_lhs", op, x, None)
+    if op in ("max", "min"):
         out = out.masked_fill((sizes == 0).view(-1, *[1] * (out.dim() - 1)), 0)
     return out
 
@@ -41,20 +37,32 @@ def _of_rows(sizes: Tensor, rows: int) -> Graph:
     return once((sizes,), ("dgl.readout", rows), build)
 
 
+def _of_nodes(graph: DGLGraph, ntype: str | None) -> tuple[Any, Tensor]:
+    return graph.nodes[ntype].data, graph.batch_num_nodes(ntype)
+
+
+def _of_edges(graph: DGLGraph, etype: Any) -> tuple[Any, Tensor]:
+    return graph.edges[etype].data, graph.batch_num_edges(etype)
+
+
+def _read(of: tuple[Any, Tensor], feat: str, weight: str | None, op: str) -> Tensor:
+    data, sizes = of
+    x = data[feat]
+    return readout(sizes, x if weight is None else x * data[weight], op)
+
+
 def readout_nodes(
     graph: DGLGraph, feat: str, weight: str | None = None, *, op: str = "sum", ntype: str | None = None
 ) -> Tensor:
-    frame = graph._nodes[graph._kind(ntype)]
-    weights = None if weight is None else frame[weight]
-    return readout(graph.batch_num_nodes(ntype), frame[feat], weights, op)
+    """The feature of each graph's nodes, times their ``weight``, reduced by op: sum, mean, max or min."""
+    return _read(_of_nodes(graph, ntype), feat, weight, op)
 
 
 def readout_edges(
     graph: DGLGraph, feat: str, weight: str | None = None, *, op: str = "sum", etype: Any = None
 ) -> Tensor:
-    frame = graph._edges[graph._relation(etype)]
-    weights = None if weight is None else frame[weight]
-    return readout(graph.batch_num_edges(etype), frame[feat], weights, op)
+    """The feature of each graph's edges, times their ``weight``, reduced by op: sum, mean, max or min."""
+    return _read(_of_edges(graph, etype), feat, weight, op)
 
 
 def sum_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
@@ -83,21 +91,29 @@ def max_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: A
 
 def softmax_nodes(graph: DGLGraph, feat: str, *, ntype: str | None = None) -> Tensor:
     """Softmax over the nodes of each graph."""
-    x = graph._nodes[graph._kind(ntype)][feat]
-    return edge_softmax(_of_rows(graph.batch_num_nodes(ntype), len(x)), x)
+    data, sizes = _of_nodes(graph, ntype)
+    return edge_softmax(_of_rows(sizes, len(data[feat])), data[feat])
 
 
 def softmax_edges(graph: DGLGraph, feat: str, *, etype: Any = None) -> Tensor:
     """Softmax over the edges of each graph."""
-    x = graph._edges[graph._relation(etype)][feat]
-    return edge_softmax(_of_rows(graph.batch_num_edges(etype), len(x)), x)
+    data, sizes = _of_edges(graph, etype)
+    return edge_softmax(_of_rows(sizes, len(data[feat])), data[feat])
 
 
 def broadcast_nodes(graph: DGLGraph, graph_feat: Tensor, *, ntype: str | None = None) -> Tensor:
     """Repeats each graph's row for all of its nodes."""
-    return graph_feat.repeat_interleave(graph.batch_num_nodes(ntype), 0)
+    return _repeated(graph_feat, graph.batch_num_nodes(ntype))
 
 
 def broadcast_edges(graph: DGLGraph, graph_feat: Tensor, *, etype: Any = None) -> Tensor:
     """Repeats each graph's row for all of its edges."""
-    return graph_feat.repeat_interleave(graph.batch_num_edges(etype), 0)
+    return _repeated(graph_feat, graph.batch_num_edges(etype))
+
+
+def _repeated(rows: Tensor, sizes: Tensor) -> Tensor:
+    if len(sizes) == 1 and len(rows) != 1:  # as in DGL, one graph's row may come without its dimension
+        rows = rows.unsqueeze(0)
+    if len(rows) != len(sizes):
+        raise DGLError(f"broadcast: graph_feat: expected {len(sizes)} rows, one per graph, got {len(rows)}")
+    return rows.repeat_interleave(sizes, 0)

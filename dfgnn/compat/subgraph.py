@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..graph import Graph
 from ..nn import DGLError
-from .edges import between
 from .graph import DGLGraph
 
 
-def _chosen(x: Any, size: int, device: Any) -> Tensor:
-    """The ids of nodes or edges that are given as ids or as a mask."""
-    x = torch.as_tensor(x, device=device)
-    if x.dtype == torch.bool:
-        if x.shape != (size,):
-            raise DGLError(f"expected a mask of {size}, got {list(x.shape)}")
-        return x.nonzero().squeeze(1)
-    return x.long().reshape(-1)
+def _by_type(where: str, graph: DGLGraph, given: Any, of: str) -> Mapping[Any, Any]:
+    """Ids by type; without types they belong to the only one."""
+    if graph.is_block:
+        raise DGLError(f"dgl.{where}: graph: expected no block")
+    kinds = graph.ntypes if of == "nodes" else graph.canonical_etypes
+    if isinstance(given, Mapping):
+        return given
+    if len(kinds) != 1:
+        raise DGLError(f"dgl.{where}: {of}: expected a dictionary by type, one of {kinds}")
+    return {kinds[0]: given}
+
+
+def _chosen(where: str, graph: DGLGraph, of: str, x: Any, size: int) -> Tensor:
+    """The ids of nodes or edges that are given as ids, or as a mask in a tensor of booleans."""
+    if isinstance(x, Tensor) and x.dtype == torch.bool:
+        if x.dim() != 1:
+            raise DGLError(f"dgl.{where}: {of}: expected a mask of {size}, got shape {list(x.shape)}")
+        x = x.to(graph.device).nonzero().squeeze(1)
+    return graph._ids(x, size, f"dgl.{where}", of).long()
+
+
+def _nodes(where: str, graph: DGLGraph, nodes: Any, mask: bool) -> dict[int, Tensor]:
+    """The ids of nodes by the types' places; none of types that are not named."""
+    found = {k: torch.zeros(0, dtype=torch.int64, device=graph.device) for k in range(len(graph.ntypes))}
+    for kind, x in _by_type(where, graph, nodes, "nodes").items():
+        place = graph.get_ntype_id(kind)
+        size = graph._sizes[place]
+        found[place] = (
+            _chosen(where, graph, "nodes", x, size)
+            if mask
+            else graph._ids(x, size, f"dgl.{where}", "nodes").long()
+        )
+    return found
+
+
+def _part(
+    graph: DGLGraph, nodes: dict[int, Tensor] | None, edges: dict[int, Tensor], store_ids: bool, device: Any
+) -> Any:
+    """The graph of these nodes (None: of all, which keep their ids) and edges."""
+    parts = graph._selected(nodes or {}, edges, store_ids and nodes is not None, store_ids)
+    sizes, graphs, node_frames, edge_frames = parts
+    made = DGLGraph._of(
+        graph._ntypes, sizes, graph._etypes, graph._ends, graphs, graph.idtype, node_frames, edge_frames
+    )
+    return made if device is None else made.to(device)
 
 
 def node_subgraph(
@@ -31,35 +66,23 @@ def node_subgraph(
     relabel_nodes: bool = True,
     store_ids: bool = True,
     output_device: Any = None,
-) -> DGLGraph:
-    """The edges between these nodes, which are renumbered in this order. nodes: numbers or a mask, or a
-    dictionary of such by type. output_device: where the new graph is; None: where this one is."""
-    if not relabel_nodes:
-        raise NotImplementedError("dgl.node_subgraph: relabel_nodes: expected True in dfgnn")
-    given = nodes if isinstance(nodes, dict) else {graph._kind(None): nodes}
-    kept = {kind: _chosen(given.get(kind, ()), size, graph.device) for kind, size in graph._sizes.items()}
-    graphs, edges = {}, {}
-    places = {kind: _places(chosen, graph._sizes[kind]) for kind, chosen in kept.items()}
-    for relation, fused in graph.graphs.items():
-        src, dst = fused.edge_index
-        src, dst = places[relation[0]][src], places[relation[2]][dst]
+) -> Any:
+    """The edges between these nodes, which are renumbered in this order. nodes: different ids or a mask, or a
+    dictionary of such by type. relabel_nodes: False keeps all nodes and their ids. output_device: where the
+    new graph is; None: where this one is."""
+    kept = _nodes("node_subgraph", graph, nodes, mask=True)
+    if any(len(x.unique()) < len(x) for x in kept.values()):
+        raise DGLError("dgl.node_subgraph: nodes: expected different ids, got some more than once")
+    order = {}
+    for place, chosen in kept.items():
+        order[place] = torch.full((graph._sizes[place],), -1, dtype=torch.int64, device=graph.device)
+        order[place][chosen] = torch.arange(len(chosen), device=graph.device)
+    edges = {}
+    for k, fused in enumerate(graph._graphs):
+        src, dst = (order[kind][x] for kind, x in zip(graph._ends[k], fused.edge_index))
         eids = ((src >= 0) & (dst >= 0)).nonzero().squeeze(1)
-        eids = eids[src[eids].argsort(stable=True)]  # by source, as DGL sorts them
-        sizes = len(kept[relation[0]]), len(kept[relation[2]])
-        graphs[relation] = Graph.from_coo(src[eids], dst[eids], num_src=sizes[0], num_dst=sizes[1])
-        edges[relation] = _rows(graph._edges[relation], eids, store_ids)
-    nodes_of = {kind: _rows(graph._nodes[kind], chosen, store_ids) for kind, chosen in kept.items()}
-    sizes_of = {kind: len(x) for kind, x in kept.items()}
-    return _moved(DGLGraph._of(graphs, sizes_of, (nodes_of, edges)), output_device)
-
-
-def _moved(graph: DGLGraph, device: Any) -> DGLGraph:
-    return graph if device is None else graph.to(device)
-
-
-def _rows(frame: Any, which: Tensor, store_ids: bool) -> dict[str, Tensor]:
-    rows = {name: x[which] for name, x in frame.items()}
-    return {**rows, "_ID": which} if store_ids else rows
+        edges[k] = eids[src[eids].argsort(stable=True)]  # by source, as DGL sorts them
+    return _part(graph, kept if relabel_nodes else None, edges, store_ids, output_device)
 
 
 def edge_subgraph(
@@ -69,75 +92,97 @@ def edge_subgraph(
     relabel_nodes: bool = True,
     store_ids: bool = True,
     output_device: Any = None,
-) -> DGLGraph:
+) -> Any:
     """These edges; with relabel_nodes only the nodes at their ends, in the order in which sources and
-    then destinations come. output_device: where the new graph is; None: where this one is."""
-    given = edges if isinstance(edges, dict) else {graph._relation(None): edges}
-    chosen = {graph._relation(r): _chosen(x, graph.num_edges(r), graph.device) for r, x in given.items()}
+    then destinations come. edges: ids or a mask, or a dictionary of such by relation. output_device: where
+    the new graph is; None: where this one is."""
+    chosen = {k: torch.zeros(0, dtype=torch.int64, device=graph.device) for k in range(len(graph._graphs))}
+    for etype, x in _by_type("edge_subgraph", graph, edges, "edges").items():
+        place = graph.get_etype_id(etype)
+        chosen[place] = _chosen("edge_subgraph", graph, "edges", x, graph._graphs[place].num_edges)
+    return _of_edges(graph, chosen, relabel_nodes, store_ids, output_device)
+
+
+def _of_edges(graph: DGLGraph, edges: dict[int, Tensor], relabel: bool, store_ids: bool, device: Any) -> Any:
+    if not relabel:
+        return _part(graph, None, edges, store_ids, device)
     none = torch.zeros(0, dtype=torch.int64, device=graph.device)
-    graphs, frames = {}, {}
-    for relation, fused in graph.graphs.items():
-        eids = chosen.get(relation, none)
-        graphs[relation] = between(fused.edge_index[:, eids], fused.num_src, fused.num_dst)
-        frames[relation] = _rows(graph._edges[relation], eids, store_ids)
-    nodes = {kind: dict(frame) for kind, frame in graph._nodes.items()}
-    whole = DGLGraph._of(graphs, graph._sizes, (nodes, frames))
-    if not relabel_nodes:
-        return _moved(whole, output_device)
-    used: dict[Any, list[Tensor]] = {kind: [none] for kind in graph._sizes}
-    for relation, fused in graphs.items():
-        for kind, ends in zip((relation[0], relation[2]), fused.edge_index):
-            used[kind].append(ends)
-    kept = {kind: first_seen(torch.cat(parts)) for kind, parts in used.items()}
-    places = {kind: _places(nodes, graph._sizes[kind]) for kind, nodes in kept.items()}
-    sizes = {kind: len(nodes) for kind, nodes in kept.items()}
-    for relation, fused in graphs.items():
-        ends = [places[kind][x] for kind, x in zip((relation[0], relation[2]), fused.edge_index)]
-        graphs[relation] = between(ends, sizes[relation[0]], sizes[relation[2]])
-    rows = {kind: _rows(graph._nodes[kind], nodes, store_ids) for kind, nodes in kept.items()}
-    return _moved(DGLGraph._of(graphs, sizes, (rows, frames)), output_device)
-
-
-def _places(nodes: Tensor, size: int) -> Tensor:
-    """Where in ``nodes`` each of ``size`` nodes is, or -1."""
-    place = torch.full((size,), -1, dtype=torch.int64, device=nodes.device)
-    return place.index_copy(0, nodes, torch.arange(len(nodes), device=nodes.device))
+    used: dict[int, list[Tensor]] = {k: [none] for k in range(len(graph.ntypes))}
+    for k, eids in edges.items():
+        for kind, ends in zip(graph._ends[k], graph._graphs[k].edge_index):
+            used[kind].append(ends[eids])
+    nodes = {kind: first_seen(torch.cat(parts)) for kind, parts in used.items()}
+    return _part(graph, nodes, edges, store_ids, device)
 
 
 def first_seen(x: Tensor) -> Tensor:
     """Different numbers of x in the order in which they come first."""
     values, place = x.unique(return_inverse=True)
     at = torch.full_like(values, len(x)).scatter_reduce(
-        0, place, torch.arange(len(x), device=x.device), "amin"
+        0, place, torch.arange(len(x), dtype=x.dtype, device=x.device), "amin"
     )
     return values[at.argsort()]
 
 
-def in_subgraph(graph: DGLGraph, nodes: Any, *, relabel_nodes: bool = False, **options: Any) -> DGLGraph:
+def in_subgraph(
+    graph: DGLGraph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = False,
+    store_ids: bool = True,
+    output_device: Any = None,
+) -> Any:
     """The edges into these nodes; options: as for :func:`edge_subgraph`."""
-    return edge_subgraph(graph, graph.in_edges(nodes, form="eid"), relabel_nodes=relabel_nodes, **options)
+    kept = _nodes("in_subgraph", graph, nodes, mask=False)
+    edges = {
+        k: graph.in_edges(kept[end], "eid", graph.canonical_etypes[k]).long()
+        for k, (_, end) in enumerate(graph._ends)
+    }
+    return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
 
 
-def out_subgraph(graph: DGLGraph, nodes: Any, *, relabel_nodes: bool = False, **options: Any) -> DGLGraph:
+def out_subgraph(
+    graph: DGLGraph,
+    nodes: Any,
+    *,
+    relabel_nodes: bool = False,
+    store_ids: bool = True,
+    output_device: Any = None,
+) -> Any:
     """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
-    return edge_subgraph(graph, graph.out_edges(nodes, form="eid"), relabel_nodes=relabel_nodes, **options)
+    kept = _nodes("out_subgraph", graph, nodes, mask=False)
+    edges = {
+        k: graph.out_edges(kept[begin], "eid", graph.canonical_etypes[k]).long()
+        for k, (begin, _) in enumerate(graph._ends)
+    }
+    return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
 
 
-def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any]) -> DGLGraph:
+def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: Any = None) -> Any:
     """The graph of these relations and the types at their ends; it shares the features."""
-    relations = [graph._relation(etype) for etype in etypes]
-    kinds = {kind for relation in relations for kind in (relation[0], relation[2])}
-    sizes = {kind: size for kind, size in graph._sizes.items() if kind in kinds}
-    graphs = {relation: graph.graphs[relation] for relation in graph.graphs if relation in relations}
-    return DGLGraph._of(graphs, sizes, (graph._nodes, graph._edges))
+    chosen = [graph.get_etype_id(etype) for etype in etypes]
+    kinds = sorted({kind for k in chosen for kind in graph._ends[k]})
+    made = DGLGraph._of(
+        [graph._ntypes[k] for k in kinds], [graph._sizes[k] for k in kinds],
+        [graph._etypes[k] for k in chosen],
+        [tuple(kinds.index(kind) for kind in graph._ends[k]) for k in chosen],
+        [graph._graphs[k] for k in chosen],
+        graph.idtype, [graph._node_frames[k] for k in kinds], [graph._edge_frames[k] for k in chosen],
+    )  # fmt: skip
+    return made if output_device is None else made.to(output_device)
 
 
-def node_type_subgraph(graph: DGLGraph, ntypes: Sequence[str]) -> DGLGraph:
-    """The graph of these types and the relations between them; it shares the features."""
-    sizes = {kind: size for kind, size in graph._sizes.items() if kind in ntypes}
-    graphs = {r: fused for r, fused in graph.graphs.items() if r[0] in sizes and r[2] in sizes}
-    return DGLGraph._of(graphs, sizes, (graph._nodes, graph._edges))
+def node_type_subgraph(graph: DGLGraph, ntypes: Sequence[str], output_device: Any = None) -> Any:
+    """The graph of the relations between these types; it shares the features."""
+    kinds = {graph.get_ntype_id(ntype) for ntype in ntypes}
+    found = [r for r, ends in zip(graph.canonical_etypes, graph._ends) if kinds.issuperset(ends)]
+    if not found:
+        raise DGLError(
+            f"dgl.node_type_subgraph: ntypes: expected types with relations between them, got {ntypes}"
+        )
+    return edge_type_subgraph(graph, found, output_device)
 
 
 DGLGraph.subgraph = node_subgraph  # type: ignore[attr-defined]
-DGLGraph.edge_subgraph = edge_subgraph  # type: ignore[attr-defined]
+for _function in (edge_subgraph, in_subgraph, out_subgraph, edge_type_subgraph, node_type_subgraph):
+    setattr(DGLGraph, _function.__name__, _function)

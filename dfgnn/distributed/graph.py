@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import reference
-from ..engine.checks import refuse_transforms_of_shared_graphs
+from ..engine.argument_checks import refuse_transforms_of_shared_graphs
 from ..engine.inputs import AttentionInputs
 from ..engine.operators import DispatchedCall, graph_args
 from ..graph import Graph, GraphPart

@@ -14,6 +14,6 @@
 ``edge_products``    scores that are products with edges' features, ``pair_scores`` GATv2's with such features
 ``flex``             scores written in Python
 ``by_index``         softmax and sums over groups of rows by an index, without a graph
-``traced_graph``     what stands for a graph while a compiler records, ``traced`` its attention,
-                     ``recorded_graph`` graphs that a CUDA graph of torch.compile sorts at every replay
+``compiler_graph``     what stands for a graph while a compiler records, ``traced`` its attention,
+                     ``compiler_cuda_graphs`` graphs that a CUDA graph of torch.compile sorts at every replay
 """

@@ -71,19 +71,24 @@ class Attention(EagerFunction):
             out, attention = results
         if grad_attention is None:
             attention = None
+        # Of the attention alone the gradients of the bias and, unless scores are made of them, of the values
+        # are None, as in plain PyTorch.
+        of_value = grad_out is not None or call.score == "additive_v2"
         if grad_out is None:
-            grad_out = torch.zeros_like(out)
+            grad_out, need = torch.zeros_like(out), need._replace(out_bias=None)
         grads = grad_out, grad_attention
         if torch.is_grad_enabled():  # backward was called with create_graph
             if sink is not None:
                 found = _sink.recorded_gradients(call, sink, tensors, (need_sink, *need), grads)
                 return None, *found[: count + 1]
-            return None, None, *recorded_gradients(call, grads, tensors, out, attention, saved, need)[:count]
+            found = recorded_gradients(call, grads, tensors, out, attention, saved, need)[:count]
+            return None, None, found[0] if of_value else None, *found[1:]
         found = call.run_backward(grads, tensors, out, attention, saved, _ops.need_bits(need))
         grad_sink = None
         if sink is not None:
             found, grad_sink = _sink.gradients(call, sink, tensors, grads, out, saved[0], attention, found)
-        return None, grad_sink, *_ops.gradients(need, tensors, grad_out, found)[:count]
+        found = _ops.gradients(need, tensors, grad_out, found)[:count]
+        return None, grad_sink, found[0] if of_value else None, *found[1:]
 
 
 def recorded_gradients(call, grads, tensors, out, attention, saved, need) -> tuple[Tensor | None, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE
-from .checks import Checker
+from .argument_checks import Checker
 from .inputs import EdgeTerms
 
 

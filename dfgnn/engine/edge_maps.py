@@ -16,8 +16,8 @@ from ..runtime import rules
 from ..runtime import torch_internals as internals
 from ..runtime.eager import transformed
 from ..runtime.rules import Rule
-from . import traced_graph
-from .traced_graph import EdgeList, Traced, as_traced
+from . import compiler_graph
+from .compiler_graph import EdgeList, Traced, as_traced
 
 
 class EdgeMap(NamedTuple):
@@ -63,7 +63,7 @@ class _Mapped(Rule):
 
 def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: Any) -> Tensor:
     """The map's result. graph: a Graph, an EdgeList or, in gradients, a Traced."""
-    graph = traced_graph.for_compiler(graph)
+    graph = compiler_graph.on_meta(compiler_graph.for_compiler(graph), tensors[0])
     in_onnx = internals.exports_onnx()
     if isinstance(graph, (EdgeList, Traced)) and not in_onnx:
         traced = graph if isinstance(graph, Traced) else as_traced(graph)
@@ -76,21 +76,21 @@ def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: 
 def define(edge_map: EdgeMap) -> EdgeMap:
     """Defines the map's operators on traced graphs."""
     count = len(edge_map.gradients)
-    end = count + len(traced_graph.Arguments._fields)
+    end = count + len(compiler_graph.Arguments._fields)
 
     def kernel(*args):
-        graph = traced_graph.find(*args[count:end])
+        graph = compiler_graph.find(*args[count:end])
         with internals.BelowAutograd():
             result = edge_map.run(graph, *args[:count], *args[end:]).contiguous()
-        return traced_graph.in_use(graph.edge_mask, result) if edge_map.of_edges else result
+        return compiler_graph.in_use(graph.edge_mask, result) if edge_map.of_edges else result
 
     def fake(*args):
-        return edge_map.empty(traced_graph.Arguments(*args[count:end]), *args[:count], *args[end:])
+        return edge_map.empty(compiler_graph.Arguments(*args[count:end]), *args[:count], *args[end:])
 
     def rule_of(family, *args):
-        graph = Traced(family, traced_graph.Arguments(*args[count:end]))
+        graph = Traced(family, compiler_graph.Arguments(*args[count:end]))
         return _Mapped(edge_map, graph, args[end:]), args[:count]
 
-    schema = f"({edge_map.tensors}, {traced_graph.ARGUMENTS}, {edge_map.numbers}) -> Tensor"
-    traced_graph.define_differentiable(edge_map.name, schema, kernel, fake, rule_of)
+    schema = f"({edge_map.tensors}, {compiler_graph.ARGUMENTS}, {edge_map.numbers}) -> Tensor"
+    compiler_graph.define_differentiable(edge_map.name, schema, kernel, fake, rule_of)
     return edge_map

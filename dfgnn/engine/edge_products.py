@@ -15,6 +15,7 @@ from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
 from ..runtime import rules
+from ..runtime.compiling import sums_of_rows
 from ..runtime.rules import Rule
 from . import flex as _flex
 from . import operators
@@ -36,10 +37,10 @@ def edge_products(
     if with_products:
         ends = rows_of_destinations(graph, query.flatten(1)) * rows_of_sources(graph, key.flatten(1))
         products = ends.view_as(feat) * feat * scale
-        return products.sum(-1), products
+        return sums_of_rows(products), products
 
     def score_fn(q, k, e):
-        return (q * k * e).sum(-1) * scale
+        return sums_of_rows(q * k * e) * scale
 
     chunk = _flex.chunk_size(query, key)
     return _flex.edge_scores(graph, score_fn, chunk, query, key, feat, ()), None

@@ -23,7 +23,6 @@ features and, in backward, two scalars per edge and head.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, NamedTuple
 
 import torch
@@ -42,9 +41,9 @@ from ..runtime.arguments import (
     NEED_WEIGHT,
     Tensors,
 )
+from . import compiler_graph as _edges
 from . import edge_terms as _terms
 from . import operators, paths
-from . import traced_graph as _edges
 from .inputs import AttentionInputs, EdgeTerms
 from .node import FusedFunction
 from .paths import attend
@@ -112,14 +111,6 @@ def _products_of_rows(x: Tensor, y: Tensor) -> Tensor:
     return torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1))
 
 
-def _without_autocast(device: torch.device):
-    """A context without autocast: the tensors have one type already, and autocast would give the products
-    another."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
-
-
 # ---- the ways to compute the attention -------------------------------------------------------------------
 
 
@@ -156,7 +147,7 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     """(out, attention or None), by operations that autograd records."""
     graph, tensors, terms, numbers = inputs.graph, inputs.tensors, inputs.terms, inputs.numbers
     assert terms is not None
-    with _without_autocast(tensors.value.device):
+    with _eager.without_autocast(tensors.value):
         if terms.key is not None:
             rows = _onto_features(tensors.dst, terms.key_proj)  # type: ignore[arg-type]
             bias = _terms.dot(graph, rows, terms.key, numbers.scale)
@@ -391,7 +382,7 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
         return None if x is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
 
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
-    with _without_autocast(inputs.tensors.value.device):
+    with _eager.without_autocast(inputs.tensors.value):
         of_key = features(terms.key, terms.key_proj)
         of_value = of_key if one else features(terms.value, terms.value_proj)
     if of_key is not None and of_value is not None and not one:

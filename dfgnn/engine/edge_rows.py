@@ -13,12 +13,12 @@ from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
 from ..runtime.ops import acc_type
 from . import by_index
+from . import compiler_graph as _edges
 from . import plain as _plain
 from . import products as _products
-from . import traced_graph as _edges
-from .checks import Checker, for_device, without_padding
+from .argument_checks import Checker, for_device, without_padding
+from .compiler_graph import EdgeList
 from .edge_maps import EdgeMap, apply, define
-from .traced_graph import EdgeList
 
 
 def by_edges(graph: Any) -> Any:
@@ -76,7 +76,8 @@ _ROWS = define(
 def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
     """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
     out of each."""
-    if isinstance(graph, Graph) and not torch.compiler.is_compiling() and not internals.exports_onnx():
+    recorded = torch.compiler.is_compiling() or internals.exports_onnx() or rows.is_meta
+    if isinstance(graph, Graph) and not recorded:
         return _sum(graph, rows, reverse)  # whose functions are differentiable, so that no rule is needed
     return apply(_SUM, graph, (rows,), reverse)
 

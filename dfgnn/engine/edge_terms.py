@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..graph import GraphPart
 from ..runtime import ops as _ops
+from ..runtime.compiling import sums_of_rows
+from . import compiler_graph as _edges
 from . import operators
 from . import plain as _plain
 from . import products as _products
-from . import traced_graph as _edges
 from .edge_maps import EdgeMap, apply, define
 from .edge_rows import edges_as_sources, rows_of_destinations, sum_of_edges
 
@@ -129,7 +130,7 @@ def dot(graph, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
     graph = _edges.for_compiler(_operand(graph))
     if _recorded(graph):
         ends = rows_of_destinations(graph, rows.flatten(1)).view_as(feat)
-        found = (ends * feat).sum(-1)
+        found = sums_of_rows(ends * feat)
     else:
         found = _products.sddmm(edges_as_sources(graph), rows.contiguous(), feat)
     found = _ops.as_type(found, _ops.acc_type(rows.dtype))

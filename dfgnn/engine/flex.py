@@ -11,8 +11,8 @@ from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import rules
 from ..runtime.rules import Rule
+from . import compiler_graph as _edges
 from . import plain as _plain
-from . import traced_graph as _edges
 from .edge_rows import rows_of_destinations, rows_of_sources
 
 # Bytes of query and key rows that are gathered for one chunk of edges, unless the user sets its size.
@@ -70,6 +70,7 @@ class _Surroundings:
         self.autocast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
             for kind in dict.fromkeys(("cpu", device.type))
+            if kind != "meta"  # which has no autocast
         ]
 
     def _states(self):

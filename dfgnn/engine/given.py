@@ -12,8 +12,8 @@ from ..graph import cache as _kept
 from ..graph.cache import sizes_of
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
+from .compiler_graph import EdgeList, is_traced
 from .edge_rows import by_edges
-from .traced_graph import EdgeList, is_traced
 
 #: What public functions take for a graph: a Graph, DGLGraph, ``edge_index``, sparse tensor or GraphPart.
 GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
@@ -75,10 +75,8 @@ def _of_edges(
         return EdgeList(edge_index, *size)
     if size is None:
         return Graph.cached(edge_index)
-    found = _kept.known(edge_index, *size, False)
-    if found is None:
-        found = _kept.graph_of(edge_index, *size, where=function, sizes=told)
-    return found[0]
+    find = _kept.graph_of_uncompiled if torch.compiler.is_compiling() else _kept.graph_of
+    return find(edge_index, *size, where=function, sizes=told)[0]
 
 
 def _is_features(x: Tensor) -> bool:

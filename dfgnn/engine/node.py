@@ -1,11 +1,11 @@
-"""The autograd function of computations of several operations: fused layers, and attention with edge terms.
+"""The autograd function of computations of several operations: attention with edge terms, and layers whose
+edges have gates or types. Other layers are one operator (`engine.layer`).
 
 The launches around a layer's attention cost a small graph more than the attention does, and most of that is
 the work of autograd and the dispatcher per operation. A fused layer is therefore one node of the autograd
 graph, which calls operators below autograd. Its results are those of the single operations up to rounding.
 
-What is computed is an object with these methods (see `edge_projection`, and `attention`, `gated` and `typed`
-in nn/whole):
+What is computed is an object with these methods (see `edge_projection`, and `gated` and `typed` in nn/whole):
 
 - ``forward(tensors)``: (result, made, out). made: the other tensors that backward takes; out: the output of
   the attention operator as backward reads it, which may be the result itself, or None.

@@ -191,13 +191,11 @@ def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tenso
     )
 
 
-# ---- attention in the autograd function of a fused layer (nn/whole) ---------------------------------------
+# ---- attention in the autograd function `engine.node` -----------------------------------------------------
 #
 # These functions are called below autograd's dispatch key, so that they need not exclude it. `call` is the
 # layer's call, of which they read the attributes handle, heads, score and numbers. Tensors of nodes are rows
 # of all heads, [N, H * D].
-
-score_terms, score_terms_backward = ops.score_terms.default, ops.score_terms_backward.default
 
 
 def attend_rows(call: Any, t: Tensors, positive: bool) -> tuple[Tensor, Tensor]:
@@ -217,19 +215,6 @@ def attend_rows_backward(
         call.handle.number, call.heads, grad, None, SCORES[call.score], *t, out, saved, positive, None,
         *call.numbers, need,
     )  # fmt: skip
-
-
-def gat(call: Any, tensors: tuple[Any, ...], train: bool) -> tuple[Tensor, Tensor]:
-    """Additive attention and its score terms in one operator: out, and what else backward needs. tensors: the
-    features, the attention vectors of sources and destinations, the seed of dropout and the bias."""
-    slope, _, dropout_p, _ = call.numbers
-    return gat_op(call.handle.number, *tensors, slope, dropout_p, train)
-
-
-def gat_backward(call: Any, grad: Tensor, tensors: tuple[Any, ...], out: Tensor, saved: Tensor):
-    """The gradients of the features, of both attention vectors, and of the bias, or None without bias."""
-    slope, _, dropout_p, _ = call.numbers
-    return gat_backward_op(call.handle.number, grad, *tensors, out, saved, slope, dropout_p)
 
 
 # ---- attention with a projection of the edges' features (CUDA only; EdgeAttr in csrc/core/params.h) --------

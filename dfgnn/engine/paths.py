@@ -20,7 +20,7 @@ from ..graph import GraphPart
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import PLAN_LAYERS, SCORES, needs_rows
-from . import plain, traced, traced_graph
+from . import compiler_attention, compiler_graph, plain
 from . import sink as _sink
 from .autograd import Attention, TransformedAttention
 from .inputs import AttentionInputs
@@ -117,6 +117,8 @@ def _run_parts(inputs: AttentionInputs) -> Results:
 
 def _not_eager(inputs: AttentionInputs) -> str | None:
     value = inputs.tensors.value
+    if value.is_meta:
+        return "the features are on the device meta, where there are only shapes"
     return None if eager.is_eager(value) else eager.why_not_eager(value)
 
 
@@ -155,7 +157,7 @@ def _not_plain(inputs: AttentionInputs) -> str | None:
         return None
     # With a sink, this path takes all that `eager` (asked before it) declined, except for traced graphs: the
     # path `traced` knows sinks, `dispatched` does not.
-    if inputs.sink is not None and not isinstance(_traced_graph(inputs), traced_graph.EdgeList):
+    if inputs.sink is not None and not isinstance(_traced_graph(inputs), compiler_graph.EdgeList):
         return None
     return "no tensor carries a tangent of forward-mode differentiation, and torch.onnx.export is not active"
 
@@ -174,19 +176,21 @@ def _run_plain(inputs: AttentionInputs) -> Results:
 
 
 def _not_traced(inputs: AttentionInputs) -> str | None:
-    if isinstance(_traced_graph(inputs), traced_graph.EdgeList):
+    if isinstance(_traced_graph(inputs), compiler_graph.EdgeList):
         return None
     return "torch.compile is not recording, or an export keeps the graph's tensors in the program"
 
 
 def _traced_graph(inputs: AttentionInputs) -> Any:
-    return traced_graph.for_compiler(inputs.graph) if torch.compiler.is_compiling() else inputs.graph
+    return compiler_graph.for_compiler(inputs.graph) if torch.compiler.is_compiling() else inputs.graph
 
 
 def _run_traced(inputs: AttentionInputs) -> Results:
     backward = _needs_backward((*inputs.tensors, inputs.sink))
     positive = _saves_positive(inputs, backward)
-    out, attention = traced.attention(inputs._replace(graph=_traced_graph(inputs)), positive, backward)
+    out, attention = compiler_attention.attention(
+        inputs._replace(graph=_traced_graph(inputs)), positive, backward
+    )
     if not backward:
         return out, attention
     # Copies, because the caller may modify the results, which backward reads. Inductor drops the copies that

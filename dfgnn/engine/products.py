@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..graph import GraphPart, RangedGraph
 from . import operators
 from . import plain as _plain
-from .checks import refuse_transforms_of_shared_graphs
+from .argument_checks import refuse_transforms_of_shared_graphs
 from .edge_maps import EdgeMap, apply, define
 
 _SDDMM = define(

@@ -18,8 +18,8 @@ from ..runtime.arguments import PLAN_LAYERS, Numbers, needs_rows
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import paths
+from .argument_checks import DTYPES
 from .autograd import Attention
-from .checks import DTYPES
 from .operators import EagerCall
 
 # dtype -> accumulation type, in which the kernels also take the score terms of additive attention.
@@ -54,6 +54,8 @@ def attention(
         return None
     dtype, (_, heads, dim) = value.dtype, value.shape
     if dtype not in _ACC or not heads or not dim or value.is_cuda and dim * dtype.itemsize % 16:
+        return None
+    if value.is_meta:  # without a kernel that would refuse it
         return None
     acc, train, additive = _ACC[dtype], torch.is_grad_enabled(), score == "additive"
     backward = train and value.requires_grad

@@ -18,6 +18,7 @@ dimensions behind the edges.) Sets that lie behind the nodes, ``[N, B, H, D]``, 
 """
 
 from .additive import gat_attention, gatv2_attention
+from .blocks import block_attention
 from .dot import agnn_attention, dot_attention
 from .flex import flex_attention
 from .pieces import edge_softmax, sddmm, spmm
@@ -26,6 +27,7 @@ from .scored import score_attention
 
 __all__ = [
     "agnn_attention",
+    "block_attention",
     "dot_attention",
     "edge_product_attention",
     "edge_softmax",

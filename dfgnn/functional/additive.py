@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine import pair_scores, unchecked
-from ..engine.checks import Checker, for_device, with_feat
+from ..engine.argument_checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
@@ -155,6 +155,7 @@ def gat_attention(
         if out is not None:
             return out
     check = Checker(_caller, graph, "feat", feat)
+    graph = check.graph
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     check.number("negative_slope", negative_slope)
     heads, dim = feat.shape[1:]
@@ -264,6 +265,7 @@ def gatv2_attention(
         if out is not None:
             return out
     check = Checker("gatv2_attention", graph, "x_src", x_src)
+    graph = check.graph
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     heads, dim = x_src.shape[1:]
     check.tensor("x_dst", x_dst, [(graph.num_dst, heads, dim)])

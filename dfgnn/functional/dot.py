@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..engine import edge_arguments as _edges
 from ..engine import edge_projection, unchecked
-from ..engine.checks import Checker, for_device, with_feat
+from ..engine.argument_checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
@@ -163,6 +163,7 @@ def dot_attention(
         if out is not None:
             return out
     check = Checker(_caller, graph, "query", query)
+    graph = check.graph
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     if key_at == "nodes" and _per_edge(key, graph):
@@ -253,6 +254,7 @@ def agnn_attention(
     if type(graph) is not Graph or size is not None:
         graph = graph_of("agnn_attention", graph, size, x_src, x_dst)
     check = Checker("agnn_attention", graph, "x_src", x_src)
+    graph = check.graph
     check.tensor("x_src", x_src, [(graph.num_src, None, None)])
     if x_dst is None and graph.num_dst != graph.num_src:
         raise check.error(ValueError, "x_dst", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import Tensor
 
 from ..engine import flex as _flex
-from ..engine.checks import Checker
+from ..engine.argument_checks import Checker
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
@@ -103,6 +103,7 @@ def flex_attention(
     if type(graph) is not Graph or size is not None:
         graph = graph_of("flex_attention", graph, size, key, query)
     check = Checker("flex_attention", graph, "query", query)
+    graph = check.graph
     if not callable(score_fn):
         raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
     for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from ..engine import by_index
 from ..engine import products as _products
-from ..engine.checks import Checker, for_device, without_padding
+from ..engine.argument_checks import Checker, for_device, without_padding
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..graph.cache import sizes_of
-from ..graph.capacity import OF_BUFFER
+from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
 from .additive import gat_attention
 
@@ -42,6 +42,7 @@ def edge_softmax(
     if plain and by_index.takes_of(graph, score) and score.shape[0] == graph.num_edges:
         return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     check = Checker("edge_softmax", graph, "score", score)
+    graph = check.graph
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
         raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
     check.tensor("score", score, [score.shape])
@@ -95,6 +96,7 @@ def sddmm(
     if type(graph) is not Graph or size is not None:
         graph = graph_of("sddmm", graph, size, key, query)
     check = Checker("sddmm", graph, "query", query)
+    graph = check.graph
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
     check.number("scale", scale)
@@ -117,6 +119,7 @@ def spmm(
     if type(graph) is not Graph or size is not None:
         graph = graph_of("spmm", graph, size, feat)
     check = Checker("spmm", graph, "feat", feat)
+    graph = check.graph
     check.tensor("feat", feat, [(graph.num_src, None, None)])
     heads, dim = feat.shape[1:]
     check.tensor("edge_weight", edge_weight, [(graph.num_edges,), (graph.num_edges, heads)])

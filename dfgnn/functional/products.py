@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import Tensor
 
 from ..engine import edge_products as _edge_products
-from ..engine.checks import Checker
+from ..engine.argument_checks import Checker
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
@@ -105,6 +105,7 @@ def edge_product_attention(
     if type(graph) is not Graph or size is not None:
         graph = graph_of("edge_product_attention", graph, size, key, query)
     check = Checker("edge_product_attention", graph, "query", query)
+    graph = check.graph
     check.tensor("query", query, [(graph.num_dst, None, None)])
     heads, dim = query.shape[1:]
     check.tensor("key", key, [(graph.num_src, heads, dim)])

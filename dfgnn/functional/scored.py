@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine.checks import Checker
+from ..engine.argument_checks import Checker
 from ..engine.given import GraphLike, edges_as_sources, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
@@ -98,6 +98,7 @@ def score_attention(
             _refuse_unknown_sizes(graph, value, value_at)
         graph = graph_of(name, graph, size, value)
     check = Checker(name, graph, "value", value)
+    graph = check.graph
     at_edges = _at_edges(check, graph, value, value_at)
     rows = graph.num_edges if at_edges else graph.num_src
     check.tensor("value", value, [(rows, None, None)])

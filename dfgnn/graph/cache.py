@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ..runtime import torch_internals as internals
 from ..runtime import transforms
 from ..runtime.compiling import has_numbers, in_a_mode, not_compiled, untraced, without_gradient
 from ..runtime.library import long_checksum, short_checksum
@@ -21,7 +22,7 @@ from ..sparse.packed import PackedGraph
 from . import Graph
 from . import constructors as _constructors
 from .build import of_edges
-from .capacity import OF_BUFFER, of_buffer
+from .fixed_capacity import OF_BUFFER, of_buffer
 
 # Maximum number of cached graphs per edge_index: with and without loops, and with a few sizes. The limit
 # matters for programs that pass the same edges with another number of nodes each time.
@@ -57,7 +58,6 @@ _cache: dict[tuple[int, ...], _Entry] = {}
 _lock = threading.RLock()  # re-entrant, because a tensor may be freed while its thread holds the lock
 
 
-@not_compiled
 def graph_of(
     edge_index: Any,
     num_src: int,
@@ -69,7 +69,9 @@ def graph_of(
     """The graph of ``edge_index``, cached as long as that tensor lives.
 
     A second call with the same tensor gives the same graph, without waiting for the device; the first one
-    waits, to check the indices. See :func:`once` for when it is made anew.
+    waits, to check the indices. See :func:`once` for when it is made anew. Models call this once per layer
+    and step, so that a hit takes two Python frames. Where Dynamo records, `graph_of_uncompiled` has to be
+    called instead.
 
     Args:
         edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex, with ``self_loops`` also one of
@@ -90,18 +92,33 @@ def graph_of(
     """
     if isinstance(edge_index, Graph):
         return _of_graph(edge_index, self_loops)
+    key = "graph_of", num_src, num_dst, self_loops
+    if internals.get_eval_frame_callback() is None:  # else torch.compile would trace what is called here
+        found = _found((edge_index,) if type(edge_index) is Tensor else parts_of(edge_index, where), key)
+        if found is not None:
+            return found[1]
+        made = _of_plain(edge_index, key) if type(edge_index) is Tensor and not OF_BUFFER.data else None
+        if made is not None:
+            return made
+    return _graph_of(edge_index, key, where, sizes)
+
+
+@not_compiled
+def _graph_of(edge_index: Any, key: tuple, where: str, sizes: str) -> tuple[Graph, Tensor | None]:
+    """`graph_of` for edges of every kind, with all errors."""
+    _, num_src, num_dst, self_loops = key
     if OF_BUFFER.data:
         graph = _of_buffer(edge_index, num_src, num_dst, self_loops)
         if graph is not None:
             return graph
-    found = of_tensor(edge_index, num_src, num_dst, self_loops)
-    if found is not None:
-        return found
-    key = "graph_of", num_src, num_dst, self_loops
-    check_type(edge_index, where)
     return once(
-        parts_of(edge_index), key, lambda: _build(edge_index, num_src, num_dst, self_loops, where, sizes)
+        parts_of(edge_index, where),
+        key,
+        lambda: _build(edge_index, num_src, num_dst, self_loops, where, sizes),
     )
+
+
+graph_of_uncompiled = not_compiled(graph_of)
 
 
 @not_compiled
@@ -128,8 +145,6 @@ _constructors.make_cached = cached  # constructors.py cannot import this module
 @not_compiled
 def at_least(edge_index: Tensor, num_dst: int, where: str) -> int:
     """The number of sources: ``num_dst``, or the largest source in ``edge_index`` + 1 if that is more."""
-    if known(edge_index, num_dst, num_dst, False) is not None:
-        return num_dst
 
     def build() -> int:
         sources = _csr.as_index(where, "edge_index", edge_index, (2, None))[0]
@@ -191,23 +206,6 @@ def _of_graph(graph: Graph, self_loops: bool) -> tuple[Graph, Tensor | None]:
     return looped, structure.edge_map if isinstance(structure, FixedStructure) else edge_map
 
 
-def known(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
-    """The result of `graph_of` if it is cached; None if `graph_of` must be called. It is fast, because models
-    call it once per layer and step."""
-    if type(x) is not Tensor or OF_BUFFER.data:
-        return None
-    key = "graph_of", num_src, num_dst, self_loops
-    with _lock:
-        entry = _cache.get((id(x),))
-        if entry is None or entry.refs[0]() is not x.__dict__:
-            return None
-        found = entry.values.get(key)
-        if found is None or found[0] or (state_of(x),) != entry.state:  # type: ignore[arg-type]
-            return None
-        entry.values.move_to_end(key)
-    return found[1]
-
-
 def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_state: tuple = ()) -> Any:
     """The value of ``build()``, called once for these tensors and this key, and cached.
 
@@ -220,43 +218,54 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     calls can use its value. The value must not hold the tensors and must not be modified; two threads may
     both build it.
     """
-    if not all(map(has_numbers, parts)) or any(part.is_inference() for part in parts):
+    found = _found(parts, key)
+    if found is not None and found[0] == more_state:
+        return found[1]
+    if not all(map(has_numbers, parts)) or any(map(Tensor.is_inference, parts)):
         with untraced(*parts):
             return build()
-    place = tuple(map(id, parts))
     state = tuple(map(state_of, parts))
-    with _lock:
-        entry = _entry(place, parts, state)
-        if entry is not None and key in entry.values:
-            entry.values.move_to_end(key)
-            made_for, value = entry.values[key]
-            if made_for == more_state:
-                return value
     with untraced(*parts):
         value = build()
     _put(parts, state, key, more_state, value)
     return value
 
 
-def of_tensor(x: Any, num_src: int, num_dst: int, self_loops: bool) -> tuple[Graph, Tensor | None] | None:
-    """`known`, or the graph of a tensor on the CPU that is not cached, without most checks of `graph_of`,
-    which take longer than sorting a small graph's edges. None if `graph_of` has to be called."""
-    found = known(x, num_src, num_dst, self_loops)
-    if found is not None:
-        return found
-    if not (type(x) is Tensor and x.is_cpu and x.dtype is torch.int64 and x.layout is torch.strided):
+def _found(parts: tuple[Tensor, ...], key: tuple) -> tuple[tuple, Any] | None:
+    """(more_state, value) as cached for these tensors in their current state, or None."""
+    entry = _cache.get(tuple(map(id, parts)))
+    found = None if entry is None else entry.values.get(key)
+    if entry is None or found is None:
         return None
+    for ref, part in zip(entry.refs, parts):
+        if ref() is not part.__dict__:  # another tensor's entry, which has got the same id
+            return None
+    if tuple(map(state_of, parts)) != entry.state:
+        return None
+    if len(entry.values) > 1:
+        with _lock:
+            if key in entry.values:  # another thread may just have dropped it
+                entry.values.move_to_end(key)
+    return found
+
+
+def _of_plain(x: Tensor, key: tuple) -> tuple[Graph, Tensor | None] | None:
+    """The result of `graph_of` for a plain tensor on the CPU, made and cached without most of its checks,
+    which take longer than sorting a small graph's edges. None for any other tensor, and for wrong edges."""
+    if not (x.is_cpu and x.dtype is torch.int64 and x.layout is torch.strided):
+        return None
+    _, num_src, num_dst, self_loops = key
     # LIMIT // 2, because appended loops may double the number of edges.
     if x.dim() != 2 or x.shape[0] != 2 or max(x.shape[1], num_src, num_dst) >= _csr.LIMIT // 2:
         return None
-    if x.is_inference() or OF_BUFFER.data or in_a_mode() or not has_numbers(x):
+    if x.is_inference() or in_a_mode() or not has_numbers(x):
         return None
     state = (state_of(x),)
     made = PackedGraph(x, None, (num_src, num_dst), self_loops)
     if made.num_edges < 0:  # a node is out of range: `_build` says which
         return None
     value = of_edges(Graph, made), made.edge_map
-    _put((x,), state, ("graph_of", num_src, num_dst, self_loops), (), value)
+    _put((x,), state, key, (), value)
     return value
 
 
@@ -311,10 +320,10 @@ def check_type(edge_index: Any, where: str = "") -> None:
         )
 
 
-def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
+def parts_of(edge_index: Any, where: str = "") -> tuple[Tensor, ...]:
     """The tensors whose identity is the cache's key."""
     if not isinstance(edge_index, Tensor):
-        check_type(edge_index)
+        check_type(edge_index, where)
         return edge_index.csr()[:2]  # SparseTensors that share a structure share these tensors
     if hasattr(edge_index, "as_tensor"):  # EdgeIndex
         edge_index = edge_index.as_tensor()
@@ -324,26 +333,26 @@ def parts_of(edge_index: Any) -> tuple[Tensor, ...]:
 def state_of(part: Tensor) -> tuple:
     """A value that changes when the tensor is modified. On the CPU a checksum of the contents is part of it;
     on other devices that would wait, so that only modifications by PyTorch are noticed."""
-    if part.layout == torch.strided:
-        place = part.data_ptr(), part.storage_offset(), part.stride()
-        checksum: Any = None
-        if part.is_cpu and part.is_contiguous():
+    if part.layout is not torch.strided:
+        return part.layout, part.shape, *map(state_of, _indices(part))
+    place, checksum = part.data_ptr(), None
+    if part.is_cpu:
+        if part.is_contiguous() or (part.dim() == 2 and part.t().is_contiguous()):
             size = part.nbytes
             # Memory that cannot be read gets a value that equals no other.
-            checksum = (short_checksum if size <= _SHORT else long_checksum)(place[0], size) or object()
-        elif part.is_cpu:
+            checksum = (short_checksum if size <= _SHORT else long_checksum)(place, size) or object()
+        else:
             checksum = _checksums(part)
-        return part._version, *place, part.shape, part.dtype, part.device, checksum
-    return part.layout, part.shape, *map(state_of, _indices(part))
+    return part._version, place, part.stride(), part.shape, part.dtype, part.device, checksum
 
 
 _SHORT = 2**20  # bytes whose checksum takes about 50 µs: `short_checksum` blocks other threads for so long
 
 
 def _checksums(x: Tensor) -> tuple:
-    """The checksum of a tensor that is not contiguous."""
+    """The checksum of a tensor whose memory has gaps."""
     with untraced(x):
-        if x.dim() == 2 and x.stride(0) == 1:  # transposed: read in the order of memory, without a copy
+        if x.dim() == 2 and x.stride(0) == 1:  # transposed: read in the order of memory
             x = x.t()
         rows = x.unbind() if x.dim() == 2 and len(x) <= 2 else (x,)
         return tuple(long_checksum(row.data_ptr(), row.nbytes) for row in map(Tensor.contiguous, rows))

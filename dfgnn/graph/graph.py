@@ -21,7 +21,7 @@ from ..runtime.compiling import untraced
 from ..sparse.csr import CSR, DegreeStats
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side, Structure
-from . import build, capacity
+from . import build, fixed_capacity
 from .constructors import Constructors
 from .part import GraphPart
 from .reorder import Reordering, reorder
@@ -134,7 +134,7 @@ class Graph(Constructors):
 
         Raises TypeError (no integers) and ValueError (2**31 nodes or edges, edges without nodes).
         """
-        return cls._of_buffer(capacity.make(num_nodes, num_edges, device))
+        return cls._of_buffer(fixed_capacity.make(num_nodes, num_edges, device))
 
     @classmethod
     def _over(cls, edges: Tensor, counts: Tensor, num_src: int, num_dst: int) -> Graph:
@@ -145,7 +145,7 @@ class Graph(Constructors):
     @classmethod
     def _of_buffer(cls, structure: FixedStructure) -> Graph:
         graph = cls._of(structure)
-        capacity.OF_BUFFER[structure.edges] = weakref.ref(graph)
+        fixed_capacity.OF_BUFFER[structure.edges] = weakref.ref(graph)
         return graph
 
     def copy_(
@@ -177,7 +177,7 @@ class Graph(Constructors):
             raise TypeError("Graph.copy_: expected a graph made by Graph.with_capacity, got another one")
         if structure.num_loops:
             raise TypeError("Graph.copy_: expected the graph without loops, of which this one is made")
-        capacity.fill(structure, edge_index, num_nodes, num_edges, validate)
+        fixed_capacity.fill(structure, edge_index, num_nodes, num_edges, validate)
         return self
 
     def _renew(self) -> None:

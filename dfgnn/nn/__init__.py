@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import dgl
 from ._errors import DGLError
-from ._fallback import FallbackWarning
+from ._fused_or_upstream import FallbackWarning
 from ._graph import ZeroInDegreeError
 from .edge_transformer import EdgeGraphTransformerConv, EdgeGraphTransformerLayer
 from .exphormer import ExphormerAttention

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..runtime.eager import in_autocast
 from ._terms import LINEAR, plain_linear
 
 
@@ -157,7 +158,7 @@ def projected(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> Tens
 
 def check_fits(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> None:
     """Raise an error that names the argument where ``linear(x)`` would raise one that does not. A layer that
-    runs as one autograd function need not call it: its conditions (`whole.eligible`) exclude such x."""
+    runs as one autograd function need not call it: its conditions (`nn.fused`) exclude such x."""
     plain = None if torch.compiler.is_compiling() else plain_linear(linear)
     if plain is None:
         return
@@ -174,7 +175,7 @@ def check_takes(layer: nn.Module, name: str, weight: Tensor, x: Tensor) -> None:
         )
     if x.device != weight.device:
         raise ValueError(f"{where} device {weight.device}, where the layer's parameters are, got {x.device}")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+    if x.dtype != weight.dtype and not in_autocast(x):
         raise TypeError(
             f"{where} {weight.dtype}, as the layer's parameters, got {x.dtype}; convert one of them, with "
             f"{name}.to({weight.dtype}) or layer.to({x.dtype})"

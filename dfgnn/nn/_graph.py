@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..engine.checks import DTYPES, no_graph
-from ..engine.traced_graph import in_use
+from ..engine.argument_checks import DTYPES, no_graph
+from ..engine.compiler_graph import in_use
 from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..graph.of_dgl import is_dgl, of_dgl
@@ -91,21 +91,22 @@ def split_ends(
 
     A single tensor has one row per source; the destinations are its first ``num_dst`` rows, as in a block.
     """
+    num_src, num_dst = graph.num_src, graph.num_dst
     if isinstance(feat, tuple):
         if len(feat) != 2:
             where = f"{type(layer).__name__}: {name}"
             raise ValueError(f"{where}: expected a tensor or a pair of them, got {len(feat)}")
-        _check_rows(layer, f"{name}[0]", feat[0], graph.num_src)
-        _check_rows(layer, f"{name}[1]", feat[1], graph.num_dst)
+        _check_rows(layer, f"{name}[0]", feat[0], num_src)
+        _check_rows(layer, f"{name}[1]", feat[1], num_dst)
         return feat if dropout is None else (dropout(feat[0]), dropout(feat[1]))
-    if graph.num_dst > graph.num_src:
-        nodes = f"{graph.num_src} sources and {graph.num_dst} destinations"
+    if num_dst > num_src:
+        nodes = f"{num_src} sources and {num_dst} destinations"
         what = f"a pair (source, destination) for a graph with {nodes}"
         raise wrong_argument(layer, name, what, type(feat).__name__)
-    _check_rows(layer, name, feat, graph.num_src)
+    _check_rows(layer, name, feat, num_src)
     if dropout is not None:
         feat = dropout(feat)
-    return feat, feat[: graph.num_dst] if graph.num_dst < graph.num_src else feat
+    return feat, feat[:num_dst] if num_dst < num_src else feat
 
 
 def names_of_ends(name: str, feat: Any) -> tuple[str, str]:
@@ -116,5 +117,5 @@ def names_of_ends(name: str, feat: Any) -> tuple[str, str]:
 def _check_rows(layer: nn.Module, name: str, x: Any, rows: int) -> None:
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         raise wrong_features(layer, name, x, "[N, *, F]")
-    if x.dim() < 2 or len(x) != rows:
+    if x.dim() < 2 or x.shape[0] != rows:
         raise wrong_argument(layer, name, f"shape [{rows}, *, F], a row per node of the graph", list(x.shape))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..engine.checks import DTYPES, wrong_shape
+from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
-from . import _fallback
-from ._errors import check_constructor, check_fits, check_sizes, projected, wrong_argument, wrong_features
-from ._graph import as_graph, check_in_degrees, is_dgl, names_of_ends
-from ._terms import all_hooked, is_untouched
-from .whole.eligible import fused_layer, refuse_parameters
+from ..runtime import torch_internals as internals
+from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
+from ._graph import as_graph, check_in_degrees, names_of_ends
+from ._terms import is_untouched
+from .fused import fused_layer, refuse_parameters
 from .whole.spec import LayerSpec, spelled
 
 
@@ -48,72 +47,24 @@ class FusedLayer(nn.Module):
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
         """What ``layer``, of this class or DGL's, is set up for that the fused forward does not do."""
+        modules = layer._modules
         for name, known in cls._in_engine.items():
-            module = getattr(layer, name)
+            module: Any = modules[name] if name in modules else getattr(layer, name)
             if type(module) not in known:
                 return f"{name} is {_article(type(module).__name__)}"
             if not is_untouched(module):
                 return f"there are hooks on {name}, or it has a forward of its own"
         return None
 
-    def falls_back(self, graph: Any, *features: Any) -> bool:
-        """Whether DGL's forward must run; says why, once per class and reason.
-
-        features: of nodes and edges, those of nodes first.
-
-        Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
-        """
-        check_sizes(self)
-        reason = self.why_not(self)
-        theirs = _fallback.upstream(type(self), "dgl") if is_dgl(graph) else None
-        if reason is None and theirs is not None and not torch.compiler.is_compiling():
-            reason = self._why_not_now(theirs, graph, features)
-        if reason is None:
-            return False
-        if theirs is None:
-            raise NotImplementedError(
-                f"{type(self).__name__}: {reason}, which only the forward of DGL's own layer does; "
-                "that needs DGL and a DGLGraph"
-            )
-        _fallback.warn(type(self), "DGL", reason)
-        return True
-
     def _read_parameters(self) -> Iterable[Tensor | None]:
         """The parameters that are read here, and not by a module that is called."""
         return self._parameters.values()
-
-    def _why_not_now(self, theirs: type, graph: Any, features: tuple[Any, ...]) -> str | None:
-        """The reason, if there is one, why only DGL's own forward may run: a change of DGL's class, or of all
-        modules and functions, that only it sees, or an argument that only it takes."""
-        if self._in_engine and all_hooked():
-            return "there are hooks on all modules"
-        if "parametrizations" in self._modules:  # which may draw random numbers at each access
-            return "its parameters have parametrizations"
-        replaced = _called_by(theirs).replaced()
-        if replaced is not None:
-            return f"{replaced} was replaced, in DGL or in torch"
-        mode = _fallback.foreign_mode()
-        if mode is not None:
-            return f"a mode is active, {mode}"
-        foreign = _fallback.foreign_tensor((*self._read_parameters(), *features))
-        if foreign is not None:
-            return f"there is a {foreign} among features and parameters"
-        if self._one_name_for_ends and isinstance(features[0], tuple) and _ends_share_data(graph):
-            return "a pair of features where sources and destinations are the same nodes"
-        return None
-
-
-_called_by = functools.cache(_fallback.Called)
-
-
-def _ends_share_data(graph: Any) -> bool:
-    """Whether sources and destinations are the same nodes, so that DGL stores features of both together."""
-    return not graph.is_block and graph.srctypes == graph.dsttypes
 
 
 class GraphLayer(FusedLayer):
     """A layer that refuses destinations without in-edges unless ``allow_zero_in_degree``."""
 
+    _allow_zero_in_degree: bool
     allow_zero_in_degree = renamed("_allow_zero_in_degree")
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
@@ -121,8 +72,15 @@ class GraphLayer(FusedLayer):
 
     def _graph(self, graph: Any) -> Graph:
         """The graph as the engine takes it, with its in-degrees checked."""
+        allowed = self._allow_zero_in_degree
+        if (
+            type(graph) is Graph
+            and not internals.is_dynamo_recording()
+            and (allowed or graph._structure.dst.has_empty is False)
+        ):  # the usual case, without further calls: nothing to convert, and degrees that are known
+            return graph
         fused = as_graph(graph, self)
-        if not self.allow_zero_in_degree:
+        if not allowed:
             check_in_degrees(graph, fused, f"{type(self).__name__}: ")
         return fused
 

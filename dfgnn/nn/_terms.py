@@ -7,11 +7,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from ..runtime import torch_internals as internals
-from ._fallback import is_from
+from ..runtime.eager import in_autocast
+from ._upstream import is_from
 
-__all__ = ["LINEAR", "all_hooked", "folded_terms", "folds", "is_plain", "is_untouched", "plain_linear"]
+__all__ = [
+    "LINEAR",
+    "all_hooked",
+    "folded_terms",
+    "folds",
+    "is_lazy",
+    "is_plain",
+    "is_untouched",
+    "plain_linear",
+]
 
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
 all_hooked = internals.has_any_global_hook
@@ -49,7 +60,7 @@ def _is_as_written(cls: type[nn.Module]) -> bool:
     return True
 
 
-_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `pyg._base`
+_is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
 def is_plain(linear: nn.Module) -> bool:
@@ -59,12 +70,28 @@ def is_plain(linear: nn.Module) -> bool:
     return plain is not None and plain[1] is None
 
 
+def is_lazy(linear: Any) -> bool:
+    """Whether this module has no weight yet, but makes it at its first call."""
+    return isinstance(getattr(linear, "weight", None), UninitializedParameter)
+
+
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
     caller must check `all_hooked` itself."""
-    if type(linear) not in LINEAR or not is_untouched(linear) or F.linear is not internals.linear:
+    # The first test is `is_untouched` for the usual case, in one Python frame: every call of a layer asks it.
+    own, cls = linear.__dict__, type(linear)
+    if cls not in LINEAR or F.linear is not internals.linear:
         return None
-    parameters = linear._parameters
+    if (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or _AS_WRITTEN.get(cls) != (cls.forward, cls.__call__, cls._call_impl)
+    ) and not is_untouched(linear):
+        return None
+    parameters = own["_parameters"]
     weight, bias = parameters.get("weight"), parameters.get("bias")
     # Instead of a Parameter the weight may be a plain tensor, or an exporter's FakeTensor. A weight of
     # another class is refused, because its products may be computed in another way.
@@ -82,7 +109,7 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
 
 def under_autocast(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the type in which autocast would multiply them; as they are where it is off."""
-    if torch.is_autocast_enabled(x.device.type):
+    if in_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
         # float64 stays as it is, because autocast does not cast it.
         x, weight = (t if t.dtype == torch.float64 else t.to(dtype) for t in (x, weight))
@@ -96,7 +123,7 @@ def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     # that sum is one kernel, while folding takes six more matrix products, those of the gradients included.
     if torch.compiler.is_compiling():
         return False
-    return is_plain(linear) and x.shape[-1] <= 2 * width and not torch.is_autocast_enabled(x.device.type)
+    return is_plain(linear) and x.shape[-1] <= 2 * width and not in_autocast(x)
 
 
 def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, library, nn
 
 from .. import functional
-from ..engine.traced_graph import of_types
+from ..engine.compiler_graph import of_types
 from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager
@@ -112,7 +112,7 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     tensor. Raises as :func:`groups_of`.
     """
     check_types(etype, name, graph.num_edges)
-    if is_recorded():
+    if is_recorded(etype):
         typed: Any = of_types(graph, etype, num_types)
         return Relations(typed, Pairs(None, typed.num_src))
     return _occurring_relations(graph, etype, num_types, name)
@@ -138,7 +138,7 @@ def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str)
 def first_types(types: Tensor, count: int) -> Tensor:
     """The first ``count`` types; outside compilers as int64 and the same tensor every time, so that
     `groups_of` finds its groups in the cache."""
-    if is_recorded():
+    if is_recorded(types):
         return types if count == len(types) else types[:count]
     return _same_first_types(types, count)
 
@@ -274,8 +274,11 @@ def _take(x: Tensor, rows: Rows) -> Tensor:
 # The types' values are not known then. The operators group the rows by type when they run, as eager calls do.
 
 
-def is_recorded() -> bool:
-    """Whether torch.compile records. An exporter has the types' values, as it has a graph's."""
+def is_recorded(types: Tensor | None = None) -> bool:
+    """Whether torch.compile records, or these types are on the device meta: they have no values. An exporter
+    has the types' values, as it has a graph's."""
+    if types is not None and types.is_meta:
+        return True
     return torch.compiler.is_dynamo_compiling() and not is_exporting()
 
 
@@ -325,6 +328,18 @@ def _backward_of_matmul(ctx, grad):
 library.register_autograd(_matmul, _backward_of_matmul, setup_context=_save)
 
 
+def typed_linear(x: Tensor, weight: Tensor, types: Tensor, name: str) -> Tensor:
+    """x[n, s] @ weight[types[n]], ``[N, S, D_out]``, also while a compiler records.
+
+    x: ``[N, S, D_in]``.  weight: ``[T, D_in, D_out]``.  Raises as :func:`groups_of`, which gets ``name``.
+    """
+    if is_recorded(types):
+        x, weight = under_autocast(x, weight)
+        return torch.stack([_matmul(part, weight, types) for part in x.unbind(1)], 1)
+    groups = groups_of(types, len(weight), name)
+    return typed_matmul(x, weight.unsqueeze(1).expand(-1, x.shape[1], -1, -1), groups, len(x))
+
+
 class TypedLinear(nn.Module):
     r"""x W_t for a row x of type t: ``dgl.nn.TypedLinear`` without regularizer.
 
@@ -362,17 +377,8 @@ class TypedLinear(nn.Module):
             TypeError, ValueError: ``x_type`` is not as described.
         """
         check_types(x_type, "x_type", len(x))
-        sets = x.shape[1:-1].numel()
-        if is_recorded():
-            x, weight = under_autocast(x, self.W)
-            parts = [
-                _matmul(part, weight, x_type) for part in x.reshape(x.shape[0], sets, x.shape[-1]).unbind(1)
-            ]
-            return torch.stack(parts, 1).view(*x.shape[:-1], self.out_size)
-        groups = groups_of(x_type, self.num_types, "x_type")
-        weight = self.W.unsqueeze(1).expand(-1, sets, -1, -1)
-        out = typed_matmul(x.reshape(len(x), sets, x.shape[-1]), weight, groups, len(x))
-        return out.view(*x.shape[:-1], self.out_size)
+        rows = x.reshape(len(x), x.shape[1:-1].numel(), x.shape[-1])
+        return typed_linear(rows, self.W, x_type, "x_type").view(*x.shape[:-1], self.out_size)
 
     def extra_repr(self) -> str:
         return f"in_size={self.in_size}, out_size={self.out_size}, num_types={self.num_types}"

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, check_fits
+from ._fused_or_upstream import upstream_runs
 from ._graph import names_of_ends, rows_in_use, split_ends
+from ._half import normalized
 from ._layer import AttentionLayer, check_edge_rows, dropout_p, reset_linear
-from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, normalized, swapped
+from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, swapped
 
 
 class EdgeGraphTransformerConv(AttentionLayer):
@@ -98,7 +100,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        self.falls_back(graph)  # raises if attn_drop is neither Dropout nor Identity
+        upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import check_constructor, wrong_argument, wrong_features
+from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends
+from ._half import normalized
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._terms import is_plain, under_autocast
 from .whole.spec import LayerSpec
@@ -124,7 +126,7 @@ class GraphTransformerConv(AttentionLayer):
         Raises:
             As :meth:`dfgnn.nn.GATConv.forward`.
         """
-        self.falls_back(graph)  # raises if attn_drop is neither Dropout nor Identity
+        upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)
@@ -346,8 +348,3 @@ def check_sets(layer: nn.Module, feat: Any) -> None:
 def swapped(x: Tensor) -> Tensor:
     """``[B, N, F]`` <-> ``[N, B, F]``; a single set stays ``[N, F]``."""
     return x.transpose(0, 1) if x.dim() == 3 else x
-
-
-def normalized(norm: nn.Module, h: Tensor) -> Tensor:
-    """``norm`` of h ``[N, *, F]``, flattened to rows: BatchNorm1d takes ``[rows, F]``."""
-    return norm(h.flatten(0, -2)).view_as(h)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..compiling.rewrite import rewritten
 from ..engine import paths
 
 _WHAT = {
@@ -14,6 +15,8 @@ _WHAT = {
     "layer": "the whole layer as one autograd function",
     "edge projection": "the fused operators, the projection of the edges' attributes folded into them",
     **{path.name: path.what for path in paths.PATHS},
+    "backend dfgnn": 'attention of your own, on the fused operators if compiled with backend="dfgnn"',
+    "as written": "attention of your own, by the operations of your code",
 }
 
 _NONE = (
@@ -53,7 +56,8 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     Args:
         layer_or_function: what to call: a layer of ``dfgnn.nn`` or ``dfgnn.nn.pyg``, a function of
             ``dfgnn.functional``, or a model or function that contains them. A module that ``torch.compile``
-            made is compiled once more, to see what its graph calls.
+            made is compiled once more, to see what its graph calls, and what ``backend="dfgnn"`` makes of the
+            attention in it that dfgnn's functions do not compute.
         args, kwargs: what to call it with; gradients, autocast and transforms as they are around the call.
 
     Returns:
@@ -83,7 +87,8 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def _explain_compiled(original: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Explanation:
-    """Compiles `original` once more, and lists dfgnn's operators in the graphs that torch.compile records."""
+    """Compiles `original` once more, and lists dfgnn's operators in the graphs that torch.compile records,
+    and the attention of the user's own with what our backend makes of it."""
     calls: list[AttentionCall] = []
 
     def backend(graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
@@ -91,6 +96,12 @@ def _explain_compiled(original: Callable[..., Any], args: tuple, kwargs: dict[st
             name = str(node.target)
             if name.startswith("dfgnn."):
                 calls.append(AttentionCall("traced", name, (("eager", "a compiler is recording"),)))
+        for found in rewritten(graph_module)[1].found:
+            if found.form:
+                calls.append(AttentionCall("backend dfgnn", f"{found.place}, {found.form}", ()))
+            else:
+                reason = ("backend dfgnn", found.reason)
+                calls.append(AttentionCall("as written", str(found.place), (reason,)))
         return graph_module.forward
 
     result = torch.compile(original, backend=backend)(*args, **kwargs)

@@ -29,12 +29,13 @@ import torch
 from torch import nn
 
 from ..compat.as_dgl import is_installed
-from ..nn import _fallback, dgl
-from ..nn._fallback import is_from
+from ..nn import _fused_or_upstream, dgl
+from ..nn._upstream import is_from
 from ..switch.replace import LIBRARIES, is_convolution, layers_of, patch
 from ..switch.subclasses import made_for
 
 _CHILD = Path(__file__).with_name("child.py")
+_OFTEN = 1000  # layers, up to which a child process writes its counts at each
 
 
 class Layers:
@@ -60,6 +61,7 @@ class Layers:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> Layers:
+        _fused_or_upstream.noticed.append(self._fell_back)
         self._wrap(nn.Module, "__init__", self._counting)
         self._wrap(multiprocessing.process.BaseProcess, "start", self._starting)
         self._wrap(subprocess.Popen, "__init__", self._opening)
@@ -68,6 +70,7 @@ class Layers:
         return self
 
     def remove(self) -> None:
+        _fused_or_upstream.noticed.remove(self._fell_back)
         while self._undo:
             self._undo.pop()()
         if not self.is_child and os.getpid() == self._process:
@@ -97,18 +100,24 @@ class Layers:
         return any(base in known or is_convolution(base) for base in cls.__mro__)
 
     def _count(self, cls: type) -> None:
-        if os.getpid() != self._process:  # in a fork
-            self._process, self.is_child = os.getpid(), True
-            self.made.clear()
+        self._notice_fork()
         if cls in self._pairs and is_from("dfgnn", vars(cls)["__init__"]):  # a patch replaced the constructor
             cls = self._pairs[cls]  # the class that the layer gets when the constructor ends
         is_new, self.made[cls] = not self.made[cls], self.made[cls] + 1
         if is_new and self._ours_of(cls) is not None and not self._forward_is_ours(cls):
             self._mark(cls)
-        if is_new and self.is_child:
-            if len(self.made) == 1:
+        if self.is_child:
+            if is_new and len(self.made) == 1:
                 Finalize(None, self._leave, exitpriority=0)
-            self._leave()  # not only at exit, because the process may be killed
+            # Not only at exit, because a pool kills its workers. Each time, but rarely where there are many.
+            constructed = self.made.total()
+            if is_new or constructed <= _OFTEN or constructed % _OFTEN == 0:
+                self._leave()
+
+    def _notice_fork(self) -> None:
+        if os.getpid() != self._process:
+            self._process, self.is_child = os.getpid(), True
+            self.made.clear()
 
     # ---- subclasses with a forward of their own ------------------------------------------------------
 
@@ -130,8 +139,10 @@ class Layers:
         called, forward = self._called, ours.forward  # type: ignore[attr-defined]
 
         def noting(module, *args, **kwargs):
-            if not torch.compiler.is_compiling():
+            if not torch.compiler.is_compiling() and type(module) not in called:
                 called.add(type(module))
+                if self.is_child:
+                    self._leave()
             return forward(module, *args, **kwargs)
 
         self._wrap(ours, "forward", lambda before: noting)
@@ -157,7 +168,7 @@ class Layers:
             words = args.split() if isinstance(args, str) else args
             if isinstance(words, (list, tuple)) and words and os.getpid() == self._process:
                 name = os.path.basename(os.fsdecode(words[0]))
-                if name.startswith(("python", "torchrun")):
+                if name.startswith(("python", "torchrun")) and not torch.compiler.is_compiling():
                     self.programs.append(" ".join(str(word) for word in words)[:100])
             return construct(process, args, *rest, **kwargs)
 
@@ -169,6 +180,13 @@ class Layers:
             path = Path(self.folder) / str(os.getpid())
             path.with_suffix(".new").write_text(json.dumps(self.rows()))
             path.with_suffix(".new").replace(path)
+
+    def _fell_back(self, cls: type) -> None:
+        """Tells of a layer that ran its library's forward, which may be one that the parent constructed."""
+        self._notice_fork()
+        if self.is_child and self._is_layer(cls):
+            self.made[cls] += 0
+            self._leave()
 
     def of_children(self) -> list[list[dict[str, Any]]]:
         """The rows of each process that constructed layers."""
@@ -182,11 +200,12 @@ class Layers:
     # ---- the report ----------------------------------------------------------------------------------
 
     def rows(self) -> list[dict[str, Any]]:
-        """For each class: its name, how many were constructed, whether dfgnn computes them, and why not."""
-        return [self._row(cls, count) for cls, count in self.made.items() if count]
+        """For each class: its name, how many were constructed (none, if a fork only called the layer of its
+        parent), whether dfgnn computes them, and why not."""
+        return [self._row(cls, count) for cls, count in self.made.items()]
 
     def _row(self, cls: type, count: int) -> dict[str, Any]:
-        reasons = sorted(reason for warned, reason in _fallback.warned() if warned is cls)
+        reasons = sorted(reason for warned, reason in _fused_or_upstream.warned() if warned is cls)
         ours = self._ours_of(cls)
         fused, note = ours is not None, None
         if ours is not None and not self._forward_is_ours(cls):

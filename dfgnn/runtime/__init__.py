@@ -7,6 +7,5 @@
 ``rules``      one autograd function for all maps that know their own gradients
 ``batches``    folds a batch of features on one graph into its heads
 ``timing``     times a call; ``programs`` checks command-line arguments
-``moved``      lets modules that have moved be imported by their old names
 ``torch_internals``  every private name of PyTorch that dfgnn needs
 """

@@ -110,6 +110,17 @@ Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 
 
+def _layer_arguments(name: str, are_tensors: bool) -> Any:
+    arguments = ops.layer.default._schema.arguments
+    return namedtuple(name, [x.name for x in arguments if ("Tensor" in str(x.type)) is are_tensors])
+
+
+#: The arguments of the operators of whole layers, as csrc/torch/layer_call.h declares them: what is not a
+#: tensor, and the tensors.
+LayerNumbers = _layer_arguments("LayerNumbers", False)
+LayerTensors = _layer_arguments("LayerTensors", True)
+
+
 class Score(NamedTuple):
     """What Python knows of a score besides the functions that users call."""
 

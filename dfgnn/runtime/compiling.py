@@ -24,6 +24,7 @@ __all__ = [
     "is_exporting",
     "is_plain",
     "not_compiled",
+    "sums_of_rows",
     "untraced",
     "without_gradient",
 ]
@@ -39,7 +40,8 @@ def not_compiled(fn: F) -> F:
 
     @functools.wraps(fn)
     def call(*args, **kwargs):
-        if torch.compiler.is_compiling() or internals.get_eval_frame_callback() is not None:
+        recording = internals.is_dynamo_recording() or internals.compiler._is_compiling_flag
+        if recording or internals.get_eval_frame_callback() is not None:
             return disabled(*args, **kwargs)
         return fn(*args, **kwargs)
 
@@ -58,6 +60,12 @@ def has_numbers(x: Tensor) -> bool:
         and not internals.is_wrapped_by_functorch(x)
         and not internals.is_functional_tensor(x)
     )
+
+
+def sums_of_rows(x: Tensor) -> Tensor:
+    """``x.sum(-1)`` of edges' rows. In an ONNX file it is a product: of a tensor without edges ONNX Runtime
+    (1.24, say) returns the tensor itself as the sum, and the next operation refuses its shape."""
+    return (x @ x.new_ones(x.shape[-1], 1)).squeeze(-1) if internals.exports_onnx() else x.sum(-1)
 
 
 def without_gradient(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,14 +29,28 @@ def transformed(*tensors: Tensor | None) -> bool:
     )
 
 
+def in_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x. The device meta has none, and torch raises for it."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """A context without autocast on the device of x."""
+    return torch.autocast(x.device.type, enabled=False) if in_autocast(x) else nullcontext()
+
+
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
 def is_eager(x: Tensor) -> bool:
     """Whether operations on x run eagerly: no compiler, transform, dispatch mode or subclass intervenes."""
+    return not torch.compiler.is_compiling() and runs_eagerly(x)
+
+
+def runs_eagerly(x: Tensor) -> bool:
+    """`is_eager` for callers that know that no compiler is recording."""
     return (
-        not torch.compiler.is_compiling()
-        and type(x) in PLAIN_TYPES
+        type(x) in PLAIN_TYPES
         and not transforms_active()
         and forward_ad._current_level < 0
         and not _num_dispatch_modes()

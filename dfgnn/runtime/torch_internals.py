@@ -6,6 +6,8 @@ objects themselves rather than wrappers, because every call uses them and a Pyth
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_flatten, tree_map
 
 __all__ = [
@@ -38,9 +40,6 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 function_apply = torch._C._FunctionBase.__dict__["apply"]
 # F.linear would replace it, if it did not first look for overrides of Tensor in Python.
 linear = torch._C._nn.linear
-# F.scaled_dot_product_attention would replace them, if it had second derivatives on the CPU.
-flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-flash_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # torch.sparse.mm(reduce=) would replace it, if it returned which element of a row is the extreme.
 extremes_of_neighbours = torch.ops.aten._sparse_mm_reduce_impl.default
 
@@ -49,7 +48,28 @@ extremes_of_neighbours = torch.ops.aten._sparse_mm_reduce_impl.default
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 backward_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 is_multithreading_enabled = torch._C._is_multithreading_enabled
-has_any_global_hook = _has_any_global_hook
+# torch.nn.modules.module._has_any_global_hook() would read them in a Python frame.
+_GLOBAL_HOOKS = tuple(
+    getattr(_module, f"_global_{name}")
+    for name in (
+        "backward_pre_hooks",
+        "backward_hooks",
+        "forward_pre_hooks",
+        "forward_hooks",
+        "forward_hooks_always_called",
+        "forward_hooks_with_kwargs",
+    )
+)
+has_any_global_hook = functools.partial(any, _GLOBAL_HOOKS)
+
+
+def meta_counts_all() -> Any:
+    """A context in which `nonzero` of a tensor on meta has the shape that it has if no element is 0. A public
+    option would replace it."""
+    from torch.fx.experimental import _config  # slow to import, and of use on meta alone
+
+    return _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
+
 
 # ---- which mode is active, asked at every call. One public question for "plain eager" would replace these.
 transforms_active = torch._C._are_functorch_transforms_active
@@ -66,12 +86,26 @@ dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_fu
 is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, DispatchKey.PreDispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
 tracing_state = torch._C._get_tracing_state
+# torch.compiler.is_compiling() takes two Python frames, `is_dynamo_recording() or
+# compiler._is_compiling_flag` one. Dynamo takes the first for True, and does not read the flag.
+compiler, is_dynamo_recording = torch.compiler, torch.compiler.is_dynamo_compiling
 # Unlike torch.compiler.disable, `_disable_dynamo` does not import the compiler where nothing is compiled.
 disable_dynamo = _disable_dynamo
+
+# The modules of functions in the graphs that Dynamo records; some descriptors of tensors have none.
+MODULES_OF_FUNCTIONS = {
+    "torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "_operator", None
+}  # fmt: skip
 
 # ---- operations that are documented nowhere but widely used.
 assert_async = torch._assert_async
 foreach_copy = torch._foreach_copy_
+
+
+def without_frame(op: Any) -> Any:
+    """The C++ function that an operator's overload calls. OpOverload.__call__ does nothing else, but is a
+    Python frame."""
+    return op._op
 
 
 def is_exporting() -> bool:
@@ -96,6 +130,37 @@ def inductor_uses_cuda_graphs() -> bool:
     """Whether Inductor is loaded and set to put what it compiles into CUDA graphs."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor is not None and inductor.triton.cudagraphs
+
+
+def storage_of(x: Any) -> Any:
+    """What is equal for tensors that share memory, also for tensors without values; None for layouts without
+    one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""
+    return x.untyped_storage()._cdata if x.layout == torch.strided else None
+
+
+def compile_fx(graph_module: Any, example_inputs: Any, mode: str | None, options: Any) -> Any:
+    """What ``torch.compile(backend="inductor", mode=mode, options=options)`` makes of Dynamo's graph.
+    Inductor has no public name for it."""
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx as inductor
+
+    config = {**(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
+    return inductor(graph_module, example_inputs, config_patches=config)
+
+
+@contextlib.contextmanager
+def compiling() -> Any:
+    """torch.compiler.is_compiling is True within. From torch 2.13 on it is so while a backend works."""
+    before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def let_dynamo_record_numbers() -> None:
+    """Let Dynamo record ``int(tensor)`` as a symbol in place of ending its graph there."""
+    torch._dynamo.config.capture_scalar_outputs = True
 
 
 def graph_break(reason: str) -> None:

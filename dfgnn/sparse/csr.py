@@ -105,12 +105,20 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
     if value.layout != torch.strided:
         raise TypeError(f"{where}: {name}: expected a dense tensor, got layout {value.layout}")
     if value.dtype not in INDEX_DTYPES:
-        way = f"; convert it with {name}.long()" if value.is_floating_point() else ""
+        # Not for masks and bytes, which are seldom meant as ids.
+        others = torch.int16, torch.uint16, torch.uint32, torch.uint64
+        convertible = value.is_floating_point() or value.dtype in others
+        way = f"; convert it with {name}.long()" if convertible else ""
         raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}{way}")
     if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
         expected = ", ".join("*" if want is None else str(want) for want in shape)
         way = f"; transpose it with {name}.t()" if shape == (2, None) and value.shape[1:] == (2,) else ""
         raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}{way}")
+    if value.is_meta:
+        raise ValueError(
+            f"{where}: {name}: expected values, got a tensor on meta, which has none; for shapes alone give "
+            "functions and layers the edge_index itself, or features on meta and a Graph that has values"
+        )
     return value
 
 

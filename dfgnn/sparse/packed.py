@@ -9,6 +9,7 @@ from ..runtime import library
 from ..runtime.arguments import GraphArgs, GraphHandle
 from ..runtime.compiling import not_compiled, untraced
 from ..runtime.ops import coo_to_csr
+from ..runtime.torch_internals import without_frame
 
 __all__ = ["CPU_BOUND", "PackedGraph"]
 
@@ -20,6 +21,7 @@ CPU_BOUND = 4096
 _RANGES, _BY_SRC, _SIDES, _SIDE = slice(0, 4), 4, 5, 11
 _HEADER = _SIDES + 2 * _SIDE
 _drop = library.graph_dropper("cpu")
+_coo_to_csr = without_frame(coo_to_csr)
 # indptr, indices and eids of a `csr.CSR`.
 Arrays = tuple[Tensor, Tensor, Tensor | None]
 
@@ -38,7 +40,7 @@ class PackedGraph(GraphHandle):
         """src, dst: as `coo_to_csr` takes them. sizes: -1 stands for one that is not known, which the caller
         has to replace. If a node is out of range, num_edges is -1, and only `ranges` may be asked for."""
         self.backward, self.sizes = torch.is_grad_enabled(), sizes
-        self.number, self.num_edges, self._tensor, self.edge_map, indptr, indices, eids = coo_to_csr(
+        self.number, self.num_edges, self._tensor, self.edge_map, indptr, indices, eids = _coo_to_csr(
             src, dst, *sizes, with_loops, CPU_BOUND, self.backward
         )
         self._args: GraphArgs | None = None

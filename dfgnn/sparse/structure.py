@@ -195,6 +195,8 @@ class Structure:
 
     @not_compiled
     def _has_zero_in_degree(self) -> bool:
+        if self.indices.is_meta:  # where nothing is known of the edges but their number
+            return False
         with self._untraced():
             self.dst.has_empty = found = bool((self.degrees(False) == 0).any())
         return found

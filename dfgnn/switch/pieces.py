@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import functional
 from ..engine import by_index
-from ..nn._fallback import foreign_mode
+from ..nn._fused_or_upstream import foreign_mode
 from ..nn._graph import as_graph
 from ..runtime import torch_internals as internals
 

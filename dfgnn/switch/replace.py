@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..nn._fallback import replaced_method, upstream
+from ..nn._upstream import replaced_method, upstream
 from . import pieces, subclasses
 
 #: Name of a library -> its package.

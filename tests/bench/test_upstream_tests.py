@@ -99,10 +99,56 @@ def test_selection(run, repositories):
     assert "dgl: 2 cases" in result.stdout and "pyg" not in result.stdout
 
 
+NAMES_OF_DGL = """
+import backend as F
+import dgl
+import pytest
+from dgl import topk_nodes
+
+
+def test_names():
+    g = dgl.graph((F.tensor([0, 1]), F.tensor([1, 2])))
+    assert g.num_nodes() == 3 and F.array_equal(g.in_degrees(), F.tensor([0, 1, 1]))
+
+
+def test_absent():
+    topk_nodes(dgl.graph(([0], [1])), "h", 1)
+
+
+def test_fails_with_both():
+    assert False
+
+
+def test_fails_with_ours():
+    assert "dfgnn" not in dgl.__version__
+"""
+BACKEND = """
+import torch
+from dgl.backend import *
+
+array_equal = torch.equal
+"""
+
+
+def test_names_of_dgl(run, repositories):
+    write(repositories / "dgl/tests/python/common/test_some.py", NAMES_OF_DGL)
+    write(repositories / "dgl/tests/backend/__init__.py", BACKEND)
+    result = run("--dgl-names", repositories / "dgl", "-k", "test_some")
+    report = result.stdout[result.stdout.index("\nnames of dgl: ") + 1 :].splitlines()
+    assert report[0] == "names of dgl: 2 cases concerned, 1 passed", report
+    assert report[1].startswith("    tests/python/common/test_some.py::test_fails_with_ours: AssertionError")
+    assert sorted(report[2:4]) == [
+        "  1 cases not concerned: asks for names that are absent",
+        "  1 cases not concerned: failed with DGL",
+    ]
+    assert report[4] == "  absent names: dgl.topk_nodes" and result.returncode == 1
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], "expected --dgl-tests or --pyg-tests"),
+        ([], "expected --dgl-tests, --pyg-tests or --dgl-names"),
+        (["--dgl-names", "pyg"], "--dgl-names: expected .*common in a clone"),
         (["--dgl-tests", "pyg"], "--dgl-tests: expected .*test_nn.py in a clone"),
         pytest.param(
             ["--dgl-tests", "dgl", "-k", "no_such_test"],

@@ -1,6 +1,7 @@
 """The choices of the native build; that it compiles is shown by every other test."""
 
 import importlib.util
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,37 @@ def test_libraries_that_do_not_load_here_stay_in_their_build_folder(monkeypatch,
     module = loaded()
     assert ROOT / folder == module.IN_PLACE
     assert module.build.__defaults__[0] == ROOT / folder
+
+
+def test_links_where_libstdcxx_is_static(build_native, tmp_path):
+    """Some toolchains have libstdc++ as an archive alone, which defines what csrc/portable defines, too."""
+    cxx = build_native.find_cxx()
+    found = subprocess.run([*cxx, "-print-file-name=libstdc++.a"], capture_output=True, text=True)
+    if not Path(found.stdout.strip()).is_absolute():
+        pytest.skip("this compiler has no static libstdc++")
+    user = tmp_path / "user.cpp"  # std::string throws by functions of the same member of the archive
+    user.write_text("#include <string>\nstd::string f(std::string s) { return s.substr(7).append(s, 8); }\n")
+    flags = [*build_native.COMMON, *build_native.HOST, "-shared", "-static-libstdc++", "-Wl,--wrap=log"]
+    command = [*cxx, *flags, "csrc/portable/glibc.cpp", str(user), "-o", str(tmp_path / "library.so")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_sources_that_cannot_be_written(build_native, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(build_native.BuildError, match="cannot be written.*copy the sources"):
+        build_native.build()
+
+
+def test_tools_that_are_missing_are_named(build_native, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(
+        build_native.BuildError, match="no C.. compiler found: install g.. or clang.., or set CXX"
+    ):
+        build_native.find_cxx()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(build_native.BuildError, match="pip install ninja"):
+        build_native.find_ninja()
+    with pytest.raises(build_native.BuildError, match="torch is not installed"):
+        build_native.find_torch()

@@ -1,19 +1,16 @@
 """What `import dfgnn` does and does not do, and what the compiled libraries depend on."""
 
-import pickle
 import re
 import shutil
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 import torch
 
 import dfgnn
 from dfgnn.runtime import library as _library
-from dfgnn.runtime.moved import MOVED
 
 LIBRARIES = sorted(_library.DIRECTORY.glob("libdfgnn_*.so"))
 
@@ -136,36 +133,3 @@ def test_cuda_library_missing_or_broken(content, problem, tmp_path, monkeypatch)
     monkeypatch.setattr(_library, "_cuda_problem", _library._load_cuda())
     with pytest.raises(RuntimeError, match=problem):
         _library.require_cuda_library()
-
-
-def test_modules_that_moved_keep_their_names(plain_python):
-    """Importing an old name gives the same module object as the new name, with a warning that names the new
-    one, so that old pickles load."""
-    code = f"""
-import importlib, sys, warnings
-for old, new in {MOVED!r}.items():
-    importlib.import_module(f"dfgnn.{{new}}")
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        module = importlib.import_module(f"dfgnn.{{old}}")
-    text = [str(w.message) for w in found if w.category is DeprecationWarning]
-    assert text == [f"dfgnn.{{old}} has moved to dfgnn.{{new}}"], text
-    assert module is sys.modules[f"dfgnn.{{new}}"]
-    assert module.__name__ == module.__spec__.name == f"dfgnn.{{new}}"
-"""
-    plain_python(code)
-
-
-def test_modules_of_a_package_that_moved(plain_python):
-    imported = "import dfgnn, dfgnn.plan.cost, dfgnn.schedule.cost as old"
-    code = f"{imported}; print(old is dfgnn.plan.cost, dfgnn.schedule.Plan)"
-    assert plain_python(code).stdout.split()[0] == "True"
-
-
-def test_a_graph_pickled_before_the_moves_loads():
-    """The file has a graph of three nodes, edges 0 -> 1 and 1 -> 2, pickled when the class Structure was in
-    the module dfgnn._structure."""
-    data = (Path(__file__).parent / "graph_before_moves.pickle").read_bytes()
-    assert b"dfgnn._structure" in data
-    graph = pickle.loads(data)
-    assert graph.edge_index.tolist() == [[0, 1], [1, 2]] and graph.num_nodes == 3

@@ -299,6 +299,38 @@ if __name__ == "__main__":
 """
 
 
+POOL = """
+import multiprocessing, torch
+from torch_geometric.nn import GATConv, GATv2Conv
+
+inherited = GATv2Conv(4, 4, aggr="max")
+x, edges = torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]])
+
+def work(k):
+    if k == 2:
+        inherited(x, edges)
+    else:
+        GATConv(4, 4, aggr="max")(x, edges)
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        pool.map(work, range(5), chunksize=1)
+"""
+
+
+def test_workers_of_a_pool(run):
+    """A pool kills its workers. They have told of all their layers before, and of those that fell back, also
+    if the parent constructed them."""
+    done, report = run("script.py", script=POOL)
+    assert done.returncode == 0, done.stderr
+    (child,) = report["children"]
+    rows = {
+        row["layer"].rpartition(".")[2]: (row["constructed"], *row["fell_back"]) for row in child["layers"]
+    }
+    assert rows == {"GATConv": (4, "aggr='max'"), "GATv2Conv": (0, "aggr='max'")}
+    assert [(row["constructed"], row["fell_back"]) for row in report["layers"]] == [(1, [])]
+
+
 @pytest.mark.parametrize("more", [[], pytest.param(["forkserver"], marks=exhaustive)])
 def test_processes_that_it_starts(run, more):
     done, report = run("script.py", *more, script=PROCESSES)

@@ -8,8 +8,8 @@ from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
 from dfgnn import Graph
+from dfgnn.engine import argument_checks, operators, unchecked
 from dfgnn.engine import autograd as _autograd
-from dfgnn.engine import checks, operators, unchecked
 from dfgnn.runtime.arguments import SCORES as NUMBERS
 from dfgnn.runtime.arguments import EdgeArgs, Numbers, ops
 from dfgnn.sparse import csr as _csr
@@ -293,8 +293,10 @@ def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, d
         expected = all_results()
 
     checked = []
-    original = checks.Checker.__init__
-    monkeypatch.setattr(checks.Checker, "__init__", lambda *args: checked.append(1) or original(*args))
+    original = argument_checks.Checker.__init__
+    monkeypatch.setattr(
+        argument_checks.Checker, "__init__", lambda *args: checked.append(1) or original(*args)
+    )
     (got, second), (want, second_want) = all_results(), expected
     assert all(map(torch.equal, got, want))
     # Gradients of gradients are sums by plain operations, which CUDA may add in another order.

@@ -26,6 +26,49 @@ def soak():
     return module
 
 
+def tensors_of(size, step):
+    """The largest number of tensors of at least this many bytes that a step allocates and holds at once."""
+    step()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as found:
+        step()
+    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
+    most = held = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if abs(event.nbytes()) >= size:
+            held += 1 if event.nbytes() > 0 else -1
+            most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize("learns", [False, True], ids=["", "learned attributes"])
+@pytest.mark.parametrize(
+    "name, edge_dim, held",
+    [
+        *(("GATConv", None, 0), ("GATv2Conv", None, 0), ("TransformerConv", None, 0)),
+        *(("GATConv", 64, 0), ("GATv2Conv", 64, 0), ("TransformerConv", 15, 0), ("TransformerConv", 16, 2)),
+    ],
+)
+def test_messages_are_not_stored(name, edge_dim, held, learns):
+    """README, "Memory": tensors of E x H x D numbers in a training step on the CPU."""
+    pyg = pytest.importorskip("dfgnn.nn.pyg", reason="torch_geometric is not installed")
+    edges, heads, dim = 20_000, 4, 16
+    options = {} if name == "TransformerConv" else {"add_self_loops": False}
+    layer = getattr(pyg, name)(16, dim, heads, edge_dim=edge_dim, **options)
+    x, edge_index = torch.randn(300, 16), torch.randint(300, (2, edges))
+    attr = () if edge_dim is None else (torch.randn(edges, edge_dim, requires_grad=learns),)
+
+    def step():
+        layer(x, edge_index, *attr).sum().backward()
+        for leaf in (*layer.parameters(), *attr):
+            leaf.grad = None
+
+    # Learned attributes have gradients, which here are as large, and their projection is folded.
+    held = int(edge_dim == heads * dim) if learns else held
+    assert tensors_of(0.9 * 4 * edges * heads * dim, step) == held
+
+
 class _Malloc(ctypes.Structure):
     """struct mallinfo2 of glibc."""
 

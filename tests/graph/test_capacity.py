@@ -247,7 +247,7 @@ def test_layers_of_a_graph_leave_out_unused_edges(device, name):
 def test_the_buffer_keeps_no_graph_alive():
     graph = Graph.with_capacity(5, 5)
     edges = graph.edge_index
-    from dfgnn.graph.capacity import OF_BUFFER
+    from dfgnn.graph.fixed_capacity import OF_BUFFER
 
     assert OF_BUFFER[edges]() is graph
     del graph

@@ -1,4 +1,4 @@
-"""Layers as one autograd function (`dfgnn.nn.whole`): what they compute is what their operations compute."""
+"""Layers as one operator (`dfgnn.nn.fused`): what they compute is what their operations compute."""
 
 import gc
 import weakref
@@ -13,13 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dfgnn import nn as layers
-from dfgnn.engine.node import FusedFunction
-from dfgnn.nn.whole import attention as _attention
-from dfgnn.nn.whole import eligible as _eligible
+from dfgnn.engine.layer import Layer
+from dfgnn.nn import fused as _fused
 from dfgnn.nn.whole import padding as _padding
-from dfgnn.nn.whole import projections as _projections
-from dfgnn.nn.whole.attention import attention_layer
-from dfgnn.nn.whole.spec import LayerSpec, LayerTensors
+from dfgnn.nn.whole.spec import LayerSpec
+from dfgnn.runtime.arguments import LayerTensors as _LayerTensors
 
 IN = 6
 # (heads, size of a head). On CUDA heads whose size is no multiple of 16 bytes are padded.
@@ -38,14 +36,20 @@ def compute_as(device, monkeypatch):
         if kind != AS[0] and device != "cpu":
             pytest.skip("for the CPU")
         if "padded" in kind:
-            monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
+            monkeypatch.setitem(_fused._LOAD, "cpu", 16)
         if "joined" in kind:
-            monkeypatch.setattr(_projections, "joins", lambda x, width: True)
+            monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
 
     return compute_as
 
 
 each_kind = pytest.mark.parametrize("kind", AS)
+
+
+def LayerTensors(x, x_dst, value_weight, **others):
+    """The operator's tensors; those that are not given are None."""
+    missing = dict.fromkeys(_LayerTensors._fields)
+    return _LayerTensors(**missing | {"x": x, "x_dst": x_dst, "value_weight": value_weight} | others)
 
 
 def make_gat(graph, heads, size, dtype, bias=True, vectors=None):
@@ -85,7 +89,7 @@ def make_pair(
 def run(graph, t, dropout_p, score, heads, **numbers):
     seed = torch.randint(2**62, (1,), device=graph.device) if dropout_p else None
     spec = LayerSpec(score, heads, None, dropout_p=dropout_p, **numbers)
-    return attention_layer(spec, graph, t._replace(seed=seed), t.x.dtype)
+    return _fused.computed(spec, graph, t._replace(seed=seed), t.x.dtype)
 
 
 def run_gat(graph, tensors, dropout_p=0.0, edges=(None, None, None)):
@@ -100,13 +104,13 @@ def run_gat(graph, tensors, dropout_p=0.0, edges=(None, None, None)):
 
 def run_pair(graph, tensors, score, heads, dropout_p=0.0):
     slope = 0.2 if score == "additive_v2" else 1.0
-    return run(graph, LayerTensors(*tensors), dropout_p, score, heads, negative_slope=slope, scale=0.5)
+    return run(graph, _LayerTensors(*tensors), dropout_p, score, heads, negative_slope=slope, scale=0.5)
 
 
 def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
-        patch.setattr(FusedFunction, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+        patch.setattr(Layer, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
         return run(*args, **kwargs)
 
 
@@ -321,7 +325,8 @@ def test_hooks_of_saved_tensors_and_checkpoints(device, compute_as, kind):
         with torch.autograd.graph.saved_tensors_hooks(keeping(packed), lambda x: x):
             again = run(*tensors)
         shared = any(x.data_ptr() == again.data_ptr() for x in packed)
-        assert shared or len(packed) > 3 + sum(x is not None for x in tensors)  # with a skip `out` is inner
+        # One more than the tensors: what backward reads beside them, with `out` where there is a skip.
+        assert shared or len(packed) == 1 + sum(x is not None for x in tensors)
         assert_close(gradients(again, tensors), expected, torch.float64)
         out = checkpoint(run, *tensors, use_reentrant=False)
         assert_close(gradients(out, tensors), expected, torch.float64)
@@ -401,8 +406,8 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     graph, module = make_graph("random"), MODULES[name]()
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     calls = []
-    apply = FusedFunction.at_once
-    monkeypatch.setattr(FusedFunction, "at_once", staticmethod(lambda *args: calls.append(1) or apply(*args)))
+    apply = Layer.at_once
+    monkeypatch.setattr(Layer, "at_once", staticmethod(lambda *args: calls.append(1) or apply(*args)))
     plain = module(graph, x)
     assert len(calls) == 1
     # A hook on a projection must run, and a dispatch mode must see every operation: neither call is fused.
@@ -427,19 +432,19 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
 
 
 @pytest.mark.parametrize("two_ends", [False, True])
-def test_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
-    """Projections of the same features are joined: one product forward (but not for only two of them), one
-    for the gradient of the weights and one for that of the features."""
-    monkeypatch.setattr(_projections, "joins", lambda x, width: True)
+def test_gradients_of_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
+    """The gradients of the weights of one end are parts of one product, and so are those of their biases."""
+    monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
     graph = make_graph("random")
-    for attributes in (0, 3):  # those of edges are three more
+    for attributes in (0, 3):
         tensors = make_pair(graph, "dot", 2, 4, torch.float32, two_ends=two_ends, attributes=attributes)
-        with torch.profiler.profile() as found:
-            out = run_pair(graph, tensors, "dot", 2)
-            gradients(out, tensors)
-        products = {"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
-        names = [event.name for event in found.events() if event.name in products]
-        assert len(names) == (8 if two_ends else 3) + attributes, names
+        out = run_pair(graph, tensors, "dot", 2)
+        for kind in ("weight", "bias"):
+            names = [f"{name}_{kind}" for name in ("value", "key", "query", "skip")]
+            found = torch.autograd.grad(out.sum(), [getattr(tensors, n) for n in names], retain_graph=True)
+            storages = [x.untyped_storage().data_ptr() for x in found]
+            assert storages[0] == storages[1] and storages[2] == storages[3]
+            assert (storages[0] == storages[2]) is not two_ends
 
 
 def test_a_layer_that_has_learnt_more_takes_the_long_way():
@@ -457,15 +462,15 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
         def __init__(self, size):
             super().__init__(IN, size, 2, allow_zero_in_degree=True)
 
-    assert _eligible.knows_all_of(layers.GATConv) and _eligible.knows_all_of(Renamed)
-    assert not _eligible.knows_all_of(Louder) and not _eligible.knows_all_of(nn.Linear)
+    assert _fused.knows_all_of(layers.GATConv) and _fused.knows_all_of(Renamed)
+    assert not _fused.knows_all_of(Louder) and not _fused.knows_all_of(nn.Linear)
     graph = make_graph("random")
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     short, long = Renamed(4)(graph, x), Louder()(graph, x)
     assert (
-        "FusedFunction" in str(short.grad_fn.next_functions[0][0]) or "FusedFunction" in short.grad_fn.name()
+        "LayerBackward" in str(short.grad_fn.next_functions[0][0]) or "LayerBackward" in short.grad_fn.name()
     )
-    assert "FusedFunction" not in long.grad_fn.name()
+    assert "LayerBackward" not in long.grad_fn.name()
 
 
 @covered(small=[True, False], dtype=[torch.bfloat16, torch.float16], name=list(MODULES), kind=AS)
@@ -474,7 +479,7 @@ def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
     graph, module = make_graph("random", device), MODULES[name]().to(device)
     x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
     tensors = [x, *module.parameters()]
-    monkeypatch.setattr(_eligible, "_is_small", lambda *args: small)
+    monkeypatch.setattr(_fused, "_is_small", lambda *args: small)
 
     def run(autocast=True):
         with torch.autocast(device, dtype, enabled=autocast):
@@ -488,10 +493,8 @@ def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
     if small:
         assert_close(found, [wide.to(out.dtype), *gradients(wide, tensors)], torch.bfloat16)
         return
-    module_of = type(module).__module__
     with monkeypatch.context() as patch:
-        patch.setattr(f"{module_of}.can_fuse", lambda *args: False, raising=False)
-        patch.setattr("dfgnn.nn.whole.eligible.can_fuse", lambda *args: False)
+        patch.setattr(_fused, "knows_all_of", lambda cls: False)
         out = run()
     assert_close(found, [out, *gradients(out, tensors)], torch.bfloat16)
 
@@ -504,7 +507,7 @@ def test_small_under_autocast(monkeypatch):
 
     def computed_in(x, weight=weight, x_dst=None):
         with torch.autocast("cpu", torch.bfloat16):
-            return _eligible._in_autocast(graph, x, x_dst, weight)[0].dtype
+            return _fused._in_autocast(graph, x, x_dst, weight)[0].dtype
 
     assert computed_in(x) == torch.float32
     assert computed_in(x.bfloat16()) == computed_in(x, weight.bfloat16()) == torch.bfloat16
@@ -514,27 +517,25 @@ def test_small_under_autocast(monkeypatch):
         ("_MOST_GATHERED", graph.num_edges * len(weight)),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(_eligible, name, most)
+            patch.setattr(_fused, name, most)
             assert computed_in(x) == torch.float32
-            patch.setattr(_eligible, name, most - 1)
+            patch.setattr(_fused, name, most - 1)
             assert computed_in(x) == torch.bfloat16
 
 
 def test_a_small_pair_launches_little(monkeypatch):
     """On a GPU small projections are one product backward, and their biases' gradients one sum with that of
-    the bias of the result; forward two products are as they are, and more are one."""
-    monkeypatch.setattr(_projections, "joins", lambda x, width: True)
+    the bias of the result."""
+    monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
     graph = make_graph("random", "cpu")
-    for score, forward in (("additive_v2", "aten::addmm"), ("dot", "aten::baddbmm")):
+    for score in ("additive_v2", "dot"):
         tensors = make_pair(graph, score, 2, 4, torch.float32, skip=False)
         with torch.profiler.profile() as profiler:
             out = run_pair(graph, tensors, score, 2)
         calls = {o.key: o.count for o in profiler.key_averages()}
-        assert calls.get(forward) == (2 if score == "additive_v2" else 1)
-        assert calls.get("aten::cat", 0) == (0 if score == "additive_v2" else 2)
+        assert "aten::cat" not in calls
         with torch.profiler.profile() as profiler:
             out.backward(torch.ones_like(out))
         calls = {o.key: o.count for o in profiler.key_averages()}
-        assert calls["aten::mm"] == 2
         assert calls["aten::sum"] == 1  # and none of the vectors' partial sums, where there is one
-        assert calls["aten::cat"] == (2 if score == "additive_v2" else 1)  # gradients, weights
+        assert calls["aten::cat"] == 2  # gradients, weights

@@ -207,6 +207,8 @@ def test_pairs_and_errors(device, edge_index):
         layer((x.unsqueeze(0), y), edge_index)
     with pytest.raises(NotImplementedError, match="in training"):
         pyg.SuperGATConv(6, 4).to(device, DTYPE)(x, edge_index)
+    with pytest.raises(NotImplementedError, match="batch norm"):
+        pyg.GENConv(6, 4).to(device, DTYPE)(x, edge_index)
 
 
 def test_compiled(device, edge_index):

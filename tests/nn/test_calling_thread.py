@@ -2,6 +2,7 @@
 ``dfgnn.run`` and ``dfgnn.profile`` have it: the same bits as in PyTorch's thread for the GPU, with all that
 runs within backward. On the CPU both are one."""
 
+import gc
 import threading
 
 import pytest
@@ -186,5 +187,7 @@ def test_data_parallel(device, tmp_path):
         with torch.autograd.set_multithreading_enabled(False):
             got = gradients(lambda *args: parallel(*args[1:]), model, x, edge_index)
     finally:
+        parallel = None  # before the group: see `_reducers_go_first` in conftest.py
+        gc.collect()
         dist.destroy_process_group()
     assert all(map(torch.equal, got, want))

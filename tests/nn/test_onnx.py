@@ -46,9 +46,14 @@ PYG = {
     "TransformerConv": lambda p: p.TransformerConv(8, 4, 2, beta=True),
     "TransformerConv with edges": lambda p: p.TransformerConv(8, 4, 2, edge_dim=3),
     "AGNNConv": lambda p: p.AGNNConv(),
+    "AGNNConv without loops": lambda p: p.AGNNConv(add_self_loops=False),
     "SuperGATConv": lambda p: p.SuperGATConv(8, 4, 2),
+    "SuperGATConv without loops": lambda p: p.SuperGATConv(8, 4, 2, add_self_loops=False),
     "ResGatedGraphConv": lambda p: p.ResGatedGraphConv(8, 4),
+    "GENConv": lambda p: p.GENConv(8, 4, edge_dim=3),
+    "GATEConv": lambda p: p.GATEConv(8, 8, 3),
 }
+WITH_EDGES = "GENConv", "GATEConv"  # which have no attribute edge_dim
 
 
 @pytest.mark.parametrize("build", PYG.values(), ids=PYG)
@@ -58,16 +63,20 @@ def test_pyg(build, dynamo, tmp_path):
     from dfgnn.nn import pyg
 
     conv = build(pyg)
+    if type(conv).__name__ == "GENConv" and not dynamo:
+        pytest.skip("torch_geometric's own is written, with wrong numbers (docs/migrating_from_pyg.md)")
+    with_edges = type(conv).__name__ in WITH_EDGES or getattr(conv, "edge_dim", None)
 
     def inputs(n, e):
         edges = torch.randint(n, (2, e))
-        edge_attr = (torch.randn(e, 3),) if getattr(conv, "edge_dim", None) else ()
+        edge_attr = (torch.randn(e, 3),) if with_edges else ()
         return torch.randn(n, 8), edges, *edge_attr
 
     axes = [{0: "nodes"}, {1: "edges"}, {0: "edges"}]
     args = inputs(N, E)
     run = export(conv, args, tmp_path / "model.onnx", dynamo, axes[: len(args)])
-    for sizes in ((N, E), (33, 100), (7, 5)):
+    # In torch_geometric's own operations onnxruntime 1.24 refuses a graph without edges.
+    for sizes in ((N, E), (33, 100), (7, 5), *(((7, 0), (1, 0)) if dynamo else ())):
         args = inputs(*sizes)
         torch.testing.assert_close(run(*args), conv(*args).detach(), rtol=1e-4, atol=1e-5)
 

@@ -18,10 +18,9 @@ template <class A, int L, bool neighbours, int... I>
 [[gnu::always_inline]] static inline Vec<A, kLanes<A>> add_lanes(Vec<A, kLanes<A>> a, Vec<A, kLanes<A>> b,
                                                                  std::integer_sequence<int, I...>) {
   if constexpr (neighbours)
-    return __builtin_shufflevector(a, b, (2 * I)...) + __builtin_shufflevector(a, b, (2 * I + 1)...);
+    return shuffled<(2 * I)...>(a, b) + shuffled<(2 * I + 1)...>(a, b);
   else
-    return __builtin_shufflevector(a, b, (I / L * 2 * L + I % L)...) +
-           __builtin_shufflevector(a, b, (I / L * 2 * L + I % L + L)...);
+    return shuffled<(I / L * 2 * L + I % L)...>(a, b) + shuffled<(I / L * 2 * L + I % L + L)...>(a, b);
 }
 
 // The heads in the vectors at(k), at(k + 1), ... have D lanes each. Returns one vector in which each of these

@@ -27,11 +27,11 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 template <class A, int W, int... I>
 static inline Vec<A, W> even_lanes(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, b, (2 * I)...);
+  return shuffled<(2 * I)...>(a, b);
 }
 template <class A, int W, int... I>
 static inline Vec<A, W> odd_lanes(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, b, (2 * I + 1)...);
+  return shuffled<(2 * I + 1)...>(a, b);
 }
 
 // Reads W adjacent entries of four scalars, and writes the k-th scalars of all entries to out[k], k < 4.

@@ -17,6 +17,11 @@
 #include <immintrin.h>
 #endif
 
+// GCC has __builtin_shufflevector since version 12; __has_builtin, which tells, since 10.
+#ifndef __has_builtin
+#define __has_builtin(name) 0
+#endif
+
 namespace dfgnn::cpu::DFGNN_ISA {
 
 #if defined(__AVX512F__)
@@ -91,6 +96,23 @@ static inline V load_vector(const void* p) {
 template <class V>
 static inline void store_vector(void* p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
+}
+
+// The vector of the lanes I of a and b, counted on from a's last lane to b's first one.
+template <int... I, class V>
+[[gnu::always_inline]] static inline auto shuffled(V a, V b) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  constexpr int lanes = sizeof(V) / sizeof(a[0]);
+  using A = std::decay_t<decltype(a[0])>;
+  if constexpr (sizeof...(I) == lanes) {
+    using Index = Vec<std::conditional_t<sizeof(A) == 4, int32_t, int64_t>, lanes>;
+    return __builtin_shuffle(a, b, Index{I...});
+  } else {
+    return Vec<A, sizeof...(I)>{(I < lanes ? a[I % lanes] : b[I % lanes])...};
+  }
+#endif
 }
 
 template <class A, int W>
@@ -244,7 +266,7 @@ static inline Pair<Acc<T>, W> load_pair(const T* p, std::integer_sequence<int, I
     return {bit_cast<V>(u << 16), bit_cast<V>(u & 0xffff0000u)};
   } else {
     const V a = load<T, W>(p), b = load<T, W>(p + W);
-    return {__builtin_shufflevector(a, b, (2 * I)...), __builtin_shufflevector(a, b, (2 * I + 1)...)};
+    return {shuffled<(2 * I)...>(a, b), shuffled<(2 * I + 1)...>(a, b)};
   }
 }
 template <class T, int W>
@@ -254,8 +276,8 @@ static inline Pair<Acc<T>, W> load_pair(const T* p) {
 
 template <class T, int W, int... I>
 static inline void store_pair(T* p, Pair<Acc<T>, W> x, std::integer_sequence<int, I...>) {
-  const auto low = __builtin_shufflevector(x.even, x.odd, (I % 2 * W + I / 2)...);
-  const auto high = __builtin_shufflevector(x.even, x.odd, (I % 2 * W + I / 2 + W / 2)...);
+  const auto low = shuffled<(I % 2 * W + I / 2)...>(x.even, x.odd);
+  const auto high = shuffled<(I % 2 * W + I / 2 + W / 2)...>(x.even, x.odd);
   store<T, W>(p, low), store<T, W>(p + W, high);
 }
 template <class T, int W>
@@ -295,11 +317,11 @@ template <class V, class A>
 
 template <class A, int W, int... I>
 static inline Vec<A, W / 2> lower_half(Vec<A, W> v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, I...);
+  return shuffled<I...>(v, v);
 }
 template <class A, int W, int... I>
 static inline Vec<A, W / 2> upper_half(Vec<A, W> v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (I + W / 2)...);
+  return shuffled<(I + W / 2)...>(v, v);
 }
 
 template <class A, int W>
@@ -319,18 +341,16 @@ static inline A sum(Vec<A, W> v) {
 template <class A, int W, int... I>
 static inline Vec<A, W> add_halves(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
   constexpr int h = W / 2;  // lanes [0, h) of the result are from a, [h, W) from b
-  return __builtin_shufflevector(a, b, (I < h ? I : I - h + W)...) +
-         __builtin_shufflevector(a, b, (I < h ? I + h : I + W)...);
+  return shuffled<(I < h ? I : I - h + W)...>(a, b) + shuffled<(I < h ? I + h : I + W)...>(a, b);
 }
 template <class A, int W, int... I>
 static inline Vec<A, W> add_quarters(Vec<A, W> a, Vec<A, W> b, std::integer_sequence<int, I...>) {
   constexpr int q = W / 4;  // a and b hold two sums each, whose halves are added
-  return __builtin_shufflevector(a, b, (I / q * 2 * q + I % q)...) +
-         __builtin_shufflevector(a, b, (I / q * 2 * q + I % q + q)...);
+  return shuffled<(I / q * 2 * q + I % q)...>(a, b) + shuffled<(I / q * 2 * q + I % q + q)...>(a, b);
 }
 template <class A, int W, int... I>
 static inline Vec<A, W / 2> add_pairs(Vec<A, W> a, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(a, a, (2 * I)...) + __builtin_shufflevector(a, a, (2 * I + 1)...);
+  return shuffled<(2 * I)...>(a, a) + shuffled<(2 * I + 1)...>(a, a);
 }
 template <class A, int W>
 static inline void store_sums(Vec<A, W> a, A* sums) {

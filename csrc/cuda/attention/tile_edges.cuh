@@ -55,6 +55,14 @@ struct TileParams {
   Softmax<float, true>* part_stats;
 };
 
+// In blocks (kInBlocks in tile_operands.cuh): col_stats or, in the pass over sources, row_term is the bias of
+// the keys, or null: 0. Numbers are of the accumulation type, whatever the pointers' types.
+struct BlockTileParams : TileParams {
+  const int2* ranges;        // [num_rows]: the first column of the row's block, and the one behind its last
+  double exact_scale;        // scale, for double
+  const void* grad_log_sum;  // destinations: [nodes, H], subtracted from delta, or null: 0
+};
+
 // Computes and writes the same as tile_kernel for the 16 rows of a warp, but edge by edge and in float32. All
 // lanes take one edge at a time, a lane V columns of it; where D < 32, lanes from LANES on repeat others.
 // deltas: delta of the window's rows (destinations).

@@ -31,6 +31,12 @@
 
 namespace dfgnn::cuda {
 
+// The scale of scores in blocks.
+template <typename A>
+__device__ __forceinline__ A scale_of(const TileParams& p) {
+  return sizeof(A) == 8 ? A(static_cast<const BlockTileParams&>(p).exact_scale) : A(p.scale);
+}
+
 // ---- rows ------------------------------------------------------------------------------------------
 
 // Score terms and statistics of this lane's two rows. top: in forward the running maximum, in the pass over
@@ -38,21 +44,28 @@ namespace dfgnn::cuda {
 // index of the row and head in arrays [nodes, H].
 template <typename T, int D, Score SCORE, Pass PASS>
 struct TileRows {
-  using X = TileTraits<D, SCORE, PASS>;
+  using X = TileTraits<T, D, SCORE, PASS>;
+  using A = Acc<T>;
   int64_t row_head[2];
   bool ok[2];
-  float term[2] = {}, top[2], log_sum[2] = {}, delta[2] = {};
+  A term[2] = {}, top[2], log_sum[2] = {}, delta[2] = {};
+  int2 range[2];  // of the row's columns, in blocks
 
   __device__ __forceinline__ void load(const TilePlace<T, D>& me) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       ok[i] = me.first_row + me.g + 8 * i < me.p.num_rows;
       row_head[i] = int64_t(me.row_of(me.warp * 16 + me.g + 8 * i)) * me.heads + me.head;
-      if constexpr (!X::DOT) term[i] = me.p.row_term ? me.p.row_term[row_head[i]] : 0.f;
-      top[i] = -infinity<float>();
+      if constexpr (!X::DOT || (X::BLOCKS && X::SOURCES))
+        term[i] = me.p.row_term ? reinterpret_cast<const A*>(me.p.row_term)[row_head[i]] : A(0);
+      if constexpr (X::BLOCKS)
+        range[i] =
+            __ldg(static_cast<const BlockTileParams&>(me.p).ranges + me.row_of(me.warp * 16 + me.g + 8 * i));
+      top[i] = -infinity<A>();
       if constexpr (X::DESTINATIONS) {
-        const RowStats<float> stats = load_stats(me.p.row_stats + row_head[i]);
-        top[i] = stats.max, log_sum[i] = stats.log_sum * kLog2E;
+        const RowStats<A> stats =
+            load_stats(reinterpret_cast<const RowStats<A>*>(me.p.row_stats) + row_head[i]);
+        top[i] = stats.max, log_sum[i] = stats.log_sum * kUnit<A>;
       }
     }
     if constexpr (X::DESTINATIONS) load_deltas(me);
@@ -61,21 +74,30 @@ struct TileRows {
   // Computes delta = g . (out - out_bias) of the warp's rows, by C lanes per row, and writes node_stats for
   // the pass over sources.
   __device__ __forceinline__ void load_deltas(const TilePlace<T, D>& me) {
-    float* deltas = reinterpret_cast<float*>(me.shared + TileLayout<D>::DELTA);
+    constexpr int V = kVec<T>;
+    A* deltas = reinterpret_cast<A*>(me.shared + LayoutOf<T, D>::DELTA);
+    const auto* row_stats = reinterpret_cast<const RowStats<A>*>(me.p.row_stats);
+    auto* node_stats = reinterpret_cast<NodeStats<A>*>(me.p.node_stats);
     for (int at = me.lane; at < 16 * X::C; at += 32) {
       const int r = at / X::C, piece = at % X::C;
       const int64_t node = me.row_of(me.warp * 16 + r);
-      float x[8], y[8], z[8] = {}, sum = 0;
-      Pack<T>::unpack(load_raw(me.element(me.p.b, node) + piece * 8), x);
-      Pack<T>::unpack(load_raw(me.element(me.p.out, node) + piece * 8), y);
-      if (me.p.out_bias) Pack<T>::unpack(load_raw(me.element(me.p.out_bias, 0) + piece * 8), z);
-      repeat<8>([&](int k) { sum += x[k] * (y[k] - z[k]); });
+      A x[V], y[V], z[V] = {}, sum = 0;
+      Pack<T>::unpack(load_raw(me.element(me.p.b, node) + piece * V), x);
+      Pack<T>::unpack(load_raw(me.element(me.p.out, node) + piece * V), y);
+      if constexpr (!X::BLOCKS) {
+        if (me.p.out_bias) Pack<T>::unpack(load_raw(me.element(me.p.out_bias, 0) + piece * V), z);
+      }
+      repeat<V>([&](int k) { sum += x[k] * (y[k] - z[k]); });
       sum = reduce_sum<X::C>(sum);
       if (piece == 0) {
+        if constexpr (X::BLOCKS) {
+          const auto* of_sum = static_cast<const A*>(static_cast<const BlockTileParams&>(me.p).grad_log_sum);
+          if (of_sum) sum -= of_sum[node * me.heads + me.head];
+        }
         deltas[me.warp * 16 + r] = sum;
         if (me.first_row + r < me.p.num_rows)
-          me.p.node_stats[node * me.heads + me.head] = {
-              0.f, load_stats(me.p.row_stats + node * me.heads + me.head), sum};
+          node_stats[node * me.heads + me.head] = {A(0), load_stats(row_stats + node * me.heads + me.head),
+                                                   sum};
       }
     }
     __syncwarp();
@@ -102,12 +124,19 @@ struct TileChunk {
 // mass_positive are the sums of the weights over the edges of d and of positive.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 struct TileSums {
-  using X = TileTraits<D, SCORE, PASS>;
+  using X = TileTraits<T, D, SCORE, PASS>;
+  using A = Acc<T>;
   using Rows = TileRows<T, D, SCORE, PASS>;
-  static constexpr int C = X::C, N = X::N;
-  float c[X::OUT_C ? C : 2][4] = {}, d[X::OUT_D ? C : 2][4] = {}, positive[POSITIVE ? C : 2][4] = {};
-  float mass[4] = {}, mass_positive[4] = {};  // laid out as in add_weights
-  float row[2] = {};                          // additive over sources: sum of dS L' over this lane's columns
+  static constexpr int C = X::G, N = X::N;
+  A c[X::OUT_C ? C : 2][4] = {}, d[X::OUT_D ? C : 2][4] = {}, positive[POSITIVE ? C : 2][4] = {};
+  A mass[4] = {}, mass_positive[4] = {};  // laid out as in add_weights
+  A row[2] = {};  // additive, blocks: over sources, sum of dS L' over this lane's columns
+
+  // In blocks, the bias of the column of x[n][e].
+  __device__ __forceinline__ static A bias_of(const TilePlace<T, D>& me, const TileChunk& chunk, int n,
+                                              int e) {
+    return me.p.col_stats ? reinterpret_cast<const A*>(chunk.stats)[8 * n + 2 * me.t + (e & 1)] : A(0);
+  }
 
   // s = scores that are LeakyReLU of z, a term of the row plus one of the column. Bit 4 n + e of
   // positive_bits says that z > 0 for s[n][e].
@@ -127,12 +156,12 @@ struct TileSums {
 
   // peak: the largest scores of a chunk in the two rows. Where one exceeds the row's running maximum by more
   // than kLag, it becomes the maximum, and the row's sums are scaled down.
-  __device__ __forceinline__ void rescale(Rows& rows, const float (&peak)[2]) {
+  __device__ __forceinline__ void rescale(Rows& rows, const A (&peak)[2]) {
     const bool rises[2] = {peak[0] > rows.top[0] + kLag, peak[1] > rows.top[1] + kLag};
     if (__any_sync(kAll, rises[0] || rises[1])) {
-      float shrink[2];
+      A shrink[2];
       repeat<2>([&](int i) {
-        shrink[i] = rises[i] ? exp2_fast((rows.top[i] - peak[i]) * kLog2E) : 1.f;
+        shrink[i] = rises[i] ? exp_unit((rows.top[i] - peak[i]) * kUnit<A>) : A(1);
         if (rises[i]) rows.top[i] = peak[i];
       });
       repeat<4>([&](int e) {
@@ -147,30 +176,38 @@ struct TileSums {
   }
 
   // Adds a chunk to the sums of forward. A score of dot is the product of a row and a column times `factor`.
-  template <typename Operand>
+  // PLAIN (blocks): there is no bias, all pairs exist, and the factor is positive.
+  template <bool PLAIN, typename Operand>
   __device__ __forceinline__ void add_forward(const TilePlace<T, D>& me, Rows& rows, const TileChunk& chunk,
-                                              const Operand& a, float factor) {
-    float s[N][4] = {};
+                                              const Operand& a, A factor) {
+    A s[N][4] = {};
     [[maybe_unused]] uint32_t positive_bits = 0;
     if constexpr (X::DOT) {
       a.times(s, chunk.columns_c, me.warp, me.lane);  // not scaled yet
     } else {
       additive_scores(s, positive_bits, me, rows, chunk);
     }
-    float peak[2] = {-infinity<float>(), -infinity<float>()};
+    constexpr bool SCALED =
+        X::DOT && (PLAIN || !X::BLOCKS);  // the maximum is of products that are not scaled yet
+    A peak[2] = {-infinity<A>(), -infinity<A>()};
     repeat<N, 4>([&](int n, int e) {
-      s[n][e] = chunk.exists(n, e) ? s[n][e] : -infinity<float>();
+      if constexpr (X::BLOCKS && !PLAIN) s[n][e] = fma(s[n][e], factor, bias_of(me, chunk, n, e));
+      if constexpr (!PLAIN) s[n][e] = chunk.exists(n, e) ? s[n][e] : -infinity<A>();
       peak[e >> 1] = max(peak[e >> 1], s[n][e]);
     });
-    repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (X::DOT ? factor : 1.f); });
+    repeat<2>([&](int i) { peak[i] = quad_max(peak[i]) * (SCALED ? factor : A(1)); });
     rescale(rows, peak);
 
     // ---- Softmax weights, rounded to 16 bits, and the sums by these weights.
-    const float reference[2] = {rows.top[0] == -infinity<float>() ? 0.f : rows.top[0],
-                                rows.top[1] == -infinity<float>() ? 0.f : rows.top[1]};
+    const A reference[2] = {rows.top[0] == -infinity<A>() ? A(0) : rows.top[0],
+                            rows.top[1] == -infinity<A>() ? A(0) : rows.top[1]};
     repeat<N, 4>([&](int n, int e) {
-      const float x = X::DOT ? fmaf(s[n][e], factor, -reference[e >> 1]) : minus(s[n][e], reference[e >> 1]);
-      s[n][e] = exp2_fast(x * kLog2E);
+      if constexpr (PLAIN && sizeof(T) == 2) {
+        s[n][e] = exp_unit(fma(s[n][e], factor * kUnit<A>, -reference[e >> 1] * kUnit<A>));
+        return;
+      }
+      const A x = SCALED ? fma(s[n][e], factor, -reference[e >> 1]) : minus(s[n][e], reference[e >> 1]);
+      s[n][e] = exp_unit(x * kUnit<A>);
     });
     Packed<T, N> weights(s);
     add_weights(mass, weights);
@@ -184,20 +221,23 @@ struct TileSums {
 
   // Adds a chunk to the sums of backward: computes alpha and the gradients of the scores, of SOME groups of
   // columns at a time, so that registers suffice.
-  template <typename Operand>
+  template <bool PLAIN, typename Operand>
   __device__ __forceinline__ void add_backward(const TilePlace<T, D>& me, const Rows& rows,
                                                const TileChunk& chunk, const Operand& a, const Operand& b) {
     constexpr int SOME = X::SOME;
-#pragma unroll
+#pragma unroll(sizeof(T) == 2 ? N : 1)
     for (int first = 0; first < N; first += SOME) {
-      float s[SOME][4] = {}, grad[SOME][4] = {};
+      A s[SOME][4] = {}, grad[SOME][4] = {};
       if constexpr (X::DOT) a.times(s, chunk.columns_c, me.warp, me.lane, first);
       b.times(grad, chunk.columns_d, me.warp, me.lane, first);
       repeat<SOME, 4>([&](int m, int e) {
         const int n = first + m;
-        RowStats<float> of_row = {rows.top[e >> 1], rows.log_sum[e >> 1]};
-        float delta = rows.delta[e >> 1], slope = 1;
-        if constexpr (X::SOURCES) {
+        RowStats<A> of_row = {rows.top[e >> 1], rows.log_sum[e >> 1]};
+        A delta = rows.delta[e >> 1], slope = 1;
+        if constexpr (X::SOURCES && X::BLOCKS) {
+          const auto of = reinterpret_cast<const NodeStats<A>*>(chunk.stats)[8 * n + 2 * me.t + (e & 1)];
+          of_row = {of.row.max, of.row.log_sum * kUnit<A>}, delta = of.delta;
+        } else if constexpr (X::SOURCES) {
           const float4 of = reinterpret_cast<const float4*>(chunk.stats)[8 * n + 2 * me.t + (e & 1)];
           of_row = {of.y, of.z * kLog2E}, delta = of.w;  // of: NodeStats
           if constexpr (!X::DOT) {
@@ -206,12 +246,20 @@ struct TileSums {
             s[m][e] = z * slope;
           }
         }
-        const float x = X::DOT ? fmaf(s[m][e], me.p.scale, -of_row.max) : minus(s[m][e], of_row.max);
-        const float w = chunk.exists(n, e) ? exp2_fast(fmaf(x, kLog2E, -of_row.log_sum)) : 0.f;
-        const float ds = w * (grad[m][e] - delta);
+        A x;
+        if constexpr (PLAIN) {
+          x = fma(s[m][e], scale_of<A>(me.p), -of_row.max);
+        } else if constexpr (X::BLOCKS) {
+          const A bias = X::SOURCES ? rows.term[e >> 1] : bias_of(me, chunk, n, e);
+          x = minus(fma(s[m][e], scale_of<A>(me.p), bias), of_row.max);
+        } else {
+          x = X::DOT ? fma(s[m][e], me.p.scale, -of_row.max) : minus(s[m][e], of_row.max);
+        }
+        const A w = PLAIN || chunk.exists(n, e) ? exp_unit(fma(x, kUnit<A>, -of_row.log_sum)) : A(0);
+        const A ds = w * (grad[m][e] - delta);
         s[m][e] = w;
         grad[m][e] = ds;
-        if constexpr (!X::DOT) row[e >> 1] += ds * slope;
+        if constexpr (!X::DOT || (X::BLOCKS && X::SOURCES)) row[e >> 1] += ds * slope;
       });
       const Packed<T, SOME> weights(s), grads(grad);
       if constexpr (X::OUT_D) add_columns<T, D>(d, weights, chunk.columns_d, me.lane, first);
@@ -241,23 +289,31 @@ struct TileSums {
 // rows in shared memory (area A), so that it stores 16-byte pieces. The sums of a split window go to their
 // partial-result slots in `part`, unscaled.
 template <typename T, int D>
-__device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const float (&acc)[D / 8][4],
-                                           const float (&factor)[2], void* out, float* part) {
-  constexpr int C = D / 8, A = TileLayout<D>::A;
+__device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const Acc<T> (&acc)[D / 8][4],
+                                           const Acc<T> (&factor)[2], void* out, float* part) {
+  constexpr int H = kHalves<T, D>, C = H / 8, A = LayoutOf<T, D>::A;
   if (me.item.slot < 0) {
 #pragma unroll
-    for (int n = 0; n < C; ++n) {
+    for (int n = 0; n < D / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
-        *reinterpret_cast<uint32_t*>(me.shared + A + piece_at<D>(me.warp * 16 + me.g + 8 * i, n) + 4 * me.t) =
-            pack_two<T>(acc[n][2 * i] * factor[i], acc[n][2 * i + 1] * factor[i]);
+      for (int i = 0; i < 2; ++i) {
+        const int row = me.warp * 16 + me.g + 8 * i;
+        if constexpr (sizeof(T) == 2) {
+          *reinterpret_cast<uint32_t*>(me.shared + A + piece_of<T, H>(row, n) + 4 * me.t) =
+              pack_two<T>(acc[n][2 * i] * factor[i], acc[n][2 * i + 1] * factor[i]);
+        } else {
+          const int byte = (8 * n + 2 * me.t) * int(sizeof(T));
+          T* to = reinterpret_cast<T*>(me.shared + A + piece_of<T, H>(row, byte / 16) + byte % 16);
+          to[0] = acc[n][2 * i] * factor[i], to[1] = acc[n][2 * i + 1] * factor[i];
+        }
+      }
     }
     __syncwarp();
     for (int at = me.lane; at < 16 * C; at += 32) {
       const int r = at / C, piece = at % C;
       if (me.first_row + r < me.p.num_rows)
-        *reinterpret_cast<uint4*>(const_cast<T*>(me.element(out, me.first_row + r)) + piece * 8) =
-            *reinterpret_cast<const uint4*>(me.shared + A + piece_at<D>(me.warp * 16 + r, piece));
+        *reinterpret_cast<uint4*>(const_cast<T*>(me.element(out, me.first_row + r)) + piece * kVec<T>) =
+            *reinterpret_cast<const uint4*>(me.shared + A + piece_of<T, H>(me.warp * 16 + r, piece));
     }
     __syncwarp();
   } else {
@@ -266,7 +322,7 @@ __device__ __forceinline__ void store_sums(const TilePlace<T, D>& me, const floa
       float* to =
           part + (int64_t(me.item.slot + me.warp * 16 + me.g + 8 * i) * me.heads + me.head) * D + 2 * me.t;
 #pragma unroll
-      for (int n = 0; n < C; ++n)
+      for (int n = 0; n < D / 8; ++n)
         *reinterpret_cast<float2*>(to + 8 * n) = make_float2(acc[n][2 * i], acc[n][2 * i + 1]);
     }
   }
@@ -278,31 +334,44 @@ template <typename T, int D, Score SCORE, bool POSITIVE>
 __device__ __forceinline__ void store_forward(const TilePlace<T, D>& me,
                                               const TileRows<T, D, SCORE, Pass::forward>& rows,
                                               TileSums<T, D, SCORE, Pass::forward, POSITIVE>& sums) {
+  using A = Acc<T>;
   const TileParams& p = me.p;
-  float norm[2];
+  A norm[2];
+  if constexpr (SCORE == kInBlocks) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float sum = sums.mass[2 * i];
-    norm[i] = sum == 0 ? 0.f : 1 / sum;
-    if (me.t) continue;
-    const Softmax<float, true> softmax = {rows.top[i], sum, sums.mass_positive[2 * i]};
-    if (me.item.slot >= 0) {
-      p.part_stats[me.slot_head(i)] = softmax;
-    } else if (rows.ok[i]) {
-      p.stats[rows.row_head[i]] = softmax.stats();
-      if constexpr (POSITIVE) p.mass[rows.row_head[i]] = sums.mass_positive[2 * i] * norm[i];
+    for (int i = 0; i < 2; ++i) {
+      const A sum = whole_sum<T>(sums.mass[2 * i]);
+      norm[i] = sum == 0 ? A(0) : 1 / sum;
+      const Softmax<A, false> softmax = {rows.top[i], sum};
+      if (me.t == 0 && rows.ok[i])
+        reinterpret_cast<RowStats<A>*>(p.stats)[rows.row_head[i]] = softmax.stats();
     }
-  }
-  if (p.out_bias && me.item.slot < 0) {
-    const T* bias = static_cast<const T*>(p.out_bias) + me.head * D + 2 * me.t;
-    repeat<D / 8, 4>(
-        [&](int n, int e) { sums.d[n][e] = sums.d[n][e] * norm[e >> 1] + float(bias[8 * n + (e & 1)]); });
-    const float one[2] = {1.f, 1.f};
-    store_sums(me, sums.d, one, p.out_d, p.part_d);
+    return store_sums(me, sums.d, norm, p.out_d, p.part_d);
   } else {
-    store_sums(me, sums.d, norm, p.out_d, p.part_d);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float sum = sums.mass[2 * i];
+      norm[i] = sum == 0 ? 0.f : 1 / sum;
+      if (me.t) continue;
+      const Softmax<float, true> softmax = {rows.top[i], sum, sums.mass_positive[2 * i]};
+      if (me.item.slot >= 0) {
+        p.part_stats[me.slot_head(i)] = softmax;
+      } else if (rows.ok[i]) {
+        p.stats[rows.row_head[i]] = softmax.stats();
+        if constexpr (POSITIVE) p.mass[rows.row_head[i]] = sums.mass_positive[2 * i] * norm[i];
+      }
+    }
+    if (p.out_bias && me.item.slot < 0) {
+      const T* bias = static_cast<const T*>(p.out_bias) + me.head * D + 2 * me.t;
+      repeat<D / 8, 4>(
+          [&](int n, int e) { sums.d[n][e] = sums.d[n][e] * norm[e >> 1] + float(bias[8 * n + (e & 1)]); });
+      const float one[2] = {1.f, 1.f};
+      store_sums(me, sums.d, one, p.out_d, p.part_d);
+    } else {
+      store_sums(me, sums.d, norm, p.out_d, p.part_d);
+    }
+    if constexpr (POSITIVE) store_sums(me, sums.positive, norm, p.positive, p.part_positive);
   }
-  if constexpr (POSITIVE) store_sums(me, sums.positive, norm, p.positive, p.part_positive);
 }
 
 // Writes out_c, scaled, and out_d, and for additive row_sum, the sum of dS L'; or the partial results of a
@@ -311,12 +380,21 @@ template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
 __device__ __forceinline__ void store_backward(const TilePlace<T, D>& me,
                                                const TileRows<T, D, SCORE, PASS>& rows,
                                                TileSums<T, D, SCORE, PASS, POSITIVE>& sums) {
-  using X = TileTraits<D, SCORE, PASS>;
+  using X = TileTraits<T, D, SCORE, PASS>;
+  using A = Acc<T>;
   const TileParams& p = me.p;
-  const float scale[2] = {p.scale, p.scale}, one[2] = {1.f, 1.f};
+  const A factor = X::BLOCKS ? scale_of<A>(p) : A(p.scale), scale[2] = {factor, factor},
+          one[2] = {A(1), A(1)};
   if constexpr (X::OUT_C) store_sums(me, sums.c, scale, p.out_c, p.part_c);
   if constexpr (X::OUT_D) store_sums(me, sums.d, one, p.out_d, p.part_d);
-  if constexpr (!X::DOT) {
+  if constexpr (X::BLOCKS && X::SOURCES) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sums.row[i] = quad_sum(sums.row[i]);
+      if (me.t == 0 && rows.ok[i] && p.row_sum)
+        reinterpret_cast<A*>(p.row_sum)[rows.row_head[i]] = sums.row[i];
+    }
+  } else if constexpr (!X::DOT) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       sums.row[i] = quad_sum(sums.row[i]);

@@ -61,8 +61,9 @@ namespace dfgnn::cuda {
 // COPIES pieces per thread. The columns' node ids are loaded an iteration ahead of the copies.
 template <typename T, int D, Score SCORE, Pass PASS>
 struct ColumnCopies {
-  using L = TileLayout<D>;
-  using X = TileTraits<D, SCORE, PASS>;
+  using L = LayoutOf<T, D>;
+  using X = TileTraits<T, D, SCORE, PASS>;
+  static constexpr int H = X::H, V = kVec<T>;
   static constexpr int COPIES = (kTileCols * X::C + kTileThreads - 1) / kTileThreads;
   struct Ids {
     int column[COPIES], stat;
@@ -72,14 +73,23 @@ struct ColumnCopies {
   // ids = the nodes from whose rows this thread copies pieces for a chunk, if there is such a chunk.
   __device__ __forceinline__ void fetch_ids(Ids& ids, int chunk) const {
     if (chunk >= me.item.end) return;
-    const int32_t* columns = me.p.tiles + int64_t(chunk) * kTileInts;
+    if constexpr (X::BLOCKS) {  // beyond the last column it is copied again, because 0 times what is there is
+                                // 0
+      const int first = me.first_column + chunk * kTileCols;
 #pragma unroll
-    for (int i = 0; i < COPIES; ++i) {
-      const int at = me.thread + i * kTileThreads;
-      if (kTileCols * X::C % kTileThreads == 0 || at < kTileCols * X::C)
-        ids.column[i] = __ldg(columns + at / X::C);
+      for (int i = 0; i < COPIES; ++i)
+        ids.column[i] = min(first + (me.thread + i * kTileThreads) / X::C, me.last_column);
+      ids.stat = min(first + me.thread, me.last_column);
+    } else {
+      const int32_t* columns = me.p.tiles + int64_t(chunk) * kTileInts;
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) {
+        const int at = me.thread + i * kTileThreads;
+        if (kTileCols * X::C % kTileThreads == 0 || at < kTileCols * X::C)
+          ids.column[i] = __ldg(columns + at / X::C);
+      }
+      if (X::STAT && me.thread < kTileCols) ids.stat = __ldg(columns + me.thread);
     }
-    if (X::STAT && me.thread < kTileCols) ids.stat = __ldg(columns + me.thread);
   }
   // The offset of a chunk's stage in shared memory.
   __device__ __forceinline__ int stage_of(int chunk) const {
@@ -94,15 +104,21 @@ struct ColumnCopies {
       for (int i = 0; i < COPIES; ++i) {
         const int at = me.thread + i * kTileThreads;
         if (kTileCols * X::C % kTileThreads && at >= kTileCols * X::C) break;
-        const uint32_t to = stage + piece_at<D>(at / X::C, at % X::C);
-        if constexpr (X::HAS_C) copy_async<16>(to, me.element(me.p.c, ids.column[i]) + at % X::C * 8);
-        copy_async<16>(to + L::COLS, me.element(me.p.d, ids.column[i]) + at % X::C * 8);
+        const uint32_t to = stage + piece_of<T, H>(at / X::C, at % X::C);
+        if constexpr (X::HAS_C) copy_async<16>(to, me.element(me.p.c, ids.column[i]) + at % X::C * V);
+        copy_async<16>(to + L::COLS, me.element(me.p.d, ids.column[i]) + at % X::C * V);
       }
       if constexpr (X::STAT > 0) {
-        if (me.thread < kTileCols)
-          copy_async<X::STAT>(
-              stage + 2 * L::COLS + me.thread * X::STAT,
-              static_cast<const char*>(me.p.col_stats) + (int64_t(ids.stat) * me.heads + me.head) * X::STAT);
+        if (me.thread < kTileCols && (!X::BLOCKS || me.p.col_stats)) {
+          const uint32_t to = stage + 2 * L::COLS + me.thread * X::STAT;
+          const char* from =
+              static_cast<const char*>(me.p.col_stats) + (int64_t(ids.stat) * me.heads + me.head) * X::STAT;
+          if constexpr (X::STAT == 32) {
+            copy_async<16>(to, from), copy_async<16>(to + 16, from + 16);
+          } else {
+            copy_async<X::STAT>(to, from);
+          }
+        }
       }
     }
     commit_copies();
@@ -117,9 +133,11 @@ struct ColumnCopies {
     for (int at = me.thread; at < kTileRows * X::C; at += kTileThreads) {
       const int r = at / X::C, piece = at % X::C;
       if constexpr (X::HAS_A)
-        copy_async<16>(me.smem + L::A + piece_at<D>(r, piece), me.element(me.p.a, me.row_of(r)) + piece * 8);
+        copy_async<16>(me.smem + L::A + piece_of<T, H>(r, piece),
+                       me.element(me.p.a, me.row_of(r)) + piece * V);
       if constexpr (X::HAS_B)
-        copy_async<16>(me.smem + L::B + piece_at<D>(r, piece), me.element(me.p.b, me.row_of(r)) + piece * 8);
+        copy_async<16>(me.smem + L::B + piece_of<T, H>(r, piece),
+                       me.element(me.p.b, me.row_of(r)) + piece * V);
     }
     commit_copies();
 #pragma unroll
@@ -127,18 +145,19 @@ struct ColumnCopies {
   }
 };
 
+// A word whose lowest n bits are set; n may be less than 0 or more than 32.
+__device__ __forceinline__ uint32_t bits_below(int n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
+
 // ---- the kernel ------------------------------------------------------------------------------------
 
+// A pass over the block's work item or, in blocks, its window.
 template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
-__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE, PASS, POSITIVE>>))
-    tile_kernel(const __grid_constant__ TileParams p) {
-  using L = TileLayout<D>;
-  using X = TileTraits<D, SCORE, PASS>;
+__device__ __forceinline__ void tile_pass(const TileParams& p, char* shared) {
+  using L = LayoutOf<T, D>;
+  using X = TileTraits<T, D, SCORE, PASS>;
 
   // ---- 1. Load: the first copies are started, then the rows' statistics are read.
-  follow();
-  extern __shared__ __align__(128) char shared[];
-  const TilePlace<T, D> me(p, shared);
+  const TilePlace<T, D> me(p, shared, X::BLOCKS);
   const ColumnCopies<T, D, SCORE, PASS> copies = {me};
   typename ColumnCopies<T, D, SCORE, PASS>::Ids next;
   copies.begin(next);
@@ -152,8 +171,9 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   if constexpr (X::HAS_A) a.init(me.smem + L::A, me.warp, me.lane);
   // In forward the maximum is taken of products before they are scaled. `factor` must therefore be positive,
   // so that rows take the sign of a negative scale, and not 0, because -inf is multiplied by it.
-  [[maybe_unused]] const float factor = max(abs(p.scale), kLeastNormal);
-  if constexpr (X::FORWARD && X::DOT) {
+  // In blocks it is of scores, which have a bias.
+  [[maybe_unused]] const Acc<T> factor = X::BLOCKS ? scale_of<Acc<T>>(p) : max(abs(p.scale), kLeastNormal);
+  if constexpr (X::FORWARD && X::DOT && !X::BLOCKS) {
     if (p.scale < 0) a.negate();
   }
   if constexpr (X::HAS_B) b.init(me.smem + L::B, me.warp, me.lane);
@@ -167,33 +187,52 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
 #pragma unroll
     for (int i = 0; i < 2; ++i) next_mask[i] = uint32_t(__ldg(masks + int64_t(chunk) * kTileInts + 8 * i));
   };
-  fetch_masks(me.item.begin);
+  if constexpr (!X::BLOCKS) fetch_masks(me.item.begin);
 
   for (int chunk = me.item.begin; chunk < me.item.end; ++chunk) {
+    if constexpr (X::BLOCKS) {
+      const int first = me.first_column + chunk * kTileCols;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        next_mask[i] = bits_below(rows.range[i].y - first) & ~bits_below(rows.range[i].x - first);
+    }
     TileChunk here = {{next_mask[0] >> (2 * me.t), next_mask[1] >> (2 * me.t)}};
     const bool any = __any_sync(kAll, (next_mask[0] | next_mask[1]) != 0);
     wait_copies<L::STAGES - 2>();  // until this thread's copies for this chunk have arrived
     __syncthreads();  // until those of all threads have, and no warp reads the stage that is filled next
     copies.copy(next, chunk + L::STAGES - 1);
     copies.fetch_ids(next, chunk + L::STAGES);
-    fetch_masks(chunk + 1);
+    if constexpr (!X::BLOCKS) fetch_masks(chunk + 1);
     if (!any) continue;
 
     here.columns_c = me.smem + copies.stage_of(chunk), here.columns_d = here.columns_c + L::COLS;
     here.stats = shared + copies.stage_of(chunk) + 2 * L::COLS;
-    if constexpr (X::FORWARD) {
-      sums.add_forward(me, rows, here, a, factor);
-    } else {
-      sums.add_backward(me, rows, here, a, b);
+    const auto add = [&](auto plain) {
+      constexpr bool PLAIN = decltype(plain)::value;
+      if constexpr (X::FORWARD) {
+        sums.template add_forward<PLAIN>(me, rows, here, a, factor);
+      } else {
+        sums.template add_backward<PLAIN>(me, rows, here, a, b);
+      }
+    };
+    if constexpr (X::BLOCKS) {
+      const bool biased = X::SOURCES ? p.row_term != nullptr : p.col_stats != nullptr;
+      if (!biased && p.scale > 0 && __all_sync(kAll, (next_mask[0] & next_mask[1]) == ~0u)) {
+        add(std::true_type());
+        continue;
+      }
     }
+    add(std::false_type());
   }
   wait_copies<0>();
 
   // ---- 4. Epilogue: the results, or the rows once more edge by edge.
-  if (__any_sync(kAll, sums.are_doubtful(rows))) {
-    tile_rows_by_edges<T, D, SCORE, PASS, POSITIVE>(p, me.item, me.head, me.warp, me.lane,
-                                                    reinterpret_cast<const float*>(shared + L::DELTA));
-    return;
+  if constexpr (!X::BLOCKS) {
+    if (__any_sync(kAll, sums.are_doubtful(rows))) {
+      tile_rows_by_edges<T, D, SCORE, PASS, POSITIVE>(p, me.item, me.head, me.warp, me.lane,
+                                                      reinterpret_cast<const float*>(shared + L::DELTA));
+      return;
+    }
   }
   __syncwarp();
   if constexpr (X::FORWARD) {
@@ -201,6 +240,28 @@ __global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE,
   } else {
     store_backward(me, rows, sums);
   }
+}
+
+template <typename T, int D, Score SCORE, Pass PASS, bool POSITIVE>
+__global__ void __launch_bounds__(kTileThreads, (kTileBlocks<D, kTileSums<SCORE, PASS, POSITIVE>>))
+    tile_kernel(const __grid_constant__ TileParams p) {
+  follow();
+  extern __shared__ __align__(128) char shared[];
+  tile_pass<T, D, SCORE, PASS, POSITIVE>(p, shared);
+}
+
+template <typename T, int D, Pass PASS>
+inline constexpr int kBlocksPerMultiprocessor =
+    sizeof(T) == 2 ? kTileBlocks<D, kTileSums<kInBlocks, PASS, false>> : kWideBlocks<kHalves<T, D>>;
+
+// A pass of attention within blocks (core/blocks.h) over a window of 64 consecutive rows, which may be of
+// several blocks. Its columns are those of the rows' blocks, one after the other.
+template <typename T, int D, Pass PASS>
+__global__ void __launch_bounds__(kTileThreads, (kBlocksPerMultiprocessor<T, D, PASS>))
+    block_kernel(const __grid_constant__ BlockTileParams p) {
+  follow();
+  extern __shared__ __align__(128) char shared[];
+  tile_pass<T, D, kInBlocks, PASS, false>(p, shared);
 }
 
 }  // namespace dfgnn::cuda

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,18 +101,17 @@ class HeteroGraphConv(nn.Module):
                 allow(True)
         if isinstance(aggregate, str) and aggregate not in CROSS:
             raise DGLError(f"HeteroGraphConv: aggregate: expected one of {list(CROSS)}, got {aggregate!r}")
-        reducer = CROSS.get(aggregate) if isinstance(aggregate, str) else None
-        self.agg_fn = aggregate if reducer is None else lambda parts, _: reducer(parts)
+        self.agg_fn = partial(_reduced, aggregate) if isinstance(aggregate, str) else aggregate
 
-    def _module(self, relation: tuple[str, str, str]) -> nn.Module | None:
+    def _module(self, relation: tuple[str, str, str]) -> nn.Module:
         for name in (str(relation), relation[1]):
             if name in self.mods:
                 return self.mods[name]
-        return None
+        raise KeyError(f"HeteroGraphConv: mods: expected a module of {relation}, got {list(self.mods)}")
 
     def forward(self, g: Any, inputs: Any, mod_args: Any = None, mod_kwargs: Any = None) -> dict[str, Any]:
-        """inputs: features by type, or a pair of such for sources and destinations. Relations without a
-        layer, without edges, or without features of their nodes are left out."""
+        """inputs: features by type, or a pair of such for sources and destinations. Relations of nodes
+        without features are left out."""
         if isinstance(inputs, tuple) or g.is_block:
             src, dst = expand_as_pair(inputs, g) if isinstance(inputs, tuple) else (
                 inputs, {k: v[: g.num_dst_nodes(k)] for k, v in inputs.items() if k in g.dsttypes}
@@ -120,13 +120,18 @@ class HeteroGraphConv(nn.Module):
             src = dst = inputs
         found: dict[str, list[Any]] = {kind: [] for kind in g.dsttypes}
         for relation in g.canonical_etypes:
-            mod, part = self._module(relation), g[relation]
-            if mod is None or part.num_edges() == 0 or relation[0] not in src or relation[2] not in dst:
+            if relation[0] not in src or relation[2] not in dst:
                 continue
+            mod, part = self._module(relation), g[relation]
             args = (mod_args or {}).get(relation[1], ())
             kwargs = (mod_kwargs or {}).get(relation[1], {})
             found[relation[2]].append(mod(part, (src[relation[0]], dst[relation[2]]), *args, **kwargs))
         return {kind: self.agg_fn(parts, kind) for kind, parts in found.items() if parts}
+
+
+def _reduced(name: str, parts: list[Tensor], kind: str) -> Tensor:
+    """A function of the module, so that layers can be pickled."""
+    return CROSS[name](parts)
 
 
 class Identity(nn.Module):

@@ -14,7 +14,7 @@ class _Pooling(nn.Module):
 
     def forward(self, graph: Any, feat: Tensor) -> Tensor:
         """``[graphs, ...]`` from ``feat [N, ...]``."""
-        return readout(graph.batch_num_nodes(), feat, None, self._op)
+        return readout(graph.batch_num_nodes(), feat, self._op)
 
 
 class SumPooling(_Pooling):
@@ -44,4 +44,4 @@ class WeightAndSum(nn.Module):
         self.atom_weighting = nn.Sequential(nn.Linear(in_feats, 1), nn.Sigmoid())
 
     def forward(self, g: Any, feats: Tensor) -> Tensor:
-        return readout(g.batch_num_nodes(), feats, self.atom_weighting(feats), "sum")
+        return readout(g.batch_num_nodes(), feats * self.atom_weighting(feats), "sum")

@@ -41,6 +41,14 @@ class SparseMatrix:
         """The values, or None if all are 1."""
         return None if self._val is None and self._lazy is None else self.val
 
+    def __getstate__(self) -> tuple[Structure, Tensor | None]:
+        """Of copies and pickles, which get values: lazy ones belong to the operands of this process."""
+        return self._structure, self._given
+
+    def __setstate__(self, state: tuple[Structure, Tensor | None]) -> None:
+        self._structure, self._val = state
+        self._lazy = None
+
     @property
     def shape(self) -> tuple[int, int]:
         return self._structure.shape
@@ -69,16 +77,19 @@ class SparseMatrix:
         return self.row, self.col
 
     def indices(self) -> Tensor:
-        return torch.stack(self.coo())
+        given = self._structure.indices
+        return torch.stack(self.coo()) if given is None else given
 
-    def csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(indptr, columns, index of each entry's value)."""
+    def csr(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(indptr, columns, index of each entry's value; None of a matrix made from these)."""
+        if self._structure.compressed is not None:
+            return *self._structure.compressed, None
         csr = self._structure.graph.csr()
         places = torch.arange(self.nnz, device=self.device) if csr.eids is None else csr.eids.long()
         return csr.indptr.long(), csr.indices.long(), places
 
-    def csc(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(indptr, rows, index of each entry's value)."""
+    def csc(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(indptr, rows, index of each entry's value; None of a matrix made from these)."""
         return self.T.csr()
 
     def to_dense(self) -> Tensor:
@@ -259,12 +270,16 @@ def to_torch_sparse_coo(spmat: SparseMatrix) -> Tensor:
 
 def to_torch_sparse_csr(spmat: SparseMatrix) -> Tensor:
     indptr, indices, places = spmat.csr()
-    return torch.sparse_csr_tensor(indptr, indices, spmat.val[places], spmat.shape)
+    return torch.sparse_csr_tensor(indptr, indices, _in_order(spmat, places), spmat.shape)
 
 
 def to_torch_sparse_csc(spmat: SparseMatrix) -> Tensor:
     indptr, indices, places = spmat.csc()
-    return torch.sparse_csc_tensor(indptr, indices, spmat.val[places], spmat.shape)
+    return torch.sparse_csc_tensor(indptr, indices, _in_order(spmat, places), spmat.shape)
+
+
+def _in_order(spmat: SparseMatrix, places: Tensor | None) -> Tensor:
+    return spmat.val if places is None else spmat.val[places]
 
 
 def _values(where: str, structure: Structure, val: Any) -> Tensor | None:
@@ -325,11 +340,15 @@ def _joined(name: str, a: SparseMatrix, b: SparseMatrix, op: Any) -> SparseMatri
     _same_shape(name, a, b)
     if a._structure.same_as(b._structure):
         return val_like(a, op(a.val, b.val))
-    if name == "div":
-        raise ValueError("dgl.sparse.div: expected two matrices with entries at the same places")
     if a.has_duplicate() or b.has_duplicate():
-        raise ValueError("dgl.sparse.mul: expected matrices without entries at the same place: coalesce()")
+        raise ValueError(
+            f"dgl.sparse.{name}: expected matrices without entries at the same place: coalesce()"
+        )
     (ours, mine), (theirs, other) = (m._structure.keys().sort() for m in (a, b))
+    if name == "div":
+        if not torch.equal(ours, theirs):
+            raise ValueError("dgl.sparse.div: expected two matrices with entries at the same places")
+        return val_like(a, op(a.val, b.val[torch.empty_like(other).index_copy(0, mine, other)]))
     common = torch.isin(ours, theirs)
     at = torch.searchsorted(theirs, ours[common])
     return _of_keys("dgl.sparse.mul", ours[common], a.shape, op(a.val[mine[common]], b.val[other[at]]))

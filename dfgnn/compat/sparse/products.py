@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import functional
-from ...engine.checks import DTYPES
+from ...engine.argument_checks import DTYPES
 from ...ops import copy_e_sum
 from .lazy import Scores, Weights, can_wait
 from .matrix import SparseMatrix, diag, from_coo, val_like
@@ -106,6 +106,9 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
         raise ValueError(
             f"dgl.sparse.spspmm: expected as many rows of B as columns of A, got {A.shape}, {B.shape}"
         )
+    for name, matrix in (("A", A), ("B", B)):
+        if matrix.has_duplicate():
+            raise ValueError(f"dgl.sparse.spspmm: {name}: expected no entries at the same place: coalesce()")
     # An entry of A in column k is multiplied with the entries of B's row k.
     left, right = pairs(A.col.long(), B._structure.graph)
     keys = A.row.long()[left] * B.shape[1] + B.col.long()[right]

@@ -20,13 +20,19 @@ class Structure:
 
     def __init__(self, row: Tensor, col: Tensor, shape: tuple[int, int], graph: Graph):
         self.row, self.col, self.shape, self.graph = row, col, shape, graph
+        # What the matrix was made from: [2, nnz], rows and columns; (indptr, columns); (indptr, rows).
+        self.indices: Tensor | None = None
+        self.compressed: tuple[Tensor, Tensor] | None = None
+        self.compressed_by_column: tuple[Tensor, Tensor] | None = None
 
     @property
     def nnz(self) -> int:
         return self.row.shape[0]
 
     def transposed(self) -> Structure:
-        return Structure(self.col, self.row, self.shape[::-1], self.graph.reverse())
+        other = Structure(self.col, self.row, self.shape[::-1], self.graph.reverse())
+        other.compressed, other.compressed_by_column = self.compressed_by_column, self.compressed
+        return other
 
     def keys(self) -> Tensor:
         """A unique number for each position, in the order of the entries."""
@@ -46,7 +52,9 @@ def of_indices(where: str, indices: Any, shape: Any) -> Structure:
     if not isinstance(indices, Tensor) or indices.dim() != 2 or indices.shape[0] != 2:
         got = list(indices.shape) if isinstance(indices, Tensor) else type(indices).__name__
         raise ValueError(f"{where}: indices: expected a tensor [2, nnz], rows and columns, got {got}")
-    return _made(where, indices[0], indices[1], shape, (indices,))
+    made = _made(where, indices[0], indices[1], shape, (indices,))
+    made.indices = indices
+    return made
 
 
 def of_coo(where: str, row: Any, col: Any, shape: Any) -> Structure:
@@ -97,7 +105,12 @@ def of_compressed(where: str, indptr: Tensor, indices: Tensor, shape: Any, by_ro
         raise ValueError(f"{where}: shape: expected {len(counts)} rows of indptr, got {tuple(shape)}")
     outer = torch.arange(len(counts), device=indptr.device, dtype=indices.dtype)
     outer = outer.repeat_interleave(counts, output_size=len(indices))
-    return of_coo(where, *((outer, indices) if by_row else (indices, outer)), shape)
+    made = of_coo(where, *((outer, indices) if by_row else (indices, outer)), shape)
+    if by_row:
+        made.compressed = indptr, indices
+    else:
+        made.compressed_by_column = indptr, indices
+    return made
 
 
 def pairs(nodes: Tensor, graph: Graph) -> tuple[Tensor, Tensor]:

@@ -43,7 +43,8 @@ def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
 
     rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Gradients are deterministic, unlike those of indexing.
     """
-    if torch.compiler.is_compiling():  # the compiler fuses the additions with what follows
+    # A compiler fuses the additions with what follows; on meta there is nothing to add.
+    if torch.compiler.is_compiling() or rows.is_meta:
         return rows + rows_of_sources(graph, src) + rows_of_destinations(graph, dst)
     if _eager.transformed(rows, src, dst):
         j, i = _plain.ends_of(graph).edge_index

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import GraphLayer
 
@@ -64,7 +65,7 @@ class AGNNConv(GraphLayer):
         Raises:
             As :meth:`GATConv.forward`.
         """
-        if self.falls_back(graph, feat):
+        if upstream_runs(self, graph, feat):
             return super().forward(graph, feat)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)

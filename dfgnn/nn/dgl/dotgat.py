@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import functional
+from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import AttentionLayer
 from ..whole.spec import LayerSpec
@@ -76,7 +77,7 @@ class DotGatConv(AttentionLayer):
         Raises:
             As :meth:`GATConv.forward`.
         """
-        if self.falls_back(graph, feat):
+        if upstream_runs(self, graph, feat):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)

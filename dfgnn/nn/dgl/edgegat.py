@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...engine.edge_terms import sum_of_features
 from ...graph import Graph
+from .._fused_or_upstream import upstream_runs
 from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero
 from .._terms import folded_terms, folds
@@ -103,7 +104,7 @@ class EdgeGATConv(AdditiveConv):
         Raises:
             As :meth:`GATConv.forward`.
         """
-        if self.falls_back(graph, feat, edge_feat):
+        if upstream_runs(self, graph, feat, edge_feat):
             return super().forward(graph, feat, edge_feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import projected
+from .._fused_or_upstream import upstream_runs
 from .._graph import names_of_ends, rows_in_use, split_ends
 from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._terms import is_plain
@@ -113,7 +114,7 @@ class EGATConv(GraphLayer):
         Raises:
             As :meth:`GATConv.forward`.
         """
-        if self.falls_back(graph, nfeats, efeats):
+        if upstream_runs(self, graph, nfeats, efeats):
             return super().forward(graph, nfeats, efeats, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, nfeats, None, "nfeats")

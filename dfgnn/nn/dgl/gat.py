@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from ... import functional
 from ...graph import Graph
 from .._errors import check_fits, projected
+from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
 from .._terms import folded_terms, folds
-from ..whole.eligible import fused_layer, is_first_rows, refuse_parameters
+from ..fused import fused_layer, is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 
 
@@ -204,7 +205,7 @@ class GATConv(AdditiveConv):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if self.falls_back(graph, feat):
+        if upstream_runs(self, graph, feat):
             return super().forward(graph, feat, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)

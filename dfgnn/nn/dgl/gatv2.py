@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
 from ..whole.spec import LayerSpec
@@ -110,7 +111,7 @@ class GATv2Conv(LeakyLayer):
         Raises:
             As :meth:`GATConv.forward`.
         """
-        if self.falls_back(graph, feat):
+        if upstream_runs(self, graph, feat):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)

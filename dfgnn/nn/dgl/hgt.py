@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import check_takes
+from .._fused_or_upstream import upstream_runs
 from .._graph import as_graph, split_ends
+from .._half import normalized, rows_of_types
 from .._layer import FusedLayer
 from .._terms import is_untouched
 from .._typed import TypedLinear, check_types, first_types, groups_of, is_recorded, relations_of
@@ -140,7 +142,7 @@ class HGTConv(FusedLayer):
         Raises:
             TypeError, ValueError: ``g`` or a tensor is not as described.
         """
-        if self.falls_back(g, x):
+        if upstream_runs(self, g, x):
             return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g, self)
         x_src, x_dst = split_ends(self, fused, x, None, "x")
@@ -149,7 +151,7 @@ class HGTConv(FusedLayer):
             raise ValueError(f"HGTConv: x: expected shape {expected}, got {list(x.shape)}")
         check_takes(self, "x", self.linear_k.W, x)
         check_types(ntype, "HGTConv: ntype", fused.num_src)
-        if not is_recorded():
+        if not is_recorded(ntype):
             groups_of(ntype, self.linear_k.num_types, "HGTConv: ntype")
         # [num_etypes, H]. The priors mu and 1 / sqrt(D) are multiplied into the maps A of the keys.
         scale = torch.stack(tuple(self.relation_pri), 1) / math.sqrt(self.head_size)
@@ -166,9 +168,9 @@ class HGTConv(FusedLayer):
         h = h.unflatten(1, (*prefix, self.num_heads)).flatten(-2)
         h = self.drop(self.linear_a(h, dst_type))
         residual = x_dst @ self.residual_w if hasattr(self, "residual_w") else x_dst
-        gate = torch.sigmoid(self.skip[dst_type]).view(-1, *[1] * (h.dim() - 1))
+        gate = torch.sigmoid(rows_of_types(self.skip, dst_type)).view(-1, *[1] * (h.dim() - 1))
         h = residual + gate * (h - residual)
-        return self.norm(h) if self.use_norm else h
+        return normalized(self.norm, h) if self.use_norm else h
 
     def _heads(self, x: Tensor) -> Tensor:
         """``[N, * H, D]`` of ``[N, *, H D]``."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ... import functional
 from ...graph import Graph
 from ...graph.cache import once
+from .._fused_or_upstream import upstream_runs
 from .._layer import FusedLayer
 
 
@@ -62,7 +63,7 @@ class GlobalAttentionPooling(FusedLayer):
         Raises:
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if self.falls_back(graph, feat):
+        if upstream_runs(self, graph, feat):
             return super().forward(graph, feat, get_attention)
         sizes = _sizes(graph, feat)
         gate = self.gate_nn(feat)
@@ -83,7 +84,7 @@ class GlobalAttentionPooling(FusedLayer):
 def _sizes(graph: Any, feat: Tensor) -> Tensor:
     """The number of nodes of each graph."""
     if isinstance(graph, Graph):
-        sizes = torch.tensor([graph.num_nodes], device=feat.device)
+        sizes = torch.tensor([graph.num_nodes], device=graph.device)
     elif hasattr(graph, "batch_num_nodes"):
         sizes = graph.batch_num_nodes()
     else:

@@ -43,7 +43,7 @@ _HOME = {
     "AGNNConv": "agnn",
     "AttentionalAggregation": "aggregation",
     "FAConv": "fa",
-    "FallbackWarning": "._fallback",
+    "FallbackWarning": "._fused_or_upstream",
     "GATConv": "gat",
     "GATEConv": "gate",
     "GATv2Conv": "gatv2",

@@ -16,8 +16,8 @@ from torch_geometric.utils import (
 )
 from torch_geometric.utils.sparse import set_sparse_value
 
-from ...engine.checks import DTYPES
-from ...engine.traced_graph import EdgeList, in_use, smaller
+from ...engine.argument_checks import DTYPES
+from ...engine.compiler_graph import EdgeList, in_use, smaller
 from ...graph import Graph, GraphPart
 from .._errors import wrong_argument, wrong_features
 from .._graph import rows_in_use
@@ -30,8 +30,14 @@ def edge_attributes(
     graph: Graph,
     edge_map: Tensor | None = None,
     fill_value: float | Tensor | str | None = None,
+    joins: torch.dtype | None = None,
 ) -> Tensor | None:
     """``[E', F]``, the attributes of the graph's edges: those given, or a sparse tensor's own.
+
+    joins: the dtype of the features that the layer adds attributes to, or concatenates with them, so that
+    integers, booleans and narrower numbers become such numbers (`promoted`). In a layer that multiplies
+    attributes with a weight integers become numbers only by a mean for the loops, as in torch_geometric's;
+    else TypeError is raised.
 
     Loops that the graph was given (``edge_map`` as from ``graph_of``) get ``fill_value``, or, for the name of
     a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge has
@@ -53,13 +59,20 @@ def edge_attributes(
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
         what = f"shape [{num_edges}] or [{num_edges}, F], a row per edge"
         raise wrong_argument(layer, "edge_attr", what, list(edge_attr.shape))
-    if edge_attr.dtype not in DTYPES:
-        raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     if edge_map is not None:
         edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
     else:
         edge_attr = rows_in_use(graph, edge_attr)
+    if joins is not None:
+        edge_attr = promoted(edge_attr, joins)
+    if edge_attr.dtype not in DTYPES:
+        raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     return edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+
+
+def promoted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in this dtype, if that is what torch promotes the two to; else as it is."""
+    return x.to(dtype) if torch.promote_types(x.dtype, dtype) == dtype else x
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:

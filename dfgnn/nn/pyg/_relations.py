@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ...engine.traced_graph import EdgeList, is_traced
+from ...engine.compiler_graph import EdgeList, is_traced
 from ...graph import Graph
 from ...graph.cache import once, parts_of, state_of
 from ...sparse import csr as _csr
 from .._errors import wrong_argument
+from .._half import rows_of_types
 from .._typed import Pairs, pairs_of, sum_of_sources
 
 # ---- relations between the same nodes, told apart by the type of an edge ---------------------------------
@@ -123,7 +124,7 @@ def _all_relations(
         cast(Graph, graph),
         Pairs(None, num_relations * num_src),
         Pairs(None, num_relations * num_dst),
-        (lambda x: x.index_select(0, index)) if per_edge else None,
+        (lambda x: rows_of_types(x, index)) if per_edge else None,
         lambda x: x.unflatten(0, (num_relations, -1)).sum(0),
         dst.new_zeros(num_dst).index_add(0, dst, torch.ones_like(dst)),
     )

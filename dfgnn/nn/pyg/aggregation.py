@@ -17,7 +17,8 @@ from ...graph import cache as _kept
 from ...runtime.compiling import without_gradient
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.transforms import any_batched
-from .._fallback import Called, foreign_mode, foreign_tensor, warn
+from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
+from .._upstream import Called
 from ._base import LIBRARY
 
 
@@ -84,6 +85,8 @@ class FusedAggregation:
             reason = "the groups are not known while a compiler records"
         elif FakeTensor in (type(x), type(index), type(ptr)):
             reason = "fake tensors do not tell the groups"
+        elif x.is_meta:
+            reason = "the groups are not known on the device meta"
         elif any_batched((index, ptr)):
             reason = "torch.func.vmap gives each sample groups of its own"
         if reason is not None and not torch.compiler.is_compiling():

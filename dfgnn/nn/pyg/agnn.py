@@ -9,8 +9,9 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ._base import FusedConv, check_rows
-from ._graph import graph_of
+from ...runtime.eager import without_autocast
+from ._base import FusedConv
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
@@ -51,6 +52,6 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
         """
         check_rows(self, "x", x)
         graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
-        with torch.autocast(x.device.type, enabled=False):  # it would compute norms in float32
+        with without_autocast(x):  # it would compute norms in float32
             out = self.attention(graph, x.unsqueeze(-2), beta=self.beta).squeeze(-2)
         return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # the dtypes may differ under autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from ... import functional
 from ...engine.edge_rows import rows_of_destinations, rows_of_sources
 from ...graph import Graph
 from ...graph.cache import once, parts_of
+from ...runtime import torch_internals as internals
 from .._errors import wrong_argument
-from .._fallback import warn
-from ._base import LIBRARY, FusedConv, check_rows, is_batch, over_batch
-from ._graph import for_upstream, graph_of
+from .._fused_or_upstream import warn
+from ._base import LIBRARY, FusedConv, is_batch, over_batch
+from ._x_and_edge_index import check_rows, for_upstream, graph_of
 
 
 class FAConv(FusedConv, torch_geometric.nn.FAConv):
@@ -88,7 +90,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         )
         alpha = (sources + destinations).tanh().squeeze(-1)
         weight = F.dropout(alpha, p=self.dropout, training=self.training) * edge_weight
-        out = functional.spmm(graph, weight.to(x.dtype), x.unsqueeze(1)).squeeze(1)
+        dtype = torch.promote_types(weight.dtype, x.dtype)
+        out = functional.spmm(graph, weight.to(dtype), x.to(dtype).unsqueeze(1)).squeeze(1)
         if self.eps != 0.0:
             out = out + self.eps * x_0
         if not isinstance(return_attention_weights, bool):
@@ -114,9 +117,10 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         (edge_index,) = parts_of(edge_index)
 
         def build() -> tuple[Tensor, Tensor]:
-            edges, weight = gcn_norm(
-                edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=x.dtype
-            )
+            with internals.meta_counts_all() if x.is_meta else nullcontext():
+                edges, weight = gcn_norm(
+                    edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=x.dtype
+                )
             return (edges.clone() if edges is edge_index else edges), weight
 
         key = "gcn_norm", len(x), self.add_self_loops, x.dtype

@@ -9,13 +9,15 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
+from ...runtime.compiling import is_exporting
+from ...runtime.eager import in_autocast, without_autocast
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
-from ..whole.eligible import is_first_rows, refuse_parameters
+from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, ends, wants_attention
+from ._base import FusedConv
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import ends, graph_of, wants_attention
 
 
 class GATConv(FusedConv, torch_geometric.nn.GATConv):
@@ -73,6 +75,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = ends(self, x)
+        wanted = wants_attention(return_attention_weights)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
         # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = self.res
@@ -81,8 +84,10 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
-        shared = x_dst is not None and self.lin is not None and is_first_rows(x_dst, x_src)
-        wanted = wants_attention(return_attention_weights)
+        if edge_attr is not None and not is_exporting() and len(edge_attr) == 0:
+            edge_attr = None  # as in torch_geometric: the projection's gradient is then None, and not zero
+        is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
+        shared = is_square and self.lin is not None
         out = seed = None
         if shared:
             out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)
@@ -141,10 +146,12 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         vector = _no_wider(self.att_edge, edge_attr)
         if not is_plain(lin):
             return (self._heads(lin(edge_attr)) * vector).sum(-1)
-        device = edge_attr.device.type
-        autocast = torch.is_autocast_enabled(device)
-        with torch.autocast(device, enabled=False):
-            return folded_terms(lin, edge_attr.to(lin.weight) if autocast else edge_attr, vector)[0]
+        if not in_autocast(edge_attr):
+            return folded_terms(lin, edge_attr, vector)[0]
+        with without_autocast(edge_attr):
+            term = folded_terms(lin, edge_attr.to(lin.weight), vector)[0]
+        # Parameters in 16 bits may be of the other type than autocast's.
+        return term.to(torch.promote_types(term.dtype, torch.float32))
 
 
 def _no_wider(vector: Tensor, x: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ from ... import functional
 from ...engine.edge_rows import rows_of_sources
 from .._errors import check_fits, check_takes
 from .._terms import is_plain
-from ._base import FusedConv, check_rows, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
@@ -42,13 +42,13 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         # The weight of lin1 is read without calling lin1. lin2 is called with the rows of nodes, where
         # torch_geometric's forward calls it with those of edges. So hooks would not see what they expect.
         if not (is_plain(layer.lin1) and is_plain(layer.lin2)):
             return "lin1 or lin2 was replaced or has hooks"
-        return super().why_not(layer)
+        return None
 
     def forward(self, x: Tensor, edge_index: Any, edge_attr: Tensor) -> Tensor:
         """Apply the layer.
@@ -68,7 +68,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
         graph, _ = graph_of(self, edge_index, x, x)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x.dtype)
         if attr is None:
             raise ValueError("GATEConv: edge_attr: expected [E, edge_dim], got None")
         check_fits(self, "x", self.lin2, x)

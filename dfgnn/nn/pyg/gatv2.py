@@ -13,12 +13,12 @@ from ...graph import Graph
 from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
-from ..whole.eligible import refuse_parameters
+from ..fused import refuse_parameters
 from ..whole.spec import LayerSpec
 from ..whole.traced import MOST_UNFOLDED
-from ._base import FusedConv, both_ends, wants_attention
+from ._base import FusedConv
 from ._edges import edge_attributes, given_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import both_ends, graph_of, wants_attention
 
 
 class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):

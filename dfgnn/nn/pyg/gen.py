@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch_geometric.nn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import functional
 from ...engine.edge_rows import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
-from .._terms import is_untouched
-from ._base import FusedConv, ends, fusable, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import ends, graph_of
 from .aggregation import SoftmaxAggregation, scores_of
 
 
@@ -43,14 +42,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
-        aggr = layer.aggr_module
-        if type(aggr) not in (torch_geometric.nn.aggr.SoftmaxAggregation, SoftmaxAggregation):
-            return f"aggr={layer.aggr!r}"
-        if not is_untouched(aggr):
-            return "aggr_module has hooks or a forward of its own"
-        return fusable(layer, cls, aggregation=type(aggr))
+    _aggregations = torch_geometric.nn.aggr.SoftmaxAggregation, SoftmaxAggregation
 
     def forward(
         self,
@@ -75,11 +67,15 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
         """
         x_src, x_dst = ends(self, x)
         if is_batch(x):
+            if self.training and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.modules()):
+                what = "[N, F] in training, where a batch norm counts the rows of one set"
+                raise wrong_argument(self, "x", what, "[B, N, F]", NotImplementedError)
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
         if hasattr(self, "lin_src"):
             x_src = projected(self, "x", self.lin_src, x_src)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        joins = None if hasattr(self, "lin_edge") else x_src.dtype
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=joins)
         if attr is None:
             message = x_src.relu() + self.eps
         else:

@@ -12,9 +12,9 @@ from ... import functional
 from ...engine.edge_terms import sum_of_features
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import plain_linear
-from ._base import FusedConv, both_ends, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import both_ends, graph_of
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
 
@@ -43,8 +43,8 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         out = conv(torch.randn(100, 16), edge_index)  # [100, 8]
     """
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         if not layer.attention:
             return "attention=False"
         factors = layer.directed_msg and layer.in_edge_channels is None
@@ -58,7 +58,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         ends = (layer.lin_msg,) if layer.directed_msg else (layer.lin_msg, layer.lin_msg_i)
         if any(plain_linear(lin) is None for lin in ends):
             return "lin_msg or lin_msg_i was replaced or has hooks"
-        return super().why_not(layer)
+        return None
 
     def forward(
         self,
@@ -128,6 +128,6 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             sums = sum_of_features(graph, attention, attr.to(feat.dtype))
             out = out + (sums.transpose(0, 1) @ weight.transpose(0, 1)).transpose(0, 1)
         if constant is not None:
-            has_edges = (graph.in_degrees() > 0).to(out.dtype).view(-1, 1, 1)
+            has_edges = (graph.in_degrees() > 0).to(out).view(-1, 1, 1)
             out = out + has_edges * constant
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,13 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
+from ...engine import blocks as _blocks
+from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph import cache as _kept
-from ...runtime import eager, rules
-from ...runtime import torch_internals as internals
+from ...runtime import eager
 from ...runtime.compiling import without_gradient
-from .._fallback import foreign_mode, foreign_tensor, warn
+from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
 
@@ -36,12 +37,13 @@ class GPSConv(torch_geometric.nn.GPSConv):
 
     with residuals and normalisations. A drop-in for ``torch_geometric.nn.GPSConv``: its subclass, with the
     same arguments, parameters, state_dict and results. The attention among all nodes of each graph of a batch
-    is that over a graph with all their pairs, which is cached as long as the tensor ``batch``: nothing is
-    padded to the largest graph, and of edge size are the pairs' indices alone. On the CPU without dropout,
-    PyTorch's dense attention takes graphs that are alike in size, because it is faster there. A single graph
-    (``batch=None``), Performer attention and compilers take torch_geometric's own forward.
+    is :func:`dfgnn.functional.block_attention`: nothing is padded to the largest graph, and nothing is stored
+    of pairs of nodes. Where the attention has dropout, it is that over a graph with all pairs, whose indices
+    are cached as long as the tensor ``batch``; as it is under torch.func, and on CUDA for heads of more than
+    128 columns (64 in float64). A single graph (``batch=None``), Performer attention and compilers take
+    torch_geometric's own forward.
 
-    Differentiable any number of times, with respect to features and parameters.
+    Differentiable twice, with respect to features and parameters.
 
     Example::
 
@@ -123,13 +125,12 @@ class GPSConv(torch_geometric.nn.GPSConv):
         rows = rows.unflatten(1, (3, attn.num_heads, attn.head_dim))
         scale = 1 / math.sqrt(attn.head_dim)
         dropout = attn.dropout if attn.training else 0.0
-        may_be_dense = dropout == 0 and rows.is_cpu and self.attention is functional.dot_attention
-        dense = dense_of(x, batch) if may_be_dense and eager.is_eager(rows) else None
-        if dense is not None:
-            out = dense.attention(rows, scale)
+        in_blocks = dropout == 0 and self.attention is functional.dot_attention and eager.is_eager(rows)
+        if in_blocks and _blocks.takes(rows.device, rows.dtype, attn.head_dim):
+            query, key, value = rows.unbind(1)
+            out = functional.block_attention(query, key, value, blocks_of(x, batch), scale=scale)
         else:
-            graph = all_pairs(x, batch)
-            out = self.attention(graph, *rows.unbind(1), scale=scale, dropout_p=dropout)
+            out = self.attention(all_pairs(x, batch), *rows.unbind(1), scale=scale, dropout_p=dropout)
         return F.linear(out.flatten(1), attn.out_proj.weight, attn.out_proj.bias)
 
     def _with_residual(self, norm: Any, h: Tensor, x: Tensor, batch: Tensor) -> Tensor:
@@ -159,6 +160,8 @@ def _of_batch(x: Tensor, batch: Tensor, what: str, build: Callable[[Tensor], Any
 
 def all_pairs(x: Tensor, batch: Tensor) -> Graph:
     """The graph in which all nodes of a graph of a batch are neighbours of each, itself among them."""
+    if batch.is_meta:  # how many pairs there are depends on values; results, with a row per node, do not
+        return cast(Graph, EdgeList(batch.expand(2, -1), len(x), len(x)))
 
     def build(batch: Tensor) -> Graph:
         _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)
@@ -172,81 +175,12 @@ def all_pairs(x: Tensor, batch: Tensor) -> Graph:
     return _of_batch(x, batch, "all_pairs", build)
 
 
-def dense_of(x: Tensor, batch: Tensor) -> Dense | None:
-    """The graphs of a batch as one dense tensor; None if attention over `all_pairs` is faster."""
+def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
+    """Where the graphs of a batch begin, and the number of nodes: int64 ``[graphs + 1]``."""
 
-    def build(batch: Tensor) -> Dense | None:
-        _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)
-        graphs, size = len(sizes), int(sizes.max()) if len(sizes) else 0
-        # The factor in brackets is the time per pair of dense attention, divided by that of attention over
-        # `all_pairs`, as measured for graphs of 10 to 1,000 nodes.
-        if graphs * size * size * (0.3 + 10 / max(size, 1)) >= int(sizes.square().sum()):
-            return None
-        if graphs * size == len(batch):
-            return Dense(graphs, size, None, None)
-        first = sizes.cumsum(0) - sizes
-        slot = torch.arange(len(batch)) + (torch.arange(graphs) * size - first)[inverse]
-        mask = torch.arange(size) < sizes.unsqueeze(1)
-        return Dense(graphs, size, slot, mask.view(graphs, 1, 1, size))
+    def build(batch: Tensor) -> Tensor:
+        _, sizes = torch.unique_consecutive(batch, return_counts=True)
+        return F.pad(sizes.cumsum(0), (1, 0))
 
-    return _of_batch(x, batch, "dense", build)
-
-
-class Dense(NamedTuple):
-    """Rows of a batch's nodes as a tensor [graphs, size, ...], padded to the size of the largest graph."""
-
-    graphs: int
-    size: int
-    slot: Tensor | None  # [N]: each node's row in [graphs * size]; None: all graphs have one size
-    mask: Tensor | None  # bool [graphs, 1, 1, size]: which rows hold a node; None as for slot
-
-    def attention(self, rows: Tensor, scale: float) -> Tensor:
-        """``[N, H, D]``, of the queries, keys and values of all nodes, ``[N, 3, H, D]``."""
-        slot, shape, places = self.slot, rows.shape[1:], self.graphs * self.size
-        if slot is not None:
-            rows = rows.new_zeros(places, *shape).index_copy(0, slot, rows)
-        mask = self.mask
-        if mask is not None:
-            mask = rows.new_zeros(mask.shape).masked_fill(~mask, -math.inf)
-        out, _ = rules.apply(_DenseAttention(scale, mask), rows.view(self.graphs, self.size, *shape))
-        out = out.reshape(places, *shape[1:])
-        return out if slot is None else out.index_select(0, slot)
-
-
-class _DenseAttention(rules.Rule):
-    """Computes, from rows [graphs, size, 3, H, D] of queries, keys and values, the attention's output
-    [graphs, size, H, D] and the logsumexp of its scores."""
-
-    __slots__ = "mask", "scale"
-
-    def __init__(self, scale: float, mask: Tensor | None):
-        self.scale, self.mask = scale, mask
-
-    def forward(self, rows):
-        query, key, value = self._by_head(rows)
-        out, logsumexp = internals.flash_attention(
-            query, key, value, attn_mask=self.mask, scale=self.scale
-        )  # fmt: skip
-        return out.transpose(1, 2), logsumexp
-
-    def saved(self, tensors, results):
-        return *tensors, *results
-
-    def gradients(self, need, saved, grad, _):
-        rows, out, logsumexp = saved
-        query, key, value = self._by_head(rows)
-        if torch.is_grad_enabled():  # PyTorch's kernel has no second derivatives
-            score = query @ key.mT * self.scale
-            weight = (score if self.mask is None else score + self.mask).softmax(-1)
-            plain = (weight @ value).transpose(1, 2)
-            return torch.autograd.grad(plain, rows, grad, create_graph=True)
-        found = internals.flash_attention_backward(
-            grad.transpose(1, 2), query, key, value, out.transpose(1, 2), logsumexp, 0.0, False,
-            attn_mask=self.mask, scale=self.scale,
-        )  # fmt: skip
-        return (torch.stack([x.transpose(1, 2) for x in found], 2),)
-
-    @staticmethod
-    def _by_head(rows: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys and values [graphs, H, size, D]."""
-        return rows.permute(2, 0, 3, 1, 4).unbind(0)
+    found: Tensor = _of_batch(x, batch, "blocks", build)
+    return found

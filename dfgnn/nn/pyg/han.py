@@ -12,8 +12,8 @@ from torch_geometric.nn.conv.han_conv import group
 
 from ... import functional
 from .._errors import projected
-from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import graph_of
+from ._base import FusedConv, is_batch, over_batch
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class HANConv(FusedConv, torch_geometric.nn.HANConv):

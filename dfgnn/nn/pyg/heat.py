@@ -8,15 +8,17 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn
 from torch import Tensor
+from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
 from ...engine.edge_terms import sum_of_features
 from .._errors import check_takes, projected
+from .._half import HALF, rows_of_types
 from .._terms import is_untouched, plain_linear
-from .._typed import check_types, groups_of, is_recorded
-from ._base import FusedConv, check_rows, is_batch, over_batch
+from .._typed import check_types, groups_of, is_recorded, typed_linear
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
@@ -46,8 +48,8 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
 
     attention: Any = staticmethod(functional.gat_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         for lin in (layer.att, layer.lin):  # their weights are read without calling them
             if plain_linear(lin) is None:
                 return "att or lin was replaced or has hooks"
@@ -56,7 +58,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             return "edge_type_emb was replaced or has hooks"
         if kinds.max_norm is not None or kinds.scale_grad_by_freq or kinds.sparse:
             return "edge_type_emb has options of its own"
-        return super().why_not(layer)
+        return None
 
     def forward(
         self,
@@ -89,7 +91,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         if attr is None:
             raise ValueError("HEATConv: edge_attr: expected [E, edge_dim], got None")
         self._check(x, node_type, edge_type, graph.num_edges)
-        x = self.hetero_lin(x, node_type.long())
+        x = self._of_node_types(x, node_type.long())
         attr = F.leaky_relu(projected(self, "edge_attr", self.edge_attr_emb, attr), self.negative_slope)
         channels, kinds = self.out_channels, self.edge_type_emb
         sizes = [channels, channels, kinds.embedding_dim, attr.shape[1]]
@@ -97,7 +99,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         # The embeddings are projected per type, not per edge, and each edge looks its type's result up. This
         # gives the same gradients.
         types = F.linear(F.leaky_relu(kinds.weight, self.negative_slope), of_type)
-        score = F.linear(attr, of_attr) + F.embedding(edge_type.long(), types)
+        score = F.linear(attr, of_attr) + rows_of_types(types, edge_type.long())
         of_nodes, of_edges = self.lin.weight.split(sizes[1::2], dim=1)
         feat = F.linear(x, of_nodes, self.lin.bias).unsqueeze(1).expand(-1, self.heads, -1)
         out, attention = self.attention(
@@ -112,11 +114,22 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
             out = out + (x.unsqueeze(1) if self.concat else x)
         return out.flatten(1)
 
+    def _of_node_types(self, x: Tensor, types: Tensor) -> Tensor:
+        """`hetero_lin`, whose own gradient of the bias, that of bias[types], loses sums in 16 bits."""
+        lin = self.hetero_lin
+        if x.is_meta:  # the module reads the types; the map of one type has the shape
+            return F.linear(x, lin.weight[0].t(), None if lin.bias is None else lin.bias[0])
+        plain = type(lin) is HeteroLinear and lin.bias is not None and is_untouched(lin)
+        if not (plain and x.dtype in HALF and x.dtype == lin.weight.dtype):
+            return lin(x, types)
+        out = typed_linear(x.unsqueeze(1), lin.weight, types, "HEATConv: node_type").squeeze(1)
+        return out + rows_of_types(lin.bias, types)
+
     def _check(self, x: Tensor, node_type: Tensor, edge_type: Tensor, num_edges: int) -> None:
         """Raise for types that do not exist: `hetero_lin` would write out of bounds."""
         check_types(node_type, "HEATConv: node_type", len(x))
         check_types(edge_type, "HEATConv: edge_type", num_edges)
-        if is_recorded():
+        if is_recorded(node_type):
             return
         groups_of(node_type, self.hetero_lin.num_types, "HEATConv: node_type")
         groups_of(edge_type, self.edge_type_emb.num_embeddings, "HEATConv: edge_type")

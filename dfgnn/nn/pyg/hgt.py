@@ -13,12 +13,12 @@ from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
 from .._errors import check_fits, wrong_argument
-from .._fallback import foreign_tensor
+from .._fused_or_upstream import foreign_tensor
 from .._terms import is_untouched
 from .._typed import Group, typed_matmul
-from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import for_upstream, sizes_of
+from ._base import FusedConv, is_batch, over_batch
 from ._relations import join
+from ._x_and_edge_index import check_rows, for_upstream, sizes_of
 
 
 class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
@@ -49,8 +49,8 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
 
     attention: Any = staticmethod(functional.dot_attention)
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         for lin in (layer.k_rel, layer.v_rel):  # their weights are read without calling them
             if type(lin) is not HeteroLinear or lin.bias is not None or not is_untouched(lin):
                 return "k_rel or v_rel was replaced or has hooks"
@@ -59,7 +59,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
                 foreign = foreign_tensor(module._parameters.values())
                 if foreign is not None:
                     return f"a parameter is a {foreign}"
-        return super().why_not(layer)
+        return None
 
     def forward(
         self, x_dict: dict[str, Tensor], edge_index_dict: dict[tuple[str, str, str], Any]
@@ -89,7 +89,9 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         dst_types = [t for t in kqv_dict if t in self.dst_node_types]
         joined = join(edge_index_dict, sizes, {t: sizes[t] for t in dst_types})
         key, value = self._keys_and_values(kqv_dict, edge_index_dict, joined.rows)
-        query = torch.cat([kqv_dict[t][1] for t in dst_types])
+        # No row of the other types is a query. They are among them so that the gradients of a type without
+        # edges are zero, as in torch_geometric, and not None, for which optimizers keep their state.
+        query = torch.cat([kqv[1] if t in dst_types else kqv[1][:0] for t, kqv in kqv_dict.items()])
         out = self.attention(joined.graph, query, key, value, scale=1 / math.sqrt(query.shape[-1]))
         outs = out.flatten(1).split([sizes[t] for t in dst_types])
         out_dict = self.out_lin({t: F.gelu(out) for t, out in zip(dst_types, outs)})

@@ -14,11 +14,11 @@ from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_ed
 from ...graph import GraphPart
 from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear
-from ..whole.eligible import fused_layer
+from ..fused import fused_layer
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, both_ends, fusable, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._graph import graph_of
+from ._x_and_edge_index import both_ends, graph_of
 
 
 class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
@@ -46,14 +46,15 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
 
     FUSED_OPTIONS = "in_channels out_channels act edge_dim root_weight bias"
 
-    @classmethod
-    def why_not(cls, layer: Any) -> str | None:
+    _aggregations = SumAggregation, MeanAggregation
+
+    @staticmethod
+    def _special_reason(layer: Any) -> str | None:
         if layer.edge_dim is not None:  # then `_gated` reads the weights without calling the modules
             for name in ("lin_key", "lin_query", "lin_value"):
                 if plain_linear(getattr(layer, name)) is None:
                     return f"{name} was replaced or has hooks"
-        mean = type(layer.aggr_module) is MeanAggregation
-        return fusable(layer, cls, aggregation=MeanAggregation if mean else SumAggregation)
+        return None
 
     def forward(
         self, x: Tensor | tuple[Tensor, Tensor], edge_index: Any, edge_attr: Tensor | None = None
@@ -78,7 +79,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
         if isinstance(edge_index, GraphPart):
             raise wrong_argument(self, "edge_index", "a whole graph", edge_index.kind, NotImplementedError)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
-        attr = edge_attributes(self, edge_index, edge_attr, graph)
+        attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x_src.dtype)
         if (attr is None) != (self.edge_dim is None):
             wanted = "None in a layer without edge_dim" if attr is not None else "a tensor [E, edge_dim]"
             got = "None" if attr is None else "a tensor"

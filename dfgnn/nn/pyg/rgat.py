@@ -8,16 +8,16 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine.traced_graph import EdgeList
+from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...runtime.transforms import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
 from .._terms import is_plain
 from .._typed import Pairs
-from ._base import FusedConv, both_ends, is_batch, over_batch
+from ._base import FusedConv, is_batch, over_batch
 from ._edges import attention_result, given_attributes
-from ._graph import for_upstream, sizes_of
 from ._relations import Relations, relations_of
+from ._x_and_edge_index import both_ends, for_upstream, sizes_of
 
 _MODS = "additive", "scaled", "f-additive", "f-scaled"
 

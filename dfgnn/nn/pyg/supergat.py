@@ -15,8 +15,8 @@ from ...graph.build import from_coo
 from ...sparse import csr as _csr
 from .._errors import projected, wrong_argument
 from .._terms import folded_terms, folds
-from ._base import FusedConv, check_rows, is_batch, over_batch
-from ._graph import graph_of
+from ._base import FusedConv, is_batch, over_batch
+from ._x_and_edge_index import check_rows, graph_of
 
 
 class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
@@ -88,7 +88,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
             out = self.attention(graph, feat, *terms, edge_gate=logits.sigmoid(), **options)
         else:
             out = self.dot_attention(graph, feat, feat, feat, scale=self._scale, **options)
-        if self.training:
+        if self.training and not x.is_meta:  # samples depend on values
             self._keep_logits(feat, graph, logits, negatives, batch)
         return self._merged(out, bias)
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph, GraphPart
+from ...runtime.eager import in_autocast
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
-from ._base import FusedConv, both_ends
-from ._edges import edge_attributes, given_attributes
-from ._graph import for_upstream, graph_of
+from ._base import FusedConv
+from ._edges import edge_attributes, given_attributes, promoted
+from ._x_and_edge_index import both_ends, for_upstream, graph_of
 
 
 class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
@@ -89,6 +90,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         )
         edges = self._edges(edge_index, edge_attr, graph, query.dtype)
         dtype = query.dtype
+        added = edges.get("edge_feat")
+        if added is not None and added.dtype != dtype:  # float32 under autocast, in a layer without edge_dim
+            wide = torch.promote_types(added.dtype, dtype)
+            query, key, value = query.to(wide), key.to(wide), value.to(wide)
+            edges["edge_feat"] = added.to(wide)
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # the library's layer sums scores in float32
         out = fused
@@ -97,7 +103,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
                 graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
                 **self._options(seed),
             )  # fmt: skip
-            out = self._with_skip(self._merged(out, None, dtype=dtype), x_dst)
+            wide = torch.promote_types(dtype, value.dtype)
+            out = self._with_skip(self._merged(out, None, dtype=wide), x_dst)
         if not want_attention:
             return out
         # A second call computes the attention, without dropout: asking for it must not change `out`.
@@ -170,7 +177,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             fewer = edge_attr.shape[1] < self.out_channels
             if is_plain(self.lin_edge) and (fewer or self._folds(edge_attr)):
                 proj = self.lin_edge.weight
-                if torch.is_autocast_enabled(edge_attr.device.type):  # cast as lin_edge would cast them
+                if in_autocast(edge_attr):  # cast as lin_edge would cast them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
                 return {"edge_attr": edge_attr, "edge_proj": proj}
             return {"edge_feat": self._heads(self.lin_edge(edge_attr))}
@@ -179,7 +186,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             return {}
         heads, channels = self.heads, self.out_channels
         try:
-            return {"edge_feat": edge_attr.expand(num_edges, heads, channels)}
+            return {"edge_feat": promoted(edge_attr, dtype).expand(num_edges, heads, channels)}
         except RuntimeError:
             what = f"a tensor that broadcasts to [{num_edges}, {heads}, {channels}]"
             what = f"None in a layer without edge_dim, or {what}"

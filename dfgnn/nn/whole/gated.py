@@ -20,8 +20,9 @@ from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
+from ...runtime.arguments import LayerTensors
 from .padding import constant
-from .spec import LayerSpec, LayerTensors, spelled
+from .spec import LayerSpec, spelled
 
 __all__ = ["gated_layer", "why_not"]
 

@@ -1,8 +1,8 @@
 """What a layer consists of, and the layer written once in plain operations.
 
-A layer describes itself by a `LayerSpec`. `eligible` turns it into `LayerTensors` for the autograd function
-of eager calls (`engine.node`); while a compiler records, `traced` reads it. `spelled` is the layer operation
-by operation, which both second derivatives and compilers use.
+A layer describes itself by a `LayerSpec`. `nn.fused` turns it into the arguments of the operator of eager
+calls; while a compiler records, `traced` reads it. `spelled` is the layer operation by operation, which both
+second derivatives and compilers use.
 """
 
 from __future__ import annotations
@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["LayerSpec", "LayerTensors", "spelled"]
-
-
-OptionalTensor = Any  # a tensor, or None in layers that have no such tensor
+__all__ = ["LayerSpec", "spelled"]
 
 
 class LayerSpec(NamedTuple):
@@ -45,30 +42,6 @@ class LayerSpec(NamedTuple):
     #: A tensor or a dtype. The result's dtype is the one to which torch promotes this and the features'.
     wide: Any = None
     mean: bool = False  # in a layer with gates: whether edges are averaged rather than summed
-
-
-class LayerTensors(NamedTuple):
-    """The tensors of a `LayerSpec`, in the order in which the autograd function takes them: after the
-    features each projection's weight ``[H * D, F]`` and bias ``[H * D]``, None where it has none."""
-
-    x: Tensor  # [num_src, F]
-    x_dst: OptionalTensor  # [num_dst, F_dst]; None: x
-    value_weight: Tensor
-    value_bias: OptionalTensor = None
-    key_weight: OptionalTensor = None
-    key_bias: OptionalTensor = None
-    query_weight: OptionalTensor = None
-    query_bias: OptionalTensor = None
-    skip_weight: OptionalTensor = None
-    skip_bias: OptionalTensor = None
-    edge_attr: OptionalTensor = None  # [E, F_e]
-    edge_weight: OptionalTensor = None
-    edge_bias: OptionalTensor = None
-    attn: OptionalTensor = None  # the attention vector; in an additive layer that of the sources
-    attn_dst: OptionalTensor = None
-    attn_edge: OptionalTensor = None
-    out_bias: OptionalTensor = None
-    seed: OptionalTensor = None  # of dropout
 
 
 # Score -> the projections in the order in which torch_geometric calls them. The order matters because a lazy

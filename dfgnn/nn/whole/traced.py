@@ -12,14 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...engine import traced, traced_graph
-from ...engine.checks import DTYPES
+from ...engine import compiler_attention, compiler_graph
+from ...engine.argument_checks import DTYPES
+from ...engine.compiler_graph import EdgeList
 from ...engine.inputs import AttentionInputs
-from ...engine.traced_graph import EdgeList
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
 from ...runtime.compiling import is_exporting
-from .._terms import plain_linear
+from .._terms import is_lazy, plain_linear
 from .padding import LOAD
 from .spec import LayerSpec, spelled
 
@@ -86,7 +86,7 @@ def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
     kind = x.device.type
     if kind != graph.device.type or kind not in MOST_UNFOLDED:
         return None
-    return traced_graph.for_compiler(graph)
+    return compiler_graph.for_compiler(graph)
 
 
 def _size(spec: LayerSpec) -> int | None:
@@ -112,10 +112,13 @@ def _records_edges(spec: LayerSpec, size: int, device: str) -> bool:
 
 def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Tensor | None:
     """The layer's result [num_dst, H * D]; None where it is to be recorded operation by operation."""
-    size = None if spec.score == "gate" else _size(spec)
+    linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
+    # A lazy module has no size yet, and the layer calls such modules in torch_geometric's order.
+    if spec.score == "gate" or is_lazy(spec.skip) or any(map(is_lazy, linears)):
+        return None
+    size = _size(spec)
     if size is None:
         return None
-    linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
     edges, rows = _traced_graph(graph, x), _rows(spec.heads, size, x, linears)
     if edges is None or rows is None or not _records_edges(spec, size, x.device.type):
         return None
@@ -169,7 +172,7 @@ def _gat(spec: LayerSpec, edges: EdgeList, rows: _Rows, feat: Tensor, *_: None) 
     bias, later = _bias(spec, rows, feat)
     train = _needs_backward(feat, attn_src, attn_dst, bias)
     tensors = feat, attn_src, attn_dst, _seed(spec, feat), bias
-    out = traced.gat(edges, tensors, float(spec.negative_slope), float(spec.dropout_p), train)
+    out = compiler_attention.gat(edges, tensors, float(spec.negative_slope), float(spec.dropout_p), train)
     return _finished(spec, rows, out, train, later)
 
 
@@ -192,5 +195,5 @@ def _attend(
     train = _needs_backward(*tensors)
     numbers = Numbers(float(spec.negative_slope), float(spec.scale), float(spec.dropout_p), flags)
     inputs = AttentionInputs(edges, spec.score, tensors, numbers)
-    out, _ = traced.attention(inputs, False, train, rows.heads)
+    out, _ = compiler_attention.attention(inputs, False, train, rows.heads)
     return _finished(spec, rows, out, train, later)

@@ -16,7 +16,8 @@ from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
-from .eligible import can_fuse
+from ...runtime.eager import in_autocast
+from ..fused import can_fuse
 from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
 
 __all__ = ["TypedSpec", "typed_attention", "typed_layer"]
@@ -138,7 +139,7 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
         can_fuse(graph, x, weight)
         and can_fuse(graph, factor, factor)
         and factor.dtype is x.dtype
-        and not torch.is_autocast_enabled(x.device.type)
+        and not in_autocast(x)
     ):
         return typed_attention(spec, F.linear(x, weight), factor)
     size = factor.shape[1] // heads

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
 import dfgnn
-from dfgnn.nn import _fallback
+from dfgnn.nn import _upstream
 
 DGL = dgl.nn.pytorch
 N, E = 12, 52
@@ -145,7 +145,7 @@ def test_a_change_that_was_there_first_and_is_gone(name):
     theirs, ours = both(name)
     upstream = type(theirs)
     with replaced((F, "linear"), (upstream, "forward"), *softmax(name)):
-        called = _fallback.Called(upstream)
+        called = _upstream.Called(upstream)
         assert called.replaced() == "forward"
     assert called.replaced() is None
     with replaced((F, "linear")):

@@ -232,6 +232,9 @@ def test_products_with_matrices():
     x = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(a @ x, a.to_dense() @ x)
     assert torch.autograd.gradcheck(lambda val, x: dglsp.val_like(a, val) @ x, (val, x))
+    with pytest.raises(ValueError, match="expected no entries at the same place"):
+        a @ b
+    a, b = a.coalesce(), b.coalesce()
     product = a @ b
     torch.testing.assert_close(product.to_dense(), a.to_dense() @ b.to_dense())
     found, wanted = (torch.autograd.grad(y.square().sum(), val)[0]

@@ -54,7 +54,7 @@ LAYERS = {
     "RGATConv": (lambda: PyG.RGATConv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, types(a), a)),
     "HEATConv": (
         lambda: PyG.HEATConv(8, 4, 2, 3, 2, 3, 3, heads=2),
-        lambda x, e, a: (x, e, KINDS, types(a), a),
+        lambda x, e, a: (x, e, kinds(x), types(a), a),
     ),
     "HGTConv": (
         lambda: PyG.HGTConv(8, 8, METADATA, 2),
@@ -64,7 +64,10 @@ LAYERS = {
         lambda: PyG.HANConv(8, 8, METADATA, 2),
         lambda x, e, a: ({"a": x, "b": x[:5]}, dict(zip(METADATA[1], (e % 5, e % 5, e)))),
     ),
-    "GPSConv": (lambda: PyG.GPSConv(8, PyG.GATConv(8, 8), heads=2, norm=None), lambda x, e, a: (x, e, BATCH)),
+    "GPSConv": (
+        lambda: PyG.GPSConv(8, PyG.GATConv(8, 8), heads=2, norm=None),
+        lambda x, e, a: (x, e, batch(x)),
+    ),
     "SoftmaxAggregation": (
         lambda: PyG.SoftmaxAggregation(learn=True, channels=8),
         lambda x, e, a: (x, e[1, : len(x)], None, N),
@@ -79,6 +82,14 @@ CONVS = [name for name in LAYERS if name not in ("GPSConv", "SoftmaxAggregation"
 
 def types(attr):
     return TYPES if len(attr) == E else (attr.detach()[:, 0] > 0).long()
+
+
+def kinds(x):
+    return KINDS if len(x) == N else torch.arange(len(x)) % 2
+
+
+def batch(x):
+    return BATCH if len(x) == N else torch.zeros(len(x), dtype=torch.long)
 
 
 def both(name):

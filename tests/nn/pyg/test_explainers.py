@@ -91,7 +91,7 @@ def test_explainers(name, explainer):
         expected = masks(theirs, name, explainer)
         assert expected and any(mask.any() for mask in expected)
         assert_equal(masks(ours, name, explainer), expected, 1e-6)
-    for module in (m for m in ours.modules() if hasattr(m, "falls_back")):
+    for module in (m for m in ours.modules() if hasattr(m, "why_not")):
         assert type(module).why_not(module) is None
     assert_equal(leaves(ours(**inputs(name))), leaves(theirs(**inputs(name))))
     assert "upstream" not in {call.path for call in dfgnn.explain(ours, **inputs(name)).calls}

@@ -11,8 +11,17 @@ import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
-from dfgnn.nn import _fallback, pyg  # _fallback tells which methods of a class count as replaced
-from dfgnn.nn.pyg import AGNNConv, FallbackWarning, GATConv, GATv2Conv, SuperGATConv, TransformerConv, _base
+from dfgnn.nn import _upstream, pyg  # _upstream tells which methods of a class count as replaced
+from dfgnn.nn.pyg import (
+    AGNNConv,
+    FallbackWarning,
+    GATConv,
+    GATv2Conv,
+    SuperGATConv,
+    TransformerConv,
+    _x_and_edge_index,
+    gat,
+)
 
 N = 50  # nodes of the graph "random"
 PyG = torch_geometric.nn
@@ -344,7 +353,7 @@ torch.testing.assert_close(ours(x, edge_index), layer(x, edge_index))
 
 @pytest.mark.parametrize("name", sorted({*pyg.__all__} - {"FallbackWarning"}))
 def test_the_library_has_its_own_methods(name):
-    assert _fallback.replaced_method(upstream(name), "torch_geometric") is None
+    assert _upstream.replaced_method(upstream(name), "torch_geometric") is None
 
 
 def test_an_aggregation_is_named_rightly():
@@ -439,8 +448,8 @@ def test_what_asks_for_attention(cls, flag):
 
 
 def test_what_asks_for_attention_before_2_8(monkeypatch):
-    monkeypatch.setattr(_base, "VERSION", (2, 7))
     x = torch.randn(N, 9)
+    monkeypatch.setattr(gat, "wants_attention", _x_and_edge_index.in_version((2, 7)))
     assert isinstance(GATConv(9, 5)(x, edges(), return_attention_weights=False), tuple)
-    monkeypatch.setattr(_base, "VERSION", (2, 8))
+    monkeypatch.setattr(gat, "wants_attention", _x_and_edge_index.in_version((2, 8)))
     assert isinstance(GATConv(9, 5)(x, edges(), return_attention_weights=False), torch.Tensor)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyg_compare import compare, edges, pair, run, sparse_forms, torch_geometric
 
+from dfgnn import Graph
 from dfgnn.nn.pyg import GATConv
 
 PyGConv = torch_geometric.nn.GATConv
@@ -140,3 +141,28 @@ def test_no_projection_of_destinations_where_it_is_not_needed():
         layer((torch.randn(30, 9), torch.randn(80, 6)), edges("fewer_sources"))
     shapes = [event.input_shapes[:2] for event in seen.events() if event.name == "aten::linear"]
     assert [[30, 9], [10, 9]] in shapes and [[80, 6], [10, 6]] not in shapes
+
+
+def test_attributes_of_edges_at_fixed_capacity():
+    """The layer is one operator there, too, and unused edges and nodes, whatever their rows hold, have no part
+    in results and gradients."""
+    layer, edge_index = (
+        GATConv(6, 4, 2, edge_dim=3, add_self_loops=False).double(),
+        torch.randint(20, (2, 70)),
+    )
+    buffer = Graph.with_capacity((30, 30), 100)
+    x, attr = torch.randn(30, 6).double(), torch.randn(100, 3).double()
+    attr[70:] = float("nan")
+    for count in (70, 40):
+        buffer.copy_(edge_index[:, :count], (20, 20))
+        exact = Graph.from_edge_index(edge_index[:, :count], num_nodes=20)
+        found = []
+        for graph, nodes, edges_in_use in ((buffer, 30, 100), (exact, 20, count)):
+            leaves = x[:nodes].clone().requires_grad_(), attr[:edges_in_use].clone().requires_grad_()
+            out = layer(leaves[0], graph, leaves[1])
+            assert out.grad_fn.name() == "LayerBackward"
+            grads = torch.autograd.grad(out[:20].sin().sum(), [*leaves, *layer.parameters()])
+            found.append((out[:20], grads[0][:20], grads[1][:count], *grads[2:]))
+            assert not grads[1][count:].any()
+        torch.testing.assert_close(*found)
+        attr[count:] = float("nan")

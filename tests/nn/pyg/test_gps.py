@@ -8,7 +8,7 @@ from pyg_compare import compare, torch_geometric
 
 import dfgnn
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg.gps import all_pairs, dense_of
+from dfgnn.nn.pyg.gps import all_pairs, blocks_of
 
 PyG = torch_geometric.nn
 BATCHES = {
@@ -91,20 +91,8 @@ def test_hooks_are_honoured():
     torch.testing.assert_close(found, theirs(*given))
 
 
-def test_dense_attention_is_for_graphs_alike_in_size():
-    chosen = {}
-    for name, sizes in {**BATCHES, "one large": [40, 5, 5, 5, 5, 5]}.items():
-        x, _, batch = inputs(sizes)
-        dense = dense_of(x, batch)
-        chosen[name] = None if dense is None else (dense.graphs, dense.size, dense.mask is None)
-    assert chosen == {
-        "mixed": None, "alike": None, "missing": None, "one large": None,
-        "one": (1, 20, True), "large": (3, 21, True), "padded": (3, 30, False),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["large", "padded"])
-def test_second_derivatives_of_dense_attention(name):
+@pytest.mark.parametrize("name", ["mixed", "padded"])
+def test_second_derivatives_of_attention_in_blocks(name):
     _, ours = layers(conv=None, norm=None, act="tanh")
     x, edge_index, batch = inputs(BATCHES[name])
     other = copy.deepcopy(ours)
@@ -119,8 +107,8 @@ def test_second_derivatives_of_dense_attention(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["large", "padded"])
-def test_dense_attention_in_every_dtype(name, dtype):
+@pytest.mark.parametrize("name", ["mixed", "padded"])
+def test_every_dtype(name, dtype):
     x, edge_index, batch = inputs(BATCHES[name])
     theirs, ours = (layer.to(dtype) for layer in layers(conv=None, norm=None))
     tolerance = {"rtol": 0, "atol": 1e-5 if dtype == torch.float32 else 0.05}
@@ -145,6 +133,12 @@ def test_the_pairs_are_kept():
         all_pairs(x, batch.flip(0))
     with pytest.raises(ValueError, match=r"batch: expected shape \[13\]"):
         all_pairs(x, batch[1:])
+
+
+def test_blocks_are_kept():
+    x, _, batch = inputs(BATCHES["missing"])
+    offsets = blocks_of(x, batch)
+    assert offsets is blocks_of(x, batch) and offsets.tolist() == [0, 4, 13]
 
 
 def test_patch():

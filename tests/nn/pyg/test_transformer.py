@@ -4,9 +4,8 @@ import pytest
 import torch
 from pyg_compare import compare, edges, features, inject_dropout, pair, torch_geometric
 
+from dfgnn.nn import fused as _fused
 from dfgnn.nn.pyg import TransformerConv, _base
-from dfgnn.nn.whole import attention as _attention
-from dfgnn.nn.whole import projections as _projections
 from dfgnn.nn.whole import traced as _traced
 
 PyGConv = torch_geometric.nn.TransformerConv
@@ -88,8 +87,8 @@ def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
     """The fused layer and separate operations give the same results and gradients up to rounding, with a new
     edge_index and with one that is in the cache."""
     if padded:
-        monkeypatch.setattr(_attention, "padding_of", lambda x, size: -size % (16 // x.element_size()))
-        monkeypatch.setattr(_projections, "joins", lambda x, width: True)
+        monkeypatch.setitem(_fused._LOAD, "cpu", 16)
+        monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
     options = dict(MODES[mode])
     dtype, autocast = options.pop("dtype", torch.float64), options.pop("autocast", False)
     layer = TransformerConv(9, 5, 2, **LAYERS[kind], **options).to(dtype)

@@ -1,0 +1,335 @@
+"""Attention within ragged blocks: `dfgnn.functional.block_attention` beside what else computes it.
+
+    python benchmarks/block_attention.py --check            # errors against float64, of every kernel
+    python benchmarks/block_attention.py                    # training steps and steps with forces
+    python benchmarks/block_attention.py --device cpu --blocks 256x64,256x16-512
+
+A training step is forward and backward of a random cotangent; a step with forces is the gradient of the
+square of an energy's gradients. On CUDA both are captured as a graph, too, whose time is the kernels' alone.
+Rivals: torch's variable-length attention (16 bits on CUDA), scaled dot-product attention over padded
+blocks, and for forces plain operations over padded blocks, as metatrain's PET has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dfgnn import functional, reference
+
+BLOCKS = "256x64,2048x8-64,256x16-512,32x256-2048"
+# Errors up to these, or four times those of plain operations, are right.
+ERRORS = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def lengths(text: str, seed: int = 0) -> list[int]:
+    """The lengths of the blocks that "COUNTxLOW-HIGH" or "COUNTxLENGTH" names."""
+    count, span = text.split("x")
+    low, _, high = span.partition("-")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(int(low), int(high or low) + 1, (int(count),), generator=generator).tolist()
+
+
+def offsets_of(sizes: list[int], device: str) -> Tensor:
+    return F.pad(torch.tensor(sizes).cumsum(0), (1, 0)).to(device)
+
+
+def features(
+    rows: int, heads: int, dim: int, dtype: torch.dtype, device: str, count: int = 3, seed: int = 1
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = (torch.randn(rows, heads, dim, generator=generator, dtype=torch.float64) for _ in range(count))
+    return [x.to(device, dtype).requires_grad_() for x in made]
+
+
+def padded(sizes: list[int], device: str) -> tuple[Tensor, Tensor]:
+    """(slot of each row in [blocks * longest]; bool [blocks, 1, 1, longest]: which slots hold a row)."""
+    size, longest = torch.tensor(sizes), max(sizes)
+    first = torch.arange(len(sizes)) * longest - (size.cumsum(0) - size)
+    slot = torch.arange(int(size.sum())) + first.repeat_interleave(size)
+    mask = torch.arange(longest) < size.unsqueeze(1)
+    return slot.to(device), mask[:, None, None].to(device)
+
+
+def dense(x: Tensor, slot: Tensor, mask: Tensor) -> Tensor:
+    """Rows [N, H, D] as [blocks, H, longest, D]."""
+    blocks, longest = mask.shape[0], mask.shape[-1]
+    whole = x.new_zeros(blocks * longest, *x.shape[1:]).index_copy(0, slot, x)
+    return whole.view(blocks, longest, *x.shape[1:]).transpose(1, 2)
+
+
+def ragged(x: Tensor, slot: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(0, 1).index_select(0, slot)
+
+
+def by_sdpa(q: Tensor, k: Tensor, v: Tensor, slot: Tensor, mask: Tensor) -> Tensor:
+    bias = None
+    if len(q) < mask.numel():
+        bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -math.inf)
+    out = F.scaled_dot_product_attention(*(dense(x, slot, mask) for x in (q, k, v)), attn_mask=bias)
+    return ragged(out, slot)
+
+
+def by_plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slot: Tensor, mask: Tensor) -> Tensor:
+    """Plain operations over padded blocks, with a bias per key: what second derivatives take in metatrain."""
+    q, k, v = (dense(x, slot, mask) for x in (q, k, v))
+    keys = bias.new_full((mask.numel(),), -math.inf).index_copy(0, slot, bias).view(mask.shape)
+    weight = (q @ k.mT / math.sqrt(q.shape[-1]) + keys).softmax(-1)
+    return ragged(weight @ v, slot)
+
+
+def step(call, inputs: list[Tensor], cotangent: Tensor):
+    return torch.autograd.grad(call(*inputs), inputs, cotangent)
+
+
+def step_with_forces(call, inputs: list[Tensor]):
+    energy = call(*inputs).square().sum()
+    forces = torch.autograd.grad(energy, inputs, create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in forces), inputs)
+
+
+def timed(run: Callable[[], object], device: str) -> float:
+    """Milliseconds of a run, with the host's part."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def captured(run: Callable[[], object]) -> Callable[[], object]:
+    """A replay of ten runs as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(10):
+            run()
+    return graph.replay
+
+
+def memory_of(run: Callable[[], object]) -> float:
+    """MiB that a run adds."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = run()
+    torch.cuda.synchronize()
+    del result
+    return float(torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def medians(runs: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
+    """The median times of runs in turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(rounds + 3):
+        for name, run in runs.items():
+            ms = timed(run, device)
+            if round_ >= 3:
+                times[name].append(ms)
+    return {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+
+
+def training(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rounds: int) -> None:
+    sizes = lengths(text)
+    offsets, (slot, mask) = offsets_of(sizes, device), padded(sizes, device)
+    *inputs, cotangent = features(sum(sizes), heads, dim, dtype, device, 4)
+    cotangent = cotangent.detach()
+    runs: dict[str, Callable[[], object]]
+    runs = {"block": lambda: step(lambda *x: functional.block_attention(*x, offsets), inputs, cotangent)}
+    runs["padded SDPA"] = lambda: step(lambda *x: by_sdpa(*x, slot, mask), inputs, cotangent)
+    if device == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        from torch.nn.attention.varlen import varlen_attn
+
+        bounds, longest = offsets.int(), max(sizes)
+        runs["varlen"] = lambda: step(
+            lambda *x: varlen_attn(*x, bounds, bounds, longest, longest), inputs, cotangent
+        )
+    report(f"{text} {heads}x{dim} {dtype}", runs, device, rounds)
+
+
+def forces(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rounds: int) -> None:
+    sizes = lengths(text)
+    offsets, (slot, mask) = offsets_of(sizes, device), padded(sizes, device)
+    inputs = features(sum(sizes), heads, dim, dtype, device)
+    inputs.append(torch.randn(sum(sizes), dtype=dtype, device=device, requires_grad=True))
+    runs: dict[str, Callable[[], object]] = {
+        "block": lambda: step_with_forces(
+            lambda q, k, v, b: functional.block_attention(q, k, v, offsets, key_bias=b), inputs
+        ),
+        "plain": lambda: step_with_forces(lambda *x: by_plain(*x, slot, mask), inputs),
+    }
+    report(f"forces {text} {heads}x{dim} {dtype}", runs, device, rounds)
+
+
+def report(title: str, runs: dict[str, Callable[[], object]], device: str, rounds: int) -> None:
+    """Prints the times, and beside those of rivals their ratio to the time of the first run."""
+    parts, memory, graphs = [], {}, {}
+    for name, run in list(runs.items()):
+        try:
+            run()
+            if device == "cuda":
+                memory[name] = memory_of(run)
+                graphs[name] = captured(run)
+        except (RuntimeError, TypeError, ImportError) as error:
+            parts.append(f"{name}: {str(error).splitlines()[0][:80]}")
+            if name not in memory:
+                del runs[name]
+    found = medians(runs, device, rounds)
+    kernels = {name: ms / 10 for name, ms in medians(graphs, device, rounds).items()}
+    ours = next(iter(runs))
+    for name, ms in found.items():
+        part = f"{name} {ms:.3f} ms"
+        if device == "cuda":
+            part += f", captured {kernels.get(name, math.nan):.3f}, {memory[name]:.0f} MiB"
+        if name != ours:
+            part += f" ({ms / found[ours]:.2f}x"
+            part += f", captured {kernels[name] / kernels[ours]:.2f}x)" if name in kernels else ")"
+        parts.append(part)
+    print(f"{title}: " + "; ".join(parts), flush=True)
+
+
+def derivatives(module, tensors: list[Tensor | None], offsets, key_offsets, second: bool) -> list[Tensor]:
+    """The output, its gradients and, if asked for, those of a linear function of them."""
+    q, k, v, bias, sink = tensors
+    out = module.block_attention(q, k, v, offsets, key_offsets, key_bias=bias, sink=sink)
+    generator = torch.Generator().manual_seed(2)
+
+    def weights(x: Tensor) -> Tensor:
+        return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+
+    inputs = [x for x in tensors if x is not None]
+    grads = torch.autograd.grad((out * weights(out)).sum(), inputs, create_graph=second)
+    if not second:
+        return [out, *grads]
+    total = sum((x * weights(x)).sum() for x in grads)
+    return [out, *grads, *torch.autograd.grad(total, inputs)]
+
+
+CHECKS = {
+    "short": ([3, 0, 1, 63, 64, 65, 5], None),
+    "pairs": ([3, 0, 1, 64, 65, 5, 40], [0, 4, 1, 130, 300, 2, 33]),
+    "long": ([511, 20, 130, 900], None),
+    "few queries": ([1] * 130, [37, 0, 90] * 43 + [5]),
+}
+
+
+def errors_of(dtype: torch.dtype, name: str, dim: int, options: bool, device: str) -> list[list[float]]:
+    """The errors of out, first and second derivatives against the plain computation in float64, of ours and
+    of the plain computation in this dtype: each relative to the result's largest element."""
+    sizes, key_sizes = CHECKS[name]
+    offsets = offsets_of(sizes, device)
+    key_offsets = None if key_sizes is None else offsets_of(key_sizes, device)
+    keys, heads, acc = sum(key_sizes or sizes), 3 if options else 1, torch.promote_types(dtype, torch.float32)
+    (q,) = features(sum(sizes), heads, dim, dtype, device, 1, seed=3)
+    k, v = features(keys, heads, dim, dtype, device, 2)
+    bias = sink = None
+    if options:
+        bias = torch.linspace(-3, 3, keys * heads, dtype=acc, device=device).view(keys, heads)
+        bias[keys // 2 :][:9] = -math.inf
+        bias.requires_grad_()
+        sink = torch.linspace(-1, 1, heads, dtype=acc, device=device).requires_grad_()
+    tensors = [q, k, v, bias, sink]
+
+    def of(module: Any, dtype: torch.dtype | None) -> list[Tensor]:
+        given = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
+        return derivatives(module, given, offsets, key_offsets, True)
+
+    right = of(reference, torch.float64)
+    half = 1 + len(right) // 2
+    every = []
+    for found in (of(functional, None), of(reference, dtype)):
+        errors = [
+            float((x.detach().double() - y.detach()).abs().max() / y.detach().abs().max().clamp(min=1e-6))
+            for x, y in zip(found, right)
+        ]
+        every.append([max(part) for part in (errors[:1], errors[1:half], errors[half:])])
+    return every
+
+
+def check(device: str, dims: list[int]) -> bool:
+    """Prints the errors of out, of first and of second derivatives, ours and those of plain operations."""
+    good = True
+    for dtype, allowed in ERRORS.items():
+        for name in CHECKS:
+            for dim in dims:
+                if device == "cuda" and dim > 64 and dtype == torch.float64:
+                    continue
+                line = []
+                for options in (False, True):
+                    ours, plain = errors_of(dtype, name, dim, options, device)
+                    fine = all(x <= max(4 * y, allowed) for x, y in zip(ours, plain))
+                    good = good and fine
+                    line.append(" ".join(f"{x:.0e}/{y:.0e}" for x, y in zip(ours, plain)))
+                    line += [] if fine else ["BAD"]
+                print(f"{str(dtype)[6:]} {name} D={dim}: {' | '.join(line)}", flush=True)
+    if device == "cuda":
+        good = check_cuda() and good
+    return good
+
+
+def check_cuda() -> bool:
+    """Offsets that are wrong read nothing beyond the tensors; a captured step takes offsets that change."""
+    q, k, v = features(200, 2, 32, torch.float32, "cuda")
+    for bad in ([0, 150, 20, 400], [-7, 3, 10**9, 5], [90, 90, 90, 90]):
+        out = functional.block_attention(q, k, v, torch.tensor(bad, device="cuda"))
+        torch.autograd.grad(out.sum(), (q, k, v))
+    torch.cuda.synchronize()
+    offsets = offsets_of([50, 60, 70, 20], "cuda")
+    results: list[Tensor] = []
+
+    def run() -> None:
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = functional.block_attention(*inputs, offsets)
+        results[:] = out.detach(), *torch.autograd.grad(out.square().sum(), inputs)
+
+    replay = captured(run)
+    of_graph = list(results)
+    offsets.copy_(offsets_of([3, 0, 190, 7], "cuda"))
+    replay()
+    torch.cuda.synchronize()
+    run()
+    fine = all(map(torch.equal, of_graph, results))
+    print("captured step with other offsets:", "equal" if fine else "BAD")
+    return fine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--check", action="store_true", help="errors against float64 instead of times")
+    parser.add_argument("--blocks", default=BLOCKS)
+    parser.add_argument("--heads", default="8x32,4x64", help="HEADSxCOLUMNS, ...")
+    parser.add_argument("--dtypes", default="bfloat16,float32")
+    parser.add_argument("--forces", default="512x40-120", help="blocks of the steps with forces; empty: none")
+    parser.add_argument("--dims", default="16,32,64,128,7")
+    parser.add_argument("--rounds", type=int, default=30)
+    args = parser.parse_args()
+    print(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", torch.__version__)
+    if args.check:
+        raise SystemExit(0 if check(args.device, [int(d) for d in args.dims.split(",")]) else 1)
+    for heads, dim in (map(int, shape.split("x")) for shape in args.heads.split(",")):
+        for name in args.dtypes.split(","):
+            for text in filter(None, args.blocks.split(",")):
+                training(text, heads, dim, getattr(torch, name), args.device, args.rounds)
+        for dtype in (torch.float32, torch.float64):
+            if args.forces:
+                forces(args.forces, heads, dim, dtype, args.device, args.rounds)
+
+
+if __name__ == "__main__":
+    main()

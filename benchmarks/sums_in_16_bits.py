@@ -1,0 +1,161 @@
+"""The error of sums in bfloat16 against the degree of a node: PyG eager, PyG compiled, dfgnn.
+
+    python benchmarks/sums_in_16_bits.py --json benchmarks/results/cpu-sums-in-16-bits.json
+    python benchmarks/sums_in_16_bits.py --device cuda --json benchmarks/results/h200-sums-in-16-bits.json
+    python benchmarks/sums_in_16_bits.py --picture docs/pictures/sums-in-16-bits FILE...
+
+A node has 1 to a million neighbours. "sum": the sum of their rows of ones, by torch_geometric's ``scatter``
+of gathered rows and by ``functional.spmm``. "gradient": the gradient of a row that as many nodes read.
+"GATConv": a layer whose scores are 0 and whose projection is the identity, that is the mean, of rows of 1 and
+3 in turns. An error is that of the worst element, relative to the exact value; 2⁻⁹ is what rounding the
+result gives. The picture has a line of panels for each FILE.
+"""
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GATConv
+from torch_geometric.utils import scatter
+
+import dfgnn.nn.pyg
+from dfgnn import Graph, functional
+from dfgnn.bench import report
+from dfgnn.bench.palette import COLOURS, ON_DARK
+
+WIDTH = 16
+DEGREES = [1, 4, 16, 64, 128, 256, 512, 1024, 4096, 10_000, 100_000, 1_000_000]
+QUANTITIES = ["sum", "gradient", "GATConv"]
+CONTESTANTS = {
+    "PyG, eager": "PyG",
+    "PyG, compiled": "PyG",
+    "dfgnn, eager": "dfgnn",
+    "dfgnn, compiled": "dfgnn",
+}
+
+
+def sum_of(pyg: bool, edge_index: Tensor, num_src: int, num_dst: int) -> Callable[[Tensor], Tensor]:
+    """The sums of the sources' rows over the edges into each destination."""
+    if pyg:
+        return lambda x: scatter(x.index_select(0, edge_index[0]), edge_index[1], 0, num_dst, reduce="sum")
+    graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
+    ones = torch.ones(graph.num_edges, dtype=torch.bfloat16, device=edge_index.device)
+    return lambda x: functional.spmm(graph, ones, x.unsqueeze(1)).squeeze(1)
+
+
+def value_of(quantity: str, contestant: str, degree: int, device: torch.device) -> tuple[Tensor, float]:
+    """A row of results, and what each of its elements should be."""
+    library, mode = contestant.split(", ")
+    pyg, options = library == "PyG", {"dtype": torch.bfloat16, "device": device}
+    others, one = torch.arange(degree, device=device), torch.zeros(degree, dtype=torch.long, device=device)
+    compiled: Callable = torch.compile if mode == "compiled" else lambda x: x
+    torch._dynamo.reset()
+    if quantity == "sum":
+        call = sum_of(pyg, torch.stack([others, one]), degree, 1)
+        return compiled(call)(torch.ones(degree, WIDTH, **options))[0], degree
+    if quantity == "gradient":
+        call = sum_of(pyg, torch.stack([one, others]), 1, degree)
+        x = torch.ones(1, WIDTH, **options).requires_grad_()
+        (found,) = torch.autograd.grad(compiled(call)(x).sum(), x)
+        return found[0], degree
+    made = (GATConv if pyg else dfgnn.nn.pyg.GATConv)(WIDTH, WIDTH, add_self_loops=False, bias=False)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.zero_()
+        made.lin.weight.copy_(torch.eye(WIDTH))
+    layer = made.to(**options)
+    x = (1 + 2 * (others % 2)).to(torch.bfloat16).unsqueeze(1).repeat(1, WIDTH)
+    out = compiled(layer)((x, x[:1]), torch.stack([others, one]))
+    return out[0], 1 + 2 * (degree // 2) / degree
+
+
+def row(quantity: str, contestant: str, degree: int, device: torch.device) -> dict:
+    found, exact = value_of(quantity, contestant, degree, device)
+    found = found.detach().double()
+    worst = found[(found - exact).abs().argmax()].item()
+    error = abs(worst - exact) / exact
+    return {
+        "quantity": quantity, "contestant": contestant, "degree": degree, "value": worst, "exact": exact,
+        "error": error,
+    }  # fmt: skip
+
+
+def draw(path: Path, files: list[Path], dark: bool) -> None:
+    import matplotlib.pyplot as plt
+
+    found = [json.loads(file.read_text()) for file in files]
+    with plt.rc_context(ON_DARK if dark else {}):
+        figure, axes = plt.subplots(
+            len(found), len(QUANTITIES), figsize=(10, 2.7 * len(found) + 0.4), sharex=True, sharey=True,
+            squeeze=False, layout="constrained",
+        )  # fmt: skip
+        for line, results in zip(axes, found):
+            where = results["environment"].get("gpu") or "CPU, 1 thread"
+            for axis, quantity in zip(line, QUANTITIES):
+                for contestant, library in CONTESTANTS.items():
+                    rows = [
+                        r
+                        for r in results["rows"]
+                        if (r["quantity"], r["contestant"]) == (quantity, contestant)
+                    ]
+                    axis.plot(
+                        [r["degree"] for r in rows], [max(float(r["error"]), 1e-4) for r in rows],
+                        "--" if "compiled" in contestant else "-", color=COLOURS[library], label=contestant,
+                        marker="o", markersize=3,
+                    )  # fmt: skip
+                axis.set(xscale="log", yscale="log", ylim=(7e-5, 2))
+                axis.set_title(f"{quantity}, {where}", fontsize=9)
+                axis.axhline(2**-9, color="grey", linewidth=0.6)
+        for axis in axes[-1]:
+            axis.set_xlabel("degree")
+        for axis in axes[:, 0]:
+            axis.set_ylabel("relative error (0: 10⁻⁴)")
+        axes[0, 0].legend(fontsize=8, frameon=False)
+        figure.savefig(path, dpi=110, metadata={"Software": None})
+        plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results to draw")
+    parser.add_argument("--device", default="cpu", type=torch.device)
+    parser.add_argument("--degrees", default=",".join(map(str, DEGREES)))
+    parser.add_argument("--commit", help="to be recorded, where there is no repository")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--picture", type=Path, metavar="NAME", help="write NAME.png and NAME-dark.png")
+    args = parser.parse_args(argv)
+    if (args.picture is None) != (not args.files):
+        parser.error("--picture and FILE: expected both or neither")
+    if args.picture is not None:
+        for dark in (False, True):
+            draw(
+                args.picture.with_name(args.picture.name + ("-dark.png" if dark else ".png")),
+                args.files,
+                dark,
+            )
+        return
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rows = []
+    for quantity in QUANTITIES:
+        for contestant in CONTESTANTS:
+            for degree in map(int, args.degrees.split(",")):
+                rows.append(row(quantity, contestant, degree, args.device))
+                print(
+                    "{quantity:9} {contestant:16} {degree:8} {value:12.6g} error {error:.3g}".format(
+                        **rows[-1]
+                    ),
+                    flush=True,
+                )
+            environment = report.environment(args.device, args.commit)
+            report.write_json(args.json, {"environment": environment, "width": WIDTH, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

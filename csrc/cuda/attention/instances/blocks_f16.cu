@@ -1,0 +1,6 @@
+#include "../block_launch.cuh"
+
+namespace dfgnn::cuda {
+template void block_forward<__half>(const BlockParams&, const BlockRanges&, cudaStream_t);
+template void block_backward<__half>(const BlockParams&, const BlockRanges&, cudaStream_t);
+}  // namespace dfgnn::cuda

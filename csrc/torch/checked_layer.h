@@ -1,0 +1,218 @@
+// A call of the operators `layer` and `layer_backward` (layer.h): its arguments, checked, and the memory of
+// what forward computes for backward.
+#pragma once
+
+#include "../core/layout.h"
+#include "gat.h"
+#include "layer_call.h"
+#include "linear.h"
+
+namespace dfgnn {
+
+template <class Backend>
+struct CheckedLayer {
+  using Base = Attention<Backend>;
+  using Gat = GatAttention<Backend>;
+  using Inputs = typename Base::Inputs;
+
+  // A linear projection: its features, weight [width, F] and bias [width], and the memory of its rows.
+  // Without x the layer has none.
+  struct Projection {
+    const Tensor* x = nullptr;
+    const Tensor* weight = nullptr;
+    const OptTensor* bias = nullptr;
+    void* rows = nullptr;                                 // [n, padded_width]
+    void *ready_weight = nullptr, *ready_bias = nullptr;  // cast and padded; null where the given ones do
+  };
+
+  // A call whose arguments have been checked, and where in one tensor of memory everything lies that forward
+  // computes for backward beside the result.
+  struct Layer {
+    const LayerCall& c;
+    const Checker check;
+    std::shared_ptr<const typename Base::Graph> graph;
+    const Score score;
+    const ScalarType type, acc;
+    const int64_t n, m, edges;
+    HeadLayout heads;
+    Projection value, key, query, skip, edge;
+    const OptTensor* bias =
+        nullptr;             // what the attention adds to its result: out_bias, or the bias of `skip`
+    bool is_result = false;  // whether the attention's result is the layer's
+
+    Workspace memory;
+    OptTensor held;  // the tensor with this memory, in the dtype of x
+    void *attn = nullptr, *ready_bias = nullptr, *scores = nullptr, *folded = nullptr, *alpha_src = nullptr,
+         *alpha_dst = nullptr, *stats = nullptr, *positive = nullptr, *positive_mass = nullptr,
+         *out = nullptr;
+
+    Layer(const LayerCall& call, const char* op, bool backward)
+        : c(call),
+          check(op, c.x),
+          graph(Base::stored(check, c.graph, c.x, backward)),
+          score(Score(c.score)),
+          type(c.x.scalar_type()),
+          acc(acc_type(type)),
+          n(graph->sizes[1]),
+          m(graph->sizes[0]),
+          edges(graph->sizes[2]) {
+      check.require(c.score >= 0 && c.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
+      dtype_of(op, c.x);
+      check.tensor("x", c.x, {n, -1}, {type});
+      check.tensor("x_dst", c.x_dst, {m, -1}, {type});
+      check.require(c.value_weight.dim() == 2 && c.heads > 0 && c.value_weight.size(0) > 0 &&
+                        c.value_weight.size(0) % c.heads == 0,
+                    "value_weight: expected [heads * size, features] with ", c.heads, " heads");
+      heads.heads = c.heads, heads.size = c.value_weight.size(0) / c.heads;
+      heads.padding = c.padding;
+      check.require(c.padding >= 0 && c.padding < kLoadBytes, "padding: expected less than a load of ",
+                    kLoadBytes, " bytes, got ", c.padding);
+      // The destinations are the first sources where they have no features of their own.
+      check.require(c.x_dst || n == m || (!c.query_weight && !c.skip_weight && m <= n),
+                    "x_dst: needed where destinations are projected and are not the sources");
+      const Tensor* const x_dst = c.x_dst ? &*c.x_dst : &c.x;
+      value = projection("value", c.x, c.value_weight, c.value_bias);
+      key = projection("key", c.x, c.key_weight, c.key_bias);
+      query = projection("query", *x_dst, c.query_weight, c.query_bias);
+      skip = projection("skip", *x_dst, c.skip_weight, c.skip_bias);
+      vectors();
+      if (c.edge_attr) {
+        check.require(c.edge_weight.has_value(), "edge_weight: needed with edge_attr");
+        check.tensor("edge_attr", *c.edge_attr, {edges, -1}, {c.edge_attr->scalar_type()});
+        if (score == Score::dot)
+          edge = projection("edge", *c.edge_attr, c.edge_weight, c.edge_bias);
+        else
+          scored_edges();
+      }
+      const bool same = c.dtype == type;
+      const OptTensor& own = c.out_bias ? c.out_bias : c.skip_bias;
+      if (same && own && (!c.out_bias || c.out_bias->scalar_type() == type)) bias = &own;
+      is_result = same && !heads.padding && !skip.x && bool(bias) == bool(own);
+      lay_out();
+    }
+
+    // Checks a projection. Its weights may have the accumulation type: autocast leaves them so.
+    Projection projection(const char* name, const Tensor& x, const OptTensor& weight, const OptTensor& bias) {
+      if (!weight) return {};
+      return projection(name, x, *weight, bias);
+    }
+    Projection projection(const char* name, const Tensor& x, const Tensor& weight, const OptTensor& bias) {
+      check.tensor(name, weight, {heads.width(), x.size(1)}, {type, acc});
+      check.tensor(name, bias, {heads.width()}, {type, acc});
+      check.require(x.scalar_type() == type, name, ": expected features of the dtype of x");
+      return {&x, &weight, &bias};
+    }
+
+    void vectors() {
+      const bool additive = score == Score::additive;
+      check.require(c.attn.has_value() == (score != Score::dot) && c.attn_dst.has_value() == additive,
+                    "attn, attn_dst: expected those of the score");
+      for (const OptTensor* t : {&c.attn, &c.attn_dst, &c.attn_edge, &c.out_bias})
+        check.require(!*t || ((*t)->numel() == heads.width() && (*t)->device() == c.x.device()),
+                      "attention vectors, out_bias: expected ", heads.width(),
+                      " elements, heads of one size, on the device of x");
+    }
+
+    // The edges' term of an additive score. Its tensors may have another dtype than the features.
+    void scored_edges() {
+      check.require(score == Score::additive && c.attn_edge, "edge_attr: expected dot or additive attention");
+      const ScalarType own = c.edge_attr->scalar_type();
+      check.require(own == type || own == acc, "edge_attr: expected the dtype of x or the type of sums");
+      check.tensor("edge_weight", *c.edge_weight, {heads.width(), c.edge_attr->size(1)}, {own});
+      check.require(c.attn_edge->scalar_type() == own, "attn_edge: expected the dtype of edge_attr");
+    }
+
+    bool scores_edges() const { return c.edge_attr && score == Score::additive; }
+
+    void lay_out() {
+      const int64_t wide = heads.padded_width(), head = heads.size + heads.padding;
+      for (Projection* p : {&value, &key, &query, &edge, &skip}) {
+        if (!p->x) continue;
+        const bool padded = heads.padding && p != &skip, in_result = p == &skip;
+        const int64_t rows = padded ? wide : heads.width();
+        memory.add(p->rows, !in_result, {p->x->size(0), wide}, type);
+        memory.add(p->ready_weight, padded || p->weight->scalar_type() != type, {rows, p->weight->size(1)},
+                   type);
+        memory.add(p->ready_bias, *p->bias && !in_result && (padded || (**p->bias).scalar_type() != type),
+                   {rows}, type);
+      }
+      const bool vector = score == Score::additive_v2;
+      memory.add(attn, vector && (heads.padding || c.attn->scalar_type() != type), {wide}, type);
+      memory.add(ready_bias, bias && (heads.padding || (**bias).scalar_type() != type), {wide}, type);
+      if (scores_edges()) {
+        memory.add(scores, true, {edges, heads.heads}, c.edge_attr->scalar_type());
+        memory.add(folded, true, {heads.heads, c.edge_attr->size(1)}, c.edge_attr->scalar_type());
+      }
+      const bool additive = score == Score::additive, sums = additive && c.train;
+      memory.add(alpha_src, additive, {n, heads.heads}, acc);
+      memory.add(alpha_dst, additive, {m, heads.heads}, acc);
+      memory.add(stats, true, {m, heads.heads, 2}, acc);
+      memory.add(positive_mass, sums, {m, heads.heads}, acc);
+      memory.add(positive, sums, {m, heads.heads, head}, type);
+      memory.add(out, !is_result, {m, heads.heads, head}, type);
+    }
+
+    // ---- tensors on this memory ----
+
+    // The pointers point into `held`, a tensor of as many bytes as `memory` needs.
+    void place(const Tensor& tensor) {
+      held = tensor;
+      memory.place(const_cast<void*>(tensor.const_data_ptr()));
+    }
+    int64_t elements() const { return memory.bytes() / bytes_of(type); }
+    Tensor on(void* where, Dims sizes, ScalarType dtype) const {
+      if (dtype != type) return on_memory(where, c.x, sizes, dtype);
+      int64_t strides[kMostDims], step = 1;
+      for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
+      const int64_t bytes = static_cast<char*>(where) - static_cast<const char*>(held->const_data_ptr());
+      return strided(*held, sizes, Dims(strides, sizes.size()), bytes / bytes_of(type));
+    }
+    Tensor rows(const Projection& p) const {
+      return on(p.rows, {p.x->size(0), heads.heads, heads.size + heads.padding}, type);
+    }
+    Tensor weight(const Projection& p) const {
+      if (!p.ready_weight) return *p.weight;
+      const int64_t count = &p == &skip ? heads.width() : heads.padded_width();
+      return on(p.ready_weight, {count, p.weight->size(1)}, type);
+    }
+    // A vector of [width] elements as a kernel takes it: `ready`, or as it was given.
+    Tensor by_head(const Tensor& given, void* ready) const {
+      const int64_t head = heads.size + heads.padding;
+      return ready ? on(ready, {heads.heads, head}, type) : reshaped(dense(given), {heads.heads, head});
+    }
+    Tensor attention_out() const { return on(out, {m, heads.heads, heads.size + heads.padding}, type); }
+
+    // The arguments of the attention.
+    Inputs inputs() const {
+      Inputs in{};
+      in.score = c.score, in.value = rows(value), in.seed = c.seed;
+      if (score == Score::dot) in.src = key.x ? rows(key) : in.value;
+      if (score != Score::additive)
+        in.dst = query.x ? rows(query) : n == m ? in.value : first_rows(in.value, m);
+      if (score == Score::additive_v2) in.attn = by_head(*c.attn, attn);
+      if (edge.x) in.feat = rows(edge), in.flags = Base::kFeatInKey | Base::kFeatInValue;
+      if (scores_edges()) in.bias = on(scores, {edges, heads.heads}, c.edge_attr->scalar_type());
+      if (bias) in.out_bias = by_head(**bias, ready_bias);
+      in.num_dst = m, in.negative_slope = c.negative_slope, in.scale = c.scale, in.dropout_p = c.dropout_p;
+      in.unwritten = c.unwritten, in.own_terms = score == Score::additive;
+      return in;
+    }
+    template <class Params>
+    Inputs fill(Params& p) const {
+      Inputs in = inputs();
+      Base::fill(check, in, p, edges, true);
+      p.csr = graph->csr, p.stats = stats, p.positive = positive, p.positive_mass = positive_mass;
+      if (score == Score::additive) p.alpha_src = alpha_src, p.alpha_dst = alpha_dst;
+      return in;
+    }
+    TermsParams terms(const Tensor& feat) const {
+      TermsParams t = Gat::terms_params(check, feat, flat(*c.attn), flat(*c.attn_dst), m);
+      t.terms[0] = alpha_src, t.terms[1] = alpha_dst;
+      return t;
+    }
+    // An attention vector as [H, D].
+    Tensor flat(const Tensor& vector) const { return reshaped(dense(vector), {heads.heads, heads.size}); }
+  };
+};
+
+}  // namespace dfgnn

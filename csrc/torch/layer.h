@@ -1,0 +1,351 @@
+// The operators `layer` and `layer_backward`: a whole attention layer in one call each (layer_call.h has the
+// arguments). Forward projects the features, computes score terms and attention, and adds bias and skip
+// connection; backward gives the gradients of all of them. A Backend is that of gat.h and linear.h.
+#pragma once
+
+#include "checked_layer.h"
+
+namespace dfgnn {
+
+template <class Backend>
+struct Layers {
+  using Base = Attention<Backend>;
+  using Gat = GatAttention<Backend>;
+  using Product = Linear<Backend>;
+  using Inputs = typename Base::Inputs;
+
+  using Layer = typename CheckedLayer<Backend>::Layer;
+  using Projection = typename CheckedLayer<Backend>::Projection;
+
+  // ---- forward ---------------------------------------------------------------------------------
+
+  static void project(const Layer& l, const Projection& p) {
+    if (p.ready_weight) {
+      Tensor ready = l.weight(p);
+      l.heads.pad_weight(ready, *p.weight);
+    }
+    OptTensor bias = *p.bias;
+    if (p.ready_bias) {
+      Tensor ready = l.on(p.ready_bias, {1, l.heads.padded_width()}, l.type);
+      l.heads.pad_rows(ready, reshaped(dense(**p.bias), {1, l.heads.width()}));
+      bias = reshaped(ready, {l.heads.padded_width()});
+    }
+    Tensor rows = l.on(p.rows, {p.x->size(0), l.heads.padded_width()}, l.type);
+    Product::apply(rows, *p.x, l.weight(p), bias);
+  }
+
+  // Writes a vector of [width] elements where the attention reads it.
+  static void make_ready(const Layer& l, const Tensor& vector, void* where) {
+    if (!where) return;
+    Tensor ready = l.on(where, {1, l.heads.padded_width()}, l.type);
+    l.heads.pad_rows(ready, reshaped(dense(vector), {1, l.heads.width()}));
+  }
+
+  // The term of an edge and head, attn . (weight attr), is computed as (attn weight) . attr, so that there is
+  // no tensor of E x H x D.
+  static void score_edges(const Layer& l) {
+    const ScalarType type = l.c.edge_attr->scalar_type();
+    const int64_t h = l.heads.heads, size = l.heads.size, features = l.c.edge_attr->size(1);
+    const Tensor folded = l.on(l.folded, {h, features}, type), by_head = reshaped(folded, {h, 1, features});
+    Tensor scores = l.on(l.scores, {l.edges, h}, type);
+    Backend::bmm(by_head, reshaped(dense(*l.c.attn_edge), {h, 1, size}),
+                 reshaped(dense(*l.c.edge_weight), {h, size, features}));
+    Backend::mm(scores, *l.c.edge_attr, transposed(folded));
+  }
+
+  static std::tuple<Tensor, OptTensor, bool> forward(const LayerCall& c) {
+    const typename Backend::Scope scope(c.x);
+    Layer l(c, "dfgnn::layer", false);
+    const Tensor memory = make(c.x, {l.elements()}, l.type);
+    l.place(memory);
+    for (const Projection* p : {&l.query, &l.key, &l.value, &l.edge})
+      if (p->x) project(l, *p);
+    if (l.attn) make_ready(l, *c.attn, l.attn);
+    if (l.bias) make_ready(l, **l.bias, l.ready_bias);
+    if (l.scores_edges()) score_edges(l);
+    ForwardParams p{};
+    const Inputs in = l.fill(p);
+    if (l.score == Score::additive) Backend::terms(l.terms(in.value), c.x);
+    const OptTensor into = l.is_result ? OptTensor() : OptTensor(l.attention_out());
+    const Tensor out = Base::run_forward(l.check, in, p, false, into).out;
+    const Tensor result = l.is_result ? reshaped(out, {l.m, l.heads.width()}) : finished(l, out);
+    return {result, c.train ? OptTensor(memory) : OptTensor(), l.is_result};
+  }
+
+  // The layer's result from the attention's.
+  static Tensor finished(const Layer& l, const Tensor& out) {
+    const LayerCall& c = l.c;
+    Tensor result = make(out, {l.m, l.heads.width()}, c.dtype);
+    HeadLayout dense_heads = l.heads;
+    dense_heads.padding = 0;
+    copy(dense_heads.without_padding(result), l.heads.without_padding(out));
+    if (l.skip.x) {
+      if (l.skip.ready_weight) copy(l.weight(l.skip), *l.skip.weight);
+      const Tensor onto = transposed(l.weight(l.skip));
+      if (c.dtype == l.type) {
+        Backend::addmm(result, result, *l.skip.x, onto);
+      } else {
+        Tensor rows = make(out, {l.m, l.heads.width()}, l.type);
+        Backend::mm(rows, *l.skip.x, onto);
+        result = added(result, rows);
+      }
+      if (c.skip_bias && l.bias != &c.skip_bias) result = added(result, *c.skip_bias);
+    }
+    if (c.out_bias && l.bias != &c.out_bias)
+      result = added(result, reshaped(dense(*c.out_bias), {l.heads.width()}));
+    return as_type(result, c.dtype);
+  }
+
+  // ---- backward --------------------------------------------------------------------------------
+
+  // A projection whose gradients are wanted: the gradient of its rows, [n, padded_width] or, in the skip
+  // connection, [n, width]; and where the gradients go.
+  struct Part {
+    const Projection* of;
+    Tensor grad;
+    HeadLayout heads;
+    bool need_weight, need_bias, need_x;
+    OptTensor *weight, *bias, *x;
+  };
+
+  static LayerGradients backward(const LayerCall& c, const Tensor& grad, OptTensor out, const Tensor& kept,
+                                 int64_t bits) {
+    const typename Backend::Scope scope(c.x);
+    Layer l(c, "dfgnn::layer_backward", true);
+    const LayerNeed need(bits);
+    LayerGradients found;
+    l.check.require(c.train, "train: expected a call of `layer` for training");
+    l.check.tensor("grad", grad, {l.m, l.heads.width()}, {c.dtype});
+    l.check.tensor("kept", kept, {l.elements()}, {l.type});
+    l.check.require(kept.is_contiguous() && reinterpret_cast<uintptr_t>(kept.const_data_ptr()) % 16 == 0,
+                    "kept: expected it as it was returned");
+    l.place(kept);
+    const Tensor flat = dense(as_type(grad, l.type));
+    Tensor padded = flat;
+    if (l.heads.padding) {
+      padded = make(flat, {l.m, l.heads.padded_width()}, l.type);
+      l.heads.pad_rows(padded, flat);
+    }
+    const int64_t head = l.heads.size + l.heads.padding;
+    l.check.require(out.has_value() || !l.is_result, "out: needed where it is the result");
+    Tensor attended = l.is_result ? reshaped(dense(*out), {l.m, l.heads.heads, head}) : l.attention_out();
+    Tensor grad_out = reshaped(padded, {l.m, l.heads.heads, head});
+
+    BackwardParams p{};
+    const Inputs in = l.fill(p);
+    OptTensor none;
+    Base::fill_backward(l.check, in, p, grad_out, attended, none, none);
+    p.reverse = l.graph->reverse;
+    const bool additive = l.score == Score::additive;
+    const bool need_edges =
+        c.edge_attr && (need.edge_attr || need.edge_weight || need.edge_bias || need.attn_edge);
+    // {need, sum_rows, from_positive}: a layer has no gate and no gradient of the attention.
+    const typename Base::DstGradient of_dst{true, false, additive};
+    int64_t of_edges = 0;
+    if (need_edges) of_edges = additive ? Base::kNeedBias : Base::kNeedFeat;
+    typename Base::Gradients g = Base::run_backward(l.check, in, p, of_dst, Base::kNeedDst | of_edges);
+
+    if (additive) {
+      terms_backward(l, in, p, g, need, found);
+      if (need_edges) edges_backward(l, *g.bias, need, found);
+    }
+    if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l, *g.attn, *c.attn);
+    std::vector<Part> parts = parts_of(l, g, flat, need, found);
+    if (need_edges && l.edge.x)
+      parts.push_back({&l.edge, rows(*g.feat), l.heads, need.edge_weight, need.edge_bias, need.edge_attr,
+                       &found.edge_weight, &found.edge_bias, &found.edge_attr});
+    OptTensor* const of_bias = need.out_bias && !found.out_bias ? &found.out_bias : nullptr;
+    projections_backward(l, parts, flat, of_bias);
+    if (of_bias && !*of_bias) *of_bias = sum_of_rows(flat, c.out_bias->scalar_type());
+    return found;
+  }
+
+  // Gradients of rows, as a matrix.
+  static Tensor rows(const Tensor& t) { return reshaped(t, {t.size(0), t.size(1) * t.size(2)}); }
+
+  // Adds the gradient of the features through the score terms to g.value; the gradients of the vectors, and
+  // of the bias if the attention added it.
+  static void terms_backward(const Layer& l, const Inputs& in, const BackwardParams& p,
+                             const typename Base::Gradients& g, const LayerNeed& need,
+                             LayerGradients& found) {
+    const LayerCall& c = l.c;
+    TermsBackwardParams q{};
+    q.of = l.terms(in.value);
+    q.grad_terms[0] = p.grad_alpha_src, q.grad_terms[1] = p.grad_alpha_dst;
+    const bool sums_bias = need.out_bias && l.bias == &c.out_bias;
+    q.grad_out = sums_bias ? p.grad_out : nullptr;
+    Tensor grad_feat = g.value;
+    q.grad_feat = grad_feat.mutable_data_ptr();
+    const auto made = Gat::run_terms_backward(in.value, *c.attn, *c.attn_dst, q,
+                                              sums_bias ? c.out_bias : OptTensor(), true);
+    if (need.attn) found.attn = made.src;
+    if (need.attn_dst) found.attn_dst = made.dst;
+    if (sums_bias) found.out_bias = made.bias;
+  }
+
+  // The gradients of the edges' attributes, weight and vector, from those of their terms [E, H].
+  static void edges_backward(const Layer& l, const Tensor& of_scores, const LayerNeed& need,
+                             LayerGradients& found) {
+    const LayerCall& c = l.c;
+    const ScalarType type = c.edge_attr->scalar_type();
+    const int64_t h = l.heads.heads, size = l.heads.size, features = c.edge_attr->size(1);
+    const Tensor grad = as_type(of_scores, type);
+    if (need.edge_attr) Product::add_product(found.edge_attr, grad, l.on(l.folded, {h, features}, type));
+    if (!need.edge_weight && !need.attn_edge) return;
+    const Tensor of_folded = Product::product(transposed(grad), *c.edge_attr, type);
+    const Tensor attn = dense(*c.attn_edge);
+    if (need.edge_weight) {
+      found.edge_weight = make(attn, {h * size, features}, type);
+      Backend::bmm(reshaped(*found.edge_weight, {h, size, features}), reshaped(attn, {h, size, 1}),
+                   reshaped(of_folded, {h, 1, features}));
+    }
+    if (need.attn_edge) {
+      found.attn_edge = make(attn, sizes_of(attn), type);
+      Backend::bmm(reshaped(*found.attn_edge, {h, size, 1}),
+                   reshaped(dense(*c.edge_weight), {h, size, features}),
+                   reshaped(of_folded, {h, features, 1}));
+    }
+  }
+
+  // The gradient of GATv2's vector from partial sums [parts, H, D], in the shape and dtype of `vector`.
+  static Tensor of_vector(const Layer& l, const Tensor& parts, const Tensor& vector) {
+    const int64_t wide = l.heads.padded_width();
+    const Tensor by_part = reshaped(parts, {parts.size(0), wide});
+    const Tensor sum = parts.size(0) == 1 ? by_part : sum_of_rows(by_part, parts.scalar_type());
+    Tensor made = make(vector, sizes_of(vector), vector.scalar_type());
+    copy(reshaped(made, {1, l.heads.heads, l.heads.size}), l.heads.without_padding(reshaped(sum, {1, wide})));
+    return made;
+  }
+
+  // The projections of nodes with the gradients of their rows. Where the layer has no projection for the key
+  // or the query, the value was taken instead, whose gradient is then a sum.
+  static std::vector<Part> parts_of(const Layer& l, typename Base::Gradients& g, const Tensor& flat,
+                                    const LayerNeed& need, LayerGradients& found) {
+    std::vector<Part> parts;
+    const bool own_dst = l.c.x_dst.has_value();
+    OptTensor* const of_dst = own_dst ? &found.x_dst : &found.x;
+    const bool need_dst = own_dst ? need.x_dst : need.x;
+    Tensor value = g.value;
+    if (l.score == Score::dot && !l.key.x) value = added(value, *g.src);
+    if (l.score != Score::additive && !l.query.x) {
+      if (l.n == l.m) {
+        value = added(value, *g.dst);
+      } else {
+        const Tensor first = first_rows(value, l.m);
+        copy(first, added(first, *g.dst));
+      }
+    }
+    parts.push_back({&l.value, rows(value), l.heads, need.value_weight, need.value_bias, need.x,
+                     &found.value_weight, &found.value_bias, &found.x});
+    if (l.key.x)
+      parts.push_back({&l.key, rows(*g.src), l.heads, need.key_weight, need.key_bias, need.x,
+                       &found.key_weight, &found.key_bias, &found.x});
+    if (l.query.x)
+      parts.push_back({&l.query, rows(*g.dst), l.heads, need.query_weight, need.query_bias, need_dst,
+                       &found.query_weight, &found.query_bias, of_dst});
+    if (l.skip.x) {
+      HeadLayout dense_heads = l.heads;
+      dense_heads.padding = 0;
+      parts.push_back({&l.skip, flat, dense_heads, need.skip_weight, need.skip_bias, need_dst,
+                       &found.skip_weight, &found.skip_bias, of_dst});
+    }
+    return parts;
+  }
+
+  // flat: the gradient of the result; of_bias: where the gradient of its bias goes, or null if it is not
+  // wanted.
+  static void projections_backward(const Layer& l, const std::vector<Part>& parts, const Tensor& flat,
+                                   OptTensor* of_bias) {
+    std::vector<bool> done(parts.size());
+    for (size_t k = 0; k < parts.size(); ++k) {
+      if (done[k]) continue;
+      std::vector<const Part*> same{&parts[k]};
+      if (parts[k].grad.size(0) * l.heads.width() <= l.c.most_joined)
+        for (size_t other = k + 1; other < parts.size(); ++other)
+          if (parts[other].of->x == parts[k].of->x) same.push_back(&parts[other]), done[other] = true;
+      if (same.size() == 1)
+        alone(l, parts[k]);
+      else
+        joined(l, same, flat, of_bias);
+    }
+  }
+
+  static void alone(const Layer& l, const Part& p) {
+    if (p.need_weight)
+      *p.weight = p.heads.cut(Product::product(transposed(p.grad), *p.of->x, p.of->weight->scalar_type()));
+    if (p.need_bias) *p.bias = p.heads.cut(sum_of_rows(p.grad, (**p.of->bias).scalar_type()));
+    if (p.need_x) Product::add_product(*p.x, p.grad, l.weight(*p.of));
+  }
+
+  // Gradients of projections of the same features: the gradients of their rows side by side, without padding,
+  // are factors of one product.
+  static void joined(const Layer& l, const std::vector<const Part*>& parts, const Tensor& flat,
+                     OptTensor*& of_bias) {
+    const int64_t width = l.heads.width(), count = int64_t(parts.size()), rows = parts[0]->grad.size(0);
+    std::vector<Tensor> grads;
+    bool need_weight = false, need_bias = false, need_x = false;
+    for (const Part* p : parts) {
+      grads.push_back(p->heads.without_padding(p->grad));
+      need_weight = need_weight || p->need_weight, need_bias = need_bias || p->need_bias;
+      need_x = need_x || p->need_x;
+    }
+    // The bias of the result has the gradient's sum, too.
+    const bool with_result = of_bias && need_bias && rows == flat.size(0);
+    if (with_result)
+      grads.push_back(strided(flat, {rows, l.heads.heads, l.heads.size}, {width, l.heads.size, 1}));
+    const int64_t all = width * int64_t(grads.size());
+    const Tensor whole = reshaped(cat(grads, 1), {rows, all});
+    const Tensor together = strided(whole, {rows, count * width}, {all, 1});
+    const Tensor& x = *parts[0]->of->x;
+    const auto part_of = [&](const Tensor& t, int64_t k) {
+      const int64_t columns = t.dim() == 2 ? t.size(1) : 1;
+      return t.dim() == 2 ? strided(t, {width, columns}, {columns, 1}, k * width * columns)
+                          : strided(t, {width}, {1}, k * width);
+    };
+    if (need_weight) {
+      const Tensor made = Product::product(transposed(together), x, parts[0]->of->weight->scalar_type());
+      for (int64_t k = 0; k < count; ++k)
+        if (parts[k]->need_weight)
+          *parts[k]->weight = as_type(part_of(made, k), parts[k]->of->weight->scalar_type());
+    }
+    if (need_bias) {
+      const ScalarType dtype = (*parts[0]->of->bias) ? (**parts[0]->of->bias).scalar_type() : l.acc;
+      const Tensor made = sum_of_rows(whole, dtype);
+      for (int64_t k = 0; k < count; ++k)
+        if (parts[k]->need_bias)
+          *parts[k]->bias = as_type(part_of(made, k), (**parts[k]->of->bias).scalar_type());
+      if (with_result)
+        *of_bias = as_type(part_of(made, count), l.c.out_bias->scalar_type()), of_bias = nullptr;
+    }
+    if (need_x) {
+      std::vector<Tensor> weights;
+      for (const Part* p : parts) weights.push_back(*p->of->weight);
+      Product::add_product(*parts[0]->x, together, as_type(cat(weights, 0), l.type));
+    }
+  }
+
+  // ---- boxed kernels ---------------------------------------------------------------------------
+
+  static void boxed_forward(StableIValue* stack, uint64_t, uint64_t) {
+    BoxedStack in{stack}, out{stack};
+    const LayerCall c = in.call();
+    auto [result, kept, reads_result] = forward(c);
+    out.write(result), out.write(kept), out.write(reads_result);
+  }
+  static void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
+    BoxedStack in{stack}, out{stack};
+    const LayerCall c = in.call();
+    const Tensor grad = in.read<Tensor>();
+    const OptTensor attended = in.read<OptTensor>();
+    const Tensor kept = in.read<Tensor>();
+    const int64_t need = in.read<int64_t>();
+    out.gradients(backward(c, grad, attended, kept, need));
+  }
+
+  static void register_ops(torch::stable::detail::StableLibrary& m) {
+    m.impl("layer", &boxed_forward);
+    m.impl("layer_backward", &boxed_backward);
+  }
+};
+
+}  // namespace dfgnn

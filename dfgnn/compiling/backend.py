@@ -1,0 +1,86 @@
+"""The backend: rewrites Dynamo's graph, and hands it to Inductor."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..runtime import torch_internals as internals
+from .report import Report
+from .rewrite import rewritten
+
+_log = logging.getLogger("dfgnn.compile")
+#: Called with the report of each compiled graph.
+listeners: list[Callable[[Report], None]] = []
+
+
+def backend(
+    graph_module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None
+) -> Callable[..., Any]:
+    """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
+    return internals.compile_fx(told(graph_module), example_inputs, mode, options)
+
+
+def told(graph_module: GraphModule) -> GraphModule:
+    """The rewritten graph, when it was told what was found."""
+    made, report = rewritten(graph_module)
+    for found in report.found:
+        (_log.info if found.form else _log.warning)("%s", found)
+    for listen in listeners:
+        listen(report)
+    return made
+
+
+def compile(
+    model: Callable[..., Any] | None = None, *, dynamic: bool | None = None, mode: str | None = None,
+    options: dict[str, Any] | None = None, fullgraph: bool = False,
+) -> Any:  # fmt: skip
+    r"""``torch.compile`` with graph attention that the model's author wrote, on dfgnn's operators.
+
+    Before autograd sees it, each segment softmax with the weighted sum behind it,
+
+    .. math::
+        \mathrm{out}_i = \sum_{j \to i} \mathrm{softmax}_j(s_{ij}) \, m_{ij} \, v_{ij},
+
+    becomes one call of :func:`dfgnn.functional.dot_attention`, :func:`~dfgnn.functional.gatv2_attention`,
+    :func:`~dfgnn.functional.gat_attention` or :func:`~dfgnn.functional.score_attention`, whichever fits what
+    the score and the values are made of; a softmax whose weights are also needed elsewhere becomes
+    :func:`~dfgnn.functional.edge_softmax`. All else goes to Inductor as ever. Results are those of the model
+    up to rounding. ``torch.compile(model, backend="dfgnn")`` does the same without an import of dfgnn.
+
+    Args:
+        model: a module or function; None: returns a decorator.
+        dynamic: as in ``torch.compile``; None: sizes that change are symbolic from the second compilation on.
+        mode: Inductor's, such as "default", "reduce-overhead" or "max-autotune".
+        options: Inductor's, as ``torch.compile(options=)`` takes them.
+        fullgraph: raise an error where Dynamo breaks the graph.
+
+    Returns:
+        What ``torch.compile`` returns. :func:`dfgnn.explain` of it says which attention was found, and for
+        each softmax that was left as it is the reason and the line. The logger ``dfgnn.compile`` says it
+        when a graph is compiled: at the level INFO, and at WARNING what was left.
+
+    Raises:
+        TypeError, ValueError: as ``torch.compile`` does. Errors in arguments of the attention, such as an
+            index that is out of range, are raised when the compiled model runs.
+
+    Example:
+        >>> model = dfgnn.compile(MyGraphTransformer(64))
+        >>> loss = model(x, edge_index).square().mean()
+        >>> loss.backward()
+    """
+    if mode is not None and options is not None:
+        raise ValueError(
+            "dfgnn.compile: options: expected None with a mode, got both; a mode is a set of options"
+        )
+
+    def call(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return backend(graph_module, example_inputs, mode=mode, options=options)
+
+    if model is None:
+        return lambda model: compile(model, dynamic=dynamic, mode=mode, options=options, fullgraph=fullgraph)
+    return torch.compile(model, backend=call, dynamic=dynamic, fullgraph=fullgraph)

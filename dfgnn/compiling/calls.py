@@ -1,0 +1,306 @@
+"""The functions that a rewritten graph calls in place of what the user wrote.
+
+They take tensors as the user's code had them, and what was found about their dimensions as plain numbers: a
+`Spec` is a tensor with the steps that make rows of it (`normal_forms.Rows`). They run while AOTAutograd
+traces, where they become dfgnn's operators and views, and as they are where a graph runs without a compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .. import functional
+from ..engine.compiler_graph import EdgeList, kept
+from ..graph.cache import graph_of
+from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
+from ..runtime.compiling import is_plain
+
+#: A tensor, and the steps that make rows of it.
+Spec: TypeAlias = tuple[Tensor, tuple]
+#: The sizes of rows of messages, the dimensions among them that are heads, and steps on the summed rows.
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple]
+
+
+# ---- edges -------------------------------------------------------------------------------------------------
+
+
+def _graph(edge_index: Tensor, num_src: Any, num_dst: Any) -> Any:
+    """The graph that dfgnn's functions take."""
+    if is_plain(edge_index) and not torch.compiler.is_compiling():
+        return graph_of(kept(edge_index), num_src, num_dst)[0]
+    return EdgeList(edge_index, num_src, num_dst)
+
+
+@contextlib.contextmanager
+def _ours(x: Tensor):
+    """The state in which dfgnn's functions are called: for a compiler where x has no numbers, and without
+    autocast, whose casts the graph holds already."""
+    with contextlib.ExitStack() as stack:
+        if not is_plain(x):
+            stack.enter_context(internals.compiling())
+        if torch.is_autocast_enabled(x.device.type):
+            stack.enter_context(torch.autocast(x.device.type, enabled=False))
+        yield
+
+
+# ---- rows --------------------------------------------------------------------------------------------------
+
+
+def rows(spec: Spec) -> Tensor:
+    """[rows, *shape]: the steps of `normal_forms.Rows` on its tensor."""
+    x, steps = spec
+    for step, given in steps:
+        if step == "move":
+            x = x.movedim(given, 0)
+        elif step == "shape":
+            x = x.reshape(x.shape[0], *given)
+        elif step == "constant":  # one row, alike for all
+            x = x.reshape(1, *given)
+        elif step == "permute":
+            x = x.permute(0, *(k + 1 for k in given))
+        elif step == "times":
+            x = x * given
+        elif step == "expand":
+            x = x.reshape(x.shape[0], *[1] * (len(given) - x.dim() + 1), *x.shape[1:]).expand(-1, *given)
+        else:
+            x = x.to(given)
+    return x
+
+
+def product(specs: Sequence[Spec]) -> Tensor:
+    factors = [rows(spec) for spec in specs]
+    out = factors[0]
+    for factor in factors[1:]:
+        out = out * factor
+    return out
+
+
+def total(specs: Sequence[Spec]) -> Tensor:
+    terms = [rows(spec) for spec in specs]
+    out = terms[0]
+    for term in terms[1:]:
+        out = out + term
+    return out
+
+
+def _order(layout: Layout) -> tuple[list[int], int, int]:
+    """(heads and then columns among the dimensions of rows, their sizes)."""
+    shape, heads, _ = layout
+    columns = [k for k in range(len(shape)) if k not in heads]
+    return [*heads, *columns], math.prod(shape[k] for k in heads), math.prod(shape[k] for k in columns)
+
+
+def _by_head(x: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """[rows, H, D]."""
+    order, heads, columns = _order(layout)
+    x = _ops.as_type(x, dtype).expand(-1, *layout[0]).permute(0, *(k + 1 for k in order))
+    return x.reshape(x.shape[0], heads, columns)
+
+
+def _scores(x: Tensor, layout: Layout) -> Tensor:
+    """[E, H] of rows that do not differ along columns."""
+    shape, heads, _ = layout
+    sizes = [shape[k] if k in heads else 1 for k in range(len(shape))]
+    return x.expand(-1, *sizes).reshape(x.shape[0], math.prod(sizes))
+
+
+def _as_summed(out: Tensor, layout: Layout, like: Tensor, dim: int, fill: float | None) -> Tensor:
+    """[N, H, D] as the user's segment sum. fill: what filled ``like`` before the sum; None: other values."""
+    shape, _, steps = layout
+    order, _, _ = _order(layout)
+    out = out.reshape(out.shape[0], *(shape[k] for k in order))
+    out = out.permute(0, *(order.index(k) + 1 for k in range(len(order))))
+    out = _ops.as_type(rows((out, steps)), like.dtype).movedim(0, dim)
+    if fill is None:
+        return like + out
+    return out + fill if fill else out
+
+
+def _options(layout: Layout, weights, sink: float | None, dropout_p: float, value: Tensor) -> dict[str, Any]:
+    acc = _ops.acc_type(value.dtype)
+    options: dict[str, Any] = dict(dropout_p=dropout_p)
+    if weights:
+        options["edge_weight"] = _known(_scores(product(weights), layout), value)
+    if sink is not None:
+        options["sink"] = torch.full(value.shape[1:2], sink, dtype=acc, device=value.device)
+    return options
+
+
+def _known(x: Tensor, value: Tensor) -> Tensor:
+    """An edge tensor in one of the dtypes that go with value's."""
+    acc = _ops.acc_type(value.dtype)
+    return x if x.dtype in (value.dtype, acc) else x.to(acc)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------
+
+
+def score_attention(
+    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
+    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
+    score: Spec, value: tuple[Spec, ...], at_edges: bool,
+) -> Tensor:  # fmt: skip
+    """Attention of given scores: the softmax, dropout and sum of the user's code. like: the tensor into which
+    that code sums, along dim; value: factors, of nodes or of edges."""
+    with _ours(like):
+        values = _by_head(product(value), layout, like.dtype)
+        num_dst = like.shape[dim]
+        graph = _graph(edge_index, num_dst if at_edges else values.shape[0], num_dst)
+        scores = _known(_scores(rows(score), layout), values)
+        out = functional.score_attention(
+            graph, scores, values, value_at="edges" if at_edges else "nodes",
+            **_options(layout, weights, sink, dropout_p, values),
+        )  # fmt: skip
+        return _as_summed(out, layout, like, dim, fill)
+
+
+def gat_attention(
+    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
+    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
+    of_src: tuple[Spec, ...], of_dst: tuple[Spec, ...], of_edges: tuple[Spec, ...], slope: float,
+    value: tuple[Spec, ...], value_feat: tuple[Spec, ...],
+) -> Tensor:  # fmt: skip
+    """`score_attention` of LeakyReLU(terms of both ends and of edges). value_feat: the value's edge terms."""
+    with _ours(like):
+        values = _by_head(product(value), layout, like.dtype)
+        graph = _graph(edge_index, values.shape[0], like.shape[dim])
+        src, dst, bias = (
+            _known(_scores(total(x), layout), values) if x else None for x in (of_src, of_dst, of_edges)
+        )
+        out = functional.gat_attention(
+            graph, values, src, dst, negative_slope=slope, edge_bias=bias,
+            edge_feat=_by_head(total(value_feat), layout, like.dtype) if value_feat else None,
+            **_options(layout, weights, sink, dropout_p, values),
+        )  # fmt: skip
+        return _as_summed(out, layout, like, dim, fill)
+
+
+def gatv2_attention(
+    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
+    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
+    x_src: tuple[Spec, ...], x_dst: tuple[Spec, ...], edge_feat: tuple[Spec, ...],
+    attn: tuple[Spec, ...], slope: float, scale: float,
+) -> Tensor:  # fmt: skip
+    """`score_attention` of scale * attn . LeakyReLU(terms), whose values are the sources' terms."""
+    with _ours(like):
+        src, dst = (_by_head(total(x), layout, like.dtype) for x in (x_src, x_dst))
+        graph = _graph(edge_index, src.shape[0], like.shape[dim])
+        vector = _by_head(product(attn), layout, like.dtype)[0]
+        out = functional.gatv2_attention(
+            graph, src, dst, vector * scale if scale != 1 else vector, negative_slope=slope,
+            edge_feat=_by_head(total(edge_feat), layout, like.dtype) if edge_feat else None,
+            **_options(layout, weights, sink, dropout_p, src),
+        )  # fmt: skip
+        return _as_summed(out, layout, like, dim, fill)
+
+
+def dot_attention(
+    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
+    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
+    query: tuple[Spec, ...], key: tuple[Spec, ...], key_layout: Layout, scale: float,
+    bias: tuple[Spec, ...], value: tuple[Spec, ...], key_feat: tuple, value_feat: tuple,
+) -> Tensor:  # fmt: skip
+    """`score_attention` of scale * q . (k + key_feat) + bias, with values v + value_feat. These two:
+    (), or ("feat", terms), or ("proj", attributes, weight, bias)."""
+    with _ours(like):
+        queries, keys = (_by_head(product(x), key_layout, like.dtype) for x in (query, key))
+        values = _by_head(product(value), layout, like.dtype)
+        graph = _graph(edge_index, keys.shape[0], like.shape[dim])
+        of_edges = _edge_terms(key_feat, value_feat, key_layout, layout, like.dtype, values.shape[1])
+        out = functional.dot_attention(
+            graph, queries, keys, values, scale=scale,
+            edge_bias=_known(_scores(total(bias), layout), values) if bias else None, **of_edges,
+            **_options(layout, weights, sink, dropout_p, values),
+        )  # fmt: skip
+        return _as_summed(out, layout, like, dim, fill)
+
+
+def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> dict[str, Any]:
+    """The arguments of edge terms of `functional.dot_attention`."""
+    shared = bool(key_feat) and bool(value_feat) and _same_terms(key_feat, value_feat)
+    given = [x for x in (key_feat, value_feat) if x]
+    if not given:
+        return {}
+    projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
+    if projected and all(_folds(x, heads, dtype) for x in given):
+        attr, place = _ops.as_type(given[0][1], dtype), "both" if shared else "key" if key_feat else "value"
+        weight, bias = (None if x is None else _ops.as_type(x, dtype) for x in given[0][2:])
+        terms: dict[str, Any] = dict(edge_attr=attr, edge_proj=weight, edge_proj_bias=bias)
+        if len(given) == 2 and not shared:
+            weight, bias = (None if x is None else _ops.as_type(x, dtype) for x in value_feat[2:])
+            return {**terms, "edge_proj_value": weight, "edge_proj_bias_value": bias}
+        return {**terms, "edge_feat_in": place}
+
+    def feature(x, of: Layout) -> Tensor:
+        if x[0] == "proj":
+            return _by_head(
+                torch.nn.functional.linear(*x[1:]).unflatten(1, (heads, -1)), ((heads, -1), (0,), ()), dtype
+            )
+        return _by_head(total(x[1]), of, dtype)
+
+    if shared:
+        return dict(edge_feat=feature(key_feat, key_layout))
+    if len(given) == 2:
+        return dict(edge_feat=feature(key_feat, key_layout), edge_feat_value=feature(value_feat, layout))
+    if key_feat:
+        return dict(edge_feat=feature(key_feat, key_layout), edge_feat_in="key")
+    return dict(edge_feat=feature(value_feat, layout), edge_feat_in="value")
+
+
+def _same_terms(a: tuple, b: tuple) -> bool:
+    if a[0] != b[0]:
+        return False
+    if a[0] == "proj":
+        return all(x is y for x, y in zip(a[1:], b[1:]))
+    return len(a[1]) == len(b[1]) and all(x[0] is y[0] and x[1] == y[1] for x, y in zip(a[1], b[1]))
+
+
+def _folds(term: tuple, heads: int, dtype: torch.dtype) -> bool:
+    _, attr, weight, _ = term
+    return attr.dim() == 2 and attr.shape[1] * heads < weight.shape[0]
+
+
+# ---- softmax and sums alone -------------------------------------------------------------------------------
+
+
+def edge_softmax(
+    edge_index: Tensor, like: Tensor, dim: int, sink: float | None, score: Tensor, dtype: Any
+) -> Tensor:
+    """The user's segment softmax, edges along dim. like: a tensor with a row per segment."""
+    with _ours(score):
+        by_edge = score.movedim(dim, 0)
+        graph = _graph(edge_index, like.shape[dim], like.shape[dim])
+        options: dict[str, Any] = {}
+        if sink is not None:
+            acc = _ops.acc_type(score.dtype)
+            options["sink"] = torch.full(by_edge.shape[1:], sink, dtype=acc, device=score.device)
+        out = functional.edge_softmax(graph, by_edge, **options)
+        return _ops.as_type(out, dtype).movedim(0, dim)
+
+
+def weighted_sum(
+    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
+    weights: tuple[Spec, ...], value: tuple[Spec, ...],
+) -> Tensor:  # fmt: skip
+    """The user's segment sum of weights of edges times values of sources."""
+    with _ours(like):
+        values = _by_head(product(value), layout, like.dtype)
+        graph = _graph(edge_index, values.shape[0], like.shape[dim])
+        if weights:
+            by_edge = _ops.as_type(_scores(product(weights), layout), like.dtype)
+        else:
+            by_edge = values.new_ones(edge_index.shape[1])
+        return _as_summed(functional.spmm(graph, by_edge, values), layout, like, dim, fill)
+
+
+def segment_sum(base: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """``base.index_add(dim, index, src)`` in float32. A compiler adds one number after the other in the given
+    dtype, where a sum of ones stops at 256 (bfloat16) or 2,048 (float16)."""
+    return base.float().index_add(dim, index, src.float()).to(base.dtype)

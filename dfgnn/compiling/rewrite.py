@@ -1,0 +1,269 @@
+"""Rewrites attention in Dynamo's graph into calls of dfgnn's operators, the most special that fit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..engine.compiler_graph import edge_pair
+from . import calls, operations, report, scores
+from .normal_forms import Index
+from .operations import arguments, name, shape, value
+from .products import Products, Rows
+from .recognise import Recogniser, Softmax, WeightedSum
+from .report import Found, Report
+
+
+def rewritten(graph_module: GraphModule) -> tuple[GraphModule, Report]:
+    """The module with its attention rewritten, or the module itself where nothing is; and what was found."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    output = graph.graph_copy(graph_module.graph, copies)
+    if output is not None:
+        place = next(node for node in graph_module.graph.nodes if node.op == "output")
+        graph.output(output).meta = dict(place.meta)
+    work = _Rewriter(graph)
+    work.run()
+    if not work.changed:
+        return graph_module, work.report
+    graph.lint()
+    made = GraphModule(graph_module, graph, type(graph_module).__name__)
+    made.meta = dict(graph_module.meta)
+    return made, work.report
+
+
+class _Plan(NamedTuple):
+    """One call that takes the place of a node."""
+
+    node: Node
+    call: Any
+    args: tuple
+    form: str
+    softmax: Softmax | None
+
+
+class _Rewriter:
+    def __init__(self, graph: Graph):
+        self.graph, self.report, self.changed = graph, Report([]), False
+        self._pairs: dict[tuple, Node] = {}
+        self._replaced: dict[Node, Node] = {}
+        self._calls: dict[Node, scores.Call | None] = {}
+
+    def run(self) -> None:
+        nodes = list(self.graph.nodes)
+        operations.without_likeness(self.graph)
+        self.forms = Products(operations.without_writes(self.graph))
+        self.grad = _grad_modes(nodes)
+        found = Recogniser(nodes, self.forms)
+        for refused in found.refused:
+            self.report.found.append(Found(report.place_of(refused.node), "", refused.reason))
+        softmaxes = {s.node: s for s in found.softmaxes.values() if self._may(s)}
+        divided = {
+            w.softmax.node: w.softmax
+            for w in found.weighted
+            if w.softmax is not None and w.node is not w.sum.node and self._may(w.softmax)
+        }
+        weighted = found.weighted
+        whole = self._whole(nodes, softmaxes | divided, weighted)
+        order = {node: k for k, node in enumerate(nodes)}
+        plans = [self._attention(w) for w in weighted if w.softmax is not None and w.softmax.node in whole]
+        alone = [s for s in softmaxes.values() if s.node not in whole]
+        plans += [self._softmax_alone(s, found) for s in alone]
+        graphs = {(p.args[0]) for p in plans}
+        plans += self._sums(found, weighted, whole, graphs)
+        for plan in sorted(plans, key=lambda plan: order[plan.node]):
+            self._emit(plan)
+        self._remove_unused(nodes)
+
+    # ---- what may be rewritten -----------------------------------------------------------------------------
+
+    def _may(self, softmax: Softmax) -> bool:
+        """Whether all of a softmax records gradients alike."""
+        if len({self.grad[node] for node in softmax.inner}) > 1:
+            reason = "a part of it is computed under no_grad"
+            self.report.found.append(Found(report.place_of(softmax.node), "", reason))
+            return False
+        return True
+
+    def _alike(self, w: WeightedSum, leaves: tuple) -> bool:
+        """Whether what a call computes from leaves records gradients alike, and none of it is written to."""
+        ends: set[Node] = set()
+        torch.fx.map_arg(leaves, ends.add)
+        if w.softmax is not None and w.softmax.maximum is not None:
+            ends.add(w.softmax.maximum)
+        inner = _between(w.node, ends)
+        return not any(map(self.forms.is_written, inner | ends)) and len({self.grad[x] for x in inner}) == 1
+
+    def _call(self, w: WeightedSum) -> scores.Call | None:
+        """The call that takes the place of a softmax and its weighted sum."""
+        if w.sum.node not in self._calls:
+            shared = w.sum.base, w.sum.at.tensor, _specs(w.weights)
+            found = scores.call_for(
+                self.forms, w, lambda call: self._alike(w, (*shared, call.src.tensor, call.args))
+            )
+            self._calls[w.sum.node] = found
+        return self._calls[w.sum.node]
+
+    def _whole(self, nodes: list[Node], softmaxes: dict, weighted: list[WeightedSum]) -> set[Node]:
+        """The softmaxes that nothing needs but weighted sums, which are rewritten together with theirs."""
+        own = [
+            w for w in weighted
+            if w.softmax is not None and w.softmax.node in softmaxes and self._call(w) is not None
+        ]  # fmt: skip
+        whole = {w.softmax.node for w in own if w.softmax is not None}
+        dropped = [w.own.dropped[1] for w in own if w.own is not None and w.own.dropped is not None]
+        for w in own:  # a mask that two sums share must be one mask
+            if w.own is not None and w.own.dropped is not None and dropped.count(w.own.dropped[1]) > 1:
+                whole.discard(w.softmax.node)  # type: ignore[union-attr]
+        while True:
+            sums = {w.node: w for w in own if w.softmax is not None and w.softmax.node in whole}
+            needed = _needed(nodes, {node: self._new_inputs(w) for node, w in sums.items()})
+            more = whole & needed
+            if not more:
+                return whole
+            whole -= more
+
+    def _new_inputs(self, w: WeightedSum) -> set[Node]:
+        """The nodes that a rewritten weighted sum reads."""
+        call = self._call(w)
+        assert call is not None
+        found: set[Node] = {w.sum.base}
+        torch.fx.map_arg((_edges(w.sum.at, call.src), _specs(w.weights), call.args), found.add)
+        return found
+
+    # ---- plans ---------------------------------------------------------------------------------------------
+
+    def _attention(self, w: WeightedSum) -> _Plan:
+        assert w.softmax is not None and w.own is not None
+        dropout_p = 0.0 if w.own.dropped is None else w.own.dropped[0]
+        found = self._call(w)
+        assert found is not None
+        args = (
+            _edges(w.sum.at, found.src), w.sum.base, w.sum.dim, w.sum.fill, _layout(w), _specs(w.weights),
+            w.softmax.sink, dropout_p, *found.args,
+        )  # fmt: skip
+        return _Plan(w.node, found.function, args, found.form, w.softmax)
+
+    def _softmax_alone(self, s: Softmax, found: Recogniser) -> _Plan:
+        edges = _edges(s.at, s.at)
+        args: tuple = (edges, s.like, s.dim, s.sink, s.score, value(s.node).dtype)
+        return _Plan(s.node, calls.edge_softmax, args, "edge_softmax", s)
+
+    def _sums(self, found: Recogniser, weighted: list[WeightedSum], whole: set, graphs: set) -> list[_Plan]:
+        """Plans of the segment sums that are not part of an attention."""
+        plans, done = [], set()
+        for w in weighted:
+            if (w.softmax is not None and w.softmax.node in whole) or w.gathered is None:
+                continue
+            if w.node is not w.sum.node:
+                continue
+            weights = w.weights if w.own is None else (w.own, *w.weights)
+            leaves = w.sum.base, w.sum.at.tensor, w.gathered.at.tensor, _specs(weights), _at_nodes(w)
+            if not self._alike(w, leaves):
+                continue
+            softmax = w.softmax is not None
+            edges = _edges(w.sum.at, w.gathered.at)
+            if not softmax and edges not in graphs:
+                continue  # the graph would be made for this sum alone
+            if any(factor.dropped for factor in weights):
+                continue
+            args = (edges, w.sum.base, w.sum.dim, w.sum.fill, _layout(w), _specs(weights), _at_nodes(w))
+            plans.append(_Plan(w.sum.node, calls.weighted_sum, args, "spmm", w.softmax))
+            done.add(w.sum.node)
+        replaced = {w.sum.node for w in weighted if w.softmax is not None and w.softmax.node in whole}
+        for total in found.sums.values():
+            small = value(total.node).dtype in (torch.bfloat16, torch.float16)
+            if small and total.node not in done | replaced:
+                given = (total.base, total.dim, total.at.node, total.src)
+                plans.append(_Plan(total.node, calls.segment_sum, given, "index_add in float32", None))
+        return plans
+
+    # ---- changing the graph --------------------------------------------------------------------------------
+
+    def _emit(self, plan: _Plan) -> None:
+        args = plan.args
+        with self.graph.inserting_before(plan.node):
+            if isinstance(args[0], tuple):
+                args = (self._edge_index(args[0]), *args[1:])
+            args = torch.fx.map_arg(args, lambda node: self._replaced.get(node, node))
+            new = self.graph.call_function(plan.call, args)
+        new.meta = dict(plan.node.meta)
+        plan.node.replace_all_uses_with(new)
+        self._replaced[plan.node] = new
+        self.changed = True
+        told = plan.node if plan.softmax is None else plan.softmax.node
+        self.report.found.append(Found(report.place_of(told), plan.form, ""))
+
+    def _edge_index(self, ends: tuple) -> Node:
+        first, first_row, second, second_row = ends
+        if first is second and (first_row, second_row) == (0, 1) and operations.same(shape(first)[0], 2):
+            return first
+        if ends not in self._pairs:
+            rows = (-1 if first_row is None else first_row), (-1 if second_row is None else second_row)
+            self._pairs[ends] = self.graph.call_function(edge_pair, (first, rows[0], second, rows[1]))
+        return self._pairs[ends]
+
+    def _remove_unused(self, nodes: list[Node]) -> None:
+        for node in reversed(nodes):
+            known = bool(arguments(node)) and not operations.written(node)
+            if known and not node.users:
+                self.graph.erase_node(node)
+
+
+def _edges(dst: Index, src: Index) -> tuple:
+    """(tensor, row, tensor, row) of sources and destinations."""
+    return src.tensor, src.row, dst.tensor, dst.row
+
+
+def _layout(w: WeightedSum) -> tuple:
+    """`calls.Layout`: the product's number is a step on the sums."""
+    scale = w.product.scale
+    return w.product.shape, w.heads, ((("times", scale),) if scale != 1 else ()) + w.product.steps
+
+
+def _specs(factors: tuple[Rows, ...]) -> tuple:
+    return tuple((factor.node, factor.steps) for factor in factors)
+
+
+def _at_nodes(w: WeightedSum) -> tuple:
+    """The specs of values whose rows are those of the gathered tensor."""
+    assert w.gathered is not None
+    return tuple((f.node if f.constant else w.gathered.source, f.steps) for f in w.values)
+
+
+def _needed(nodes: list[Node], inputs: dict[Node, set[Node]]) -> set[Node]:
+    """The nodes that results or effects depend on. inputs: of nodes that are replaced, the new ones."""
+    needed: set[Node] = set()
+    for node in reversed(nodes):
+        effect = node.op in ("output", "placeholder") or operations.written(node) or not arguments(node)
+        if node in needed or effect:
+            needed |= {node} | (inputs[node] if node in inputs else set(node.all_input_nodes))
+    return needed
+
+
+def _between(node: Node, leaves: set[Node]) -> set[Node]:
+    """The nodes from which node is computed, up to leaves and to what is no operation on floating point."""
+    found, todo = {node}, [node]
+    while todo:
+        for x in todo.pop().all_input_nodes:
+            tensor = value(x)
+            floats = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+            if floats and x not in leaves and x not in found and x.op != "placeholder" and name(x):
+                found.add(x)
+                todo.append(x)
+    return found
+
+
+def _grad_modes(nodes: list[Node]) -> dict[Node, bool]:
+    """Whether gradients are recorded at each node; True at the beginning."""
+    modes, mode = {}, True
+    for node in nodes:
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in (
+            "_set_grad_enabled",
+            "set_grad_enabled",
+        ):
+            mode = bool(node.args[0])
+        modes[node] = mode
+    return modes

@@ -1,0 +1,188 @@
+"""Checks of the functions' arguments, and changes that make tensors fit the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph, GraphPart
+from ..runtime import library as _library
+from ..runtime import ops as _ops
+from ..runtime.arguments import NO_EDGES, EdgeArgs
+from ..runtime.eager import transformed
+from . import compiler_graph as _edges
+from .compiler_graph import EdgeList
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Checker:
+    """Raises errors that name the function, the argument, what was expected and what came."""
+
+    def __init__(self, function: str, graph, first: str, features):
+        self.function = function
+        if not isinstance(graph, (Graph, EdgeList, GraphPart)):
+            raise TypeError(
+                f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph, a DGLGraph or an edge_index')}"
+            )
+        if not isinstance(features, Tensor):
+            raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
+        if features.dtype not in DTYPES:
+            raise TypeError(
+                f"{function}: {first}: expected float32, float64, float16 or bfloat16, got {features.dtype}"
+            )
+        self.dtype = features.dtype
+        self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
+        #: The graph, or for features on the device meta what stands for it.
+        self.graph = graph = _edges.on_meta(graph, features)
+        self.device = graph.device
+
+    def error(self, kind, argument: str, expected: str, got) -> Exception:
+        return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
+
+    def tensor(self, name: str, x, shapes, dtypes=None) -> None:
+        """Raises unless x is a dense tensor of one of these shapes and dtypes on the graph's device. None in
+        a shape matches any size >= 1."""
+        if not isinstance(x, Tensor):
+            raise self.error(TypeError, name, "a tensor", type(x).__name__)
+        dtypes = dtypes or (self.dtype,)
+        if x.dtype not in dtypes:
+            raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
+        if x.device != self.device:
+            raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
+        if x.layout != torch.strided:
+            raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
+        if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
+            raise ValueError(f"{self.function}: {name}: {wrong_shape(name, x, shapes)}")
+
+    def number(self, name: str, x) -> None:
+        """Raises TypeError for None, and for a string, which torch's operators would take for a number."""
+        if isinstance(x, (str, bytes)) or x is None:
+            raise self.error(TypeError, name, "a number", type(x).__name__)
+
+    def options(self, edge: EdgeArgs, heads: int, feat_dim: int, out_bias, dim: int, dropout_p) -> EdgeArgs:
+        """Checks the options of all attention functions; returns the operator's edge arguments: [E] tensors
+        as [E, 1], and a new seed if there is dropout and none was given. feat_dim, dim: columns of a head of
+        edge_feat and of out_bias."""
+        bias, gate, mask, weight, feat, seed = edge
+        if not bias is gate is mask is weight is feat is None:
+            self._edge_tensors(edge, heads, feat_dim)
+            bias, gate, weight, feat = map(self.in_use, (bias, gate, weight, feat))
+        if out_bias is not None:
+            self.tensor("out_bias", out_bias, [(heads, dim)])
+        self.number("dropout_p", dropout_p)
+        if not 0 <= dropout_p <= 1:
+            raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
+        if dropout_p > 0 and seed is None:
+            seed = torch.randint(0, 2**62, (1,), device=self.device)
+        seed = seed if dropout_p > 0 else None
+        if seed is bias is gate is mask is weight is feat is None:
+            return NO_EDGES
+        return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
+
+    def sink(self, sink: Tensor | None, heads: int) -> Tensor | None:
+        """The sink as [H], in the accumulation type."""
+        if sink is None:
+            return None
+        self.tensor("sink", sink, [(heads,)], (self.dtype, self.acc))
+        return _ops.as_type(sink, self.acc)
+
+    def in_use(self, x: Any) -> Any:
+        """The edge tensor x. In a graph of fixed capacity the rows of unused edges, which kernels neither
+        read nor write, are set to 0, and so is their gradient."""
+        if x is None or torch.compiler.is_compiling():  # operators on traced graphs set these rows to 0
+            return x
+        return _edges.in_use(self.graph.edge_mask, x)
+
+    def _edge_tensors(self, edge: EdgeArgs, heads: int, feat_dim: int) -> None:
+        floats, num_edges = (self.dtype, self.acc), self.graph.num_edges
+        per_edge, per_head = (num_edges,), (num_edges, heads)
+        allowed = (
+            ("edge_bias", [per_head], floats),
+            ("edge_gate", [per_edge, per_head], floats),
+            ("edge_mask", [per_edge, per_head], (torch.bool,)),
+            ("edge_weight", [per_edge, per_head], floats),
+            ("edge_feat", [(*per_head, feat_dim)], (self.dtype,)),
+        )
+        for x, (name, shapes, dtypes) in zip(edge, allowed):
+            if x is not None:
+                self.tensor(name, x, shapes, dtypes)
+
+    def results(self, out: Tensor, attention: Any, size: int, return_attention: bool) -> Any:
+        """What a public function returns: ``out`` cut to heads of ``size`` columns, without padding, and the
+        attention if asked for, in the dtype of the features."""
+        out = without_padding(out, size)
+        return (out, _ops.as_type(self.in_use(attention), self.dtype)) if return_attention else out
+
+
+def no_graph(got: Any, expected: str) -> str:
+    """What an error says if something else was passed for a graph, and what to do about it."""
+    text = f"expected {expected}, got {type(got).__name__}"
+    if isinstance(got, Tensor) and got.is_floating_point():
+        return f"{text} of {got.dtype}; the graph comes before the features"
+    if isinstance(got, (Tensor, tuple, list)):
+        return f"{text}; dfgnn.Graph.from_edge_index(edge_index, num_nodes=...) makes one of [2, E] edges"
+    if hasattr(got, "canonical_etypes"):
+        return f"{text}; dfgnn.Graph.from_dgl(g) makes one, which is to be kept"
+    return text
+
+
+def wrong_shape(name: str, x: Tensor, shapes) -> str:
+    """What an error says of a tensor that has none of the shapes. None in a shape matches any size >= 1."""
+    text = " or ".join("[" + ", ".join("any" if n is None else str(n) for n in s) + "]" for s in shapes)
+    text = f"expected shape {text}, got {list(x.shape)}"
+    if x.dim() and x.shape[-1] == 1 and any(_fits(x.shape[:-1], shape) for shape in shapes):
+        return f"{text}; {name}.squeeze(-1) has the shape"
+    return text
+
+
+def _size_fits(size: int, wanted: int | None) -> bool:
+    return size >= 1 if wanted is None else size == wanted
+
+
+def _fits(shape, wanted) -> bool:
+    return len(shape) == len(wanted) and all(map(_size_fits, shape, wanted))
+
+
+def _column(x: Tensor | None) -> Tensor | None:
+    return x.unsqueeze(1) if x is not None and x.dim() == 1 else x
+
+
+def for_device(check: Checker, *tensors: Tensor | None) -> tuple[Any, ...]:
+    """The tensors as the device's kernels need them. CUDA kernels load 16 bytes at a time and take one head
+    size: heads are padded with zero columns."""
+    kind = check.device.type
+    if kind in ("cpu", "meta"):
+        return tensors
+    if kind != "cuda":
+        raise check.error(ValueError, "graph", "a graph on cpu or cuda", check.device)
+    _library.require_cuda_library()
+    step = 16 // check.dtype.itemsize
+    sizes = {t.shape[-1] for t in tensors if t is not None}
+    size = -(-max(sizes) // step) * step
+    if sizes == {size}:
+        return tensors
+    return tuple(
+        t if t is None or t.shape[-1] == size else torch.nn.functional.pad(t, (0, size - t.shape[-1]))
+        for t in tensors
+    )
+
+
+def with_feat(edge: EdgeArgs, feat: Tensor | None) -> EdgeArgs:
+    return edge if feat is edge.edge_feat else edge._replace(edge_feat=feat)
+
+
+def without_padding(out: Tensor, size: int) -> Tensor:
+    # An unpadded tensor is not sliced, because the backward of a slice copies the gradient.
+    return out[..., :size] if out.shape[-1] > size else out
+
+
+def refuse_transforms_of_shared_graphs(*tensors: Tensor | None) -> None:
+    """Raises NotImplementedError where torch.func, forward mode or a compiler meets a graph that several
+    processes share, whose rows they do not see."""
+    in_transform = transformed(*tensors)
+    if in_transform or torch.compiler.is_compiling():
+        what = "torch.func and forward mode" if in_transform else "compilers"
+        raise NotImplementedError(f"{what} do not know graphs that several processes share")

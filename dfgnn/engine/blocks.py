@@ -1,0 +1,283 @@
+"""Attention among all pairs within blocks of rows: its operators with their derivatives and shapes.
+
+`csrc/core/blocks.h` has the formulas. Eager calls are rules (`runtime/rules.py`), which cost the host little.
+Compilers, torch.func and export call the operators through torch's dispatcher, which knows the same formulas.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, library
+
+from ..runtime import eager, rules
+from ..runtime import ops as _ops
+
+forward_op, backward_op = _ops.operator("block_attention_forward"), _ops.operator("block_attention_backward")
+second_op = _ops.operator("block_attention_second")
+
+CUDA_SIZES = 16, 32, 64, 128  # of heads, for which there are CUDA kernels; for float64 without the last
+
+
+def cuda_size(dtype: torch.dtype, columns: int) -> int | None:
+    """The least size of heads with kernels on CUDA that holds so many columns; None if none does."""
+    sizes = CUDA_SIZES[:-1] if dtype == torch.float64 else CUDA_SIZES
+    return next((size for size in sizes if size >= columns), None)
+
+
+def takes(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
+    """Whether the device's kernels take heads of so many columns."""
+    return device.type == "cpu" or (device.type == "cuda" and cuda_size(dtype, columns) is not None)
+
+
+class Inputs(NamedTuple):
+    """The tensors that the operators take, beside numbers."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    offsets: Tensor
+    key_offsets: Tensor
+    key_bias: Tensor | None
+
+
+def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
+    """(out [N, H, Dv], stats [N, H, 2]): the logarithm of the sum of a row's exponentials is the sum of its
+    two numbers, of which only this sum is differentiable. A row without mass has (inf, 0)."""
+    if eager.is_eager(inputs.query):
+        out, stats = rules.apply(_Attention(scale), *inputs)
+    elif eager.transformed(*inputs):
+        out, stats = _Transformed.apply(scale, *inputs)
+    else:
+        out, stats = forward_op(*inputs, scale)
+    return out, stats
+
+
+# ---- formulas --------------------------------------------------------------------------------------------
+
+
+class _Attention(rules.Rule):
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float):
+        self.scale = scale
+
+    def forward(self, *inputs):
+        return _ops.call(forward_op, *inputs, self.scale)
+
+    def saved(self, tensors, results):
+        return *tensors, *results
+
+    def gradients(self, need, saved, grad_out, grad_stats):
+        return _first(need[5], saved, self.scale, grad_out, grad_stats, _by_rule)
+
+
+class _Gradient(rules.Rule):
+    """The backward operator, of (grad_out, grad_log_sum, the inputs, out, stats)."""
+
+    __slots__ = "need_bias", "scale"
+
+    def __init__(self, scale: float, need_bias: bool):
+        self.scale, self.need_bias = scale, need_bias
+
+    def forward(self, *tensors):
+        return _ops.call(backward_op, *tensors, self.scale, self.need_bias)
+
+    def gradients(self, need, saved, *grads):
+        return _of_first(need[7], saved, self.scale, self.need_bias, grads)
+
+
+def _by_rule(*args: Any) -> Any:
+    *tensors, scale, need_bias = args
+    return rules.apply(_Gradient(scale, need_bias), *tensors)
+
+
+def _first(
+    need_bias: bool,
+    saved: Any,
+    scale: float,
+    grad_out: Tensor | None,
+    grad_stats: Tensor | None,
+    backward: Any,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the inputs. saved: the inputs, out and stats; backward: what calls the operator."""
+    if grad_out is None and grad_stats is None:
+        return (None,) * 6
+    grad_out = torch.zeros_like(saved[6]) if grad_out is None else grad_out
+    of_sum = None if grad_stats is None else grad_stats[..., 1]
+    need_bias = need_bias and saved[5] is not None
+    query, key, value, bias = backward(grad_out, of_sum, *saved, scale, need_bias)
+    return query, key, value, None, None, bias if need_bias else None
+
+
+def _of_first(
+    need_bias: bool, saved: Any, scale: float, has_bias: bool, grads: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the backward operator's tensors. saved: these; grads: the cotangents of its results;
+    has_bias: whether the last of these is one."""
+    if all(grad is None for grad in grads):
+        return (None,) * 10
+    grad_out, of_sum, query, key, value, offsets, key_offsets, key_bias, out, stats = saved
+    of_query, of_key, of_value = (
+        torch.zeros_like(x) if grad is None else grad for x, grad in zip((query, key, value), grads)
+    )
+    need_bias = need_bias and key_bias is not None
+    features = [grad_out, query, key, value, out, of_query, of_key, of_value]
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):  # kernels of 32 and 64 bits alone
+        features = [x.float() for x in features]
+    grad, q, k, v, o, a, c, e = features
+    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e)
+    more = (grads[3] if has_bias else None, scale, need_bias)
+    if eager.transformed(query):
+        raise NotImplementedError("block_attention: torch.func takes first derivatives")
+    # Where third derivatives may follow, the operator is called as one that refuses them.
+    plain = eager.is_eager(query) and not torch.is_grad_enabled()
+    of_grad, tau, *found, of_bias = _ops.call(second_op, *args, *more) if plain else second_op(*args, *more)
+    of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
+    of_sum = None if of_sum is None else tau
+    return of_grad, of_sum, *found, None, None, of_bias if need_bias else None, None, None
+
+
+# ---- torch.func ------------------------------------------------------------------------------------------
+
+
+def _folded(info: Any, dims: tuple[int | None, ...], args: tuple[Any, ...], call: Any) -> tuple[Any, Any]:
+    """The results of call, whose tensors are [rows, heads, ...] beside offsets and numbers, for vmap: what it
+    maps over becomes further heads."""
+    count, folded = info.batch_size, []
+    for x, dim in zip(args, dims):
+        if not isinstance(x, Tensor) or x.dim() - (dim is not None) < 2:
+            if dim is not None:
+                raise NotImplementedError(
+                    "block_attention: torch.func.vmap: expected the same offsets for all"
+                )
+            folded.append(x)
+            continue
+        whole = x.unsqueeze(1).expand(-1, count, *x.shape[1:]) if dim is None else x.movedim(dim, 1)
+        folded.append(whole.flatten(1, 2))
+    results = call(*folded)
+    return tuple(x.unflatten(1, (count, -1)) for x in results), (1,) * len(results)
+
+
+class _Transformed(torch.autograd.Function):
+    """`attention` in a form that transforms see through."""
+
+    @staticmethod
+    def forward(scale, *inputs):
+        return forward_op(*inputs, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output)
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_stats):
+        saved, need_bias = ctx.saved_tensors, ctx.needs_input_grad[6]
+
+        def backward(*args):
+            return _TransformedBackward.apply(*args[-2:], *args[:-2])
+
+        return None, *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward)
+
+    @staticmethod
+    def vmap(info, in_dims, scale, *inputs):
+        return _folded(info, in_dims[1:], inputs, lambda *x: _Transformed.apply(scale, *x))
+
+
+class _TransformedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(scale, need_bias, *tensors):
+        return backward_op(*tensors, scale, need_bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale, ctx.need_bias, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        need_bias, saved = ctx.needs_input_grad[9], ctx.saved_tensors
+        return None, None, *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads)
+
+    @staticmethod
+    def vmap(info, in_dims, scale, need_bias, *tensors):
+        def call(*x):
+            results = _TransformedBackward.apply(scale, need_bias, *x)
+            return results if need_bias else results[:3]
+
+        found, dims = _folded(info, in_dims[2:], tensors, call)
+        if need_bias:
+            return found, dims
+        return (*found, found[0].new_empty(0, dtype=_ops.acc_type(found[0].dtype))), (*dims, None)
+
+
+# ---- operators behind the dispatcher ---------------------------------------------------------------------
+
+
+@library.register_fake(forward_op)
+def _(query, key, value, offsets, key_offsets, key_bias, scale):
+    rows, heads, _ = query.shape
+    return (
+        query.new_empty(rows, heads, value.shape[2]),
+        query.new_empty(rows, heads, 2, dtype=_ops.acc_type(query.dtype)),
+    )
+
+
+def _gradients(query: Tensor, key: Tensor, value: Tensor, need_bias: bool) -> tuple[Tensor, ...]:
+    bias = (key.shape[0], key.shape[1]) if need_bias else (0,)
+    return (
+        query.new_empty(query.shape),
+        key.new_empty(key.shape),
+        value.new_empty(value.shape),
+        query.new_empty(bias, dtype=_ops.acc_type(query.dtype)),
+    )
+
+
+@library.register_fake(backward_op)
+def _(
+    grad_out, grad_log_sum, query, key, value, offsets, key_offsets, key_bias, out, stats, scale, need_bias
+):
+    return _gradients(query, key, value, need_bias)
+
+
+@library.register_fake(second_op)
+def _(grad_out, grad_log_sum, query, key, value, *rest):
+    tau = query.new_empty(query.shape[:2], dtype=_ops.acc_type(query.dtype))
+    return grad_out.new_empty(grad_out.shape), tau, *_gradients(query, key, value, rest[-1])
+
+
+def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_stats: Tensor | None) -> tuple[Tensor | None, ...]:
+    need_bias, saved = ctx.needs_input_grad[5], ctx.saved_tensors
+    return *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward_op), None
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.scale, ctx.need_bias = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+
+
+def _second(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    need_bias, saved = ctx.needs_input_grad[7], ctx.saved_tensors
+    return *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads), None, None
+
+
+def _no_third(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    raise NotImplementedError(
+        "block_attention: third derivatives are not computed; dfgnn.reference.block_attention has them"
+    )
+
+
+library.register_autograd(forward_op, _backward, setup_context=_save_forward)
+library.register_autograd(backward_op, _second, setup_context=_save_backward)
+library.register_autograd(second_op, _no_third)

@@ -1,0 +1,397 @@
+"""Traced graphs: what stands for a graph while a compiler records, and how operators find the graph.
+
+The CSRs and plans of a graph depend on the values of its edges, and while torch.compile or torch.export
+records there are no values. So an `EdgeList` stands for the graph, and each attention becomes one operator
+that the compiler does not look into. When it runs, it looks the graph up in the cache of eager calls
+(`graph.cache`), where backward and other layers with the same ``edge_index`` find it, too. A Graph is
+represented by its number, so that what was compiled for one Graph serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph
+from ..graph.cache import graph_of, once
+from ..graph.derived import edges_as_sources
+from ..graph.fixed_capacity import of_buffer
+from ..graph.graph import OF_NUMBER
+from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
+from ..runtime.compiling import is_exporting
+from ..runtime.rules import ByRule, Rule
+from . import compiler_cuda_graphs
+
+__all__ = ["EdgeList", "is_traced"]
+
+
+def is_traced(edge_index: Any) -> bool:
+    """Whether a dense ``edge_index`` has no values: a compiler or a FakeTensorMode is at work on it, or it is
+    on the device meta."""
+    is_dense = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    if not (torch.compiler.is_compiling() or type(edge_index) is internals.FakeTensor):
+        return is_dense and edge_index.is_meta
+    return is_dense and not hasattr(edge_index, "sparse_size")  # which torch_geometric's EdgeIndex has
+
+
+class EdgeList:
+    """What stands for a graph while a compiler records; operators look the graph up when they run (`find`).
+
+    =============== ========= ===============================================================================
+    given           number    the graph
+    =============== ========= ===============================================================================
+    edge_index      -1        the cached graph of this tensor
+    None            n >= 0    the Graph of this number, which must live until backward
+    types [E]       n >= 0    the Graph n with pairs of a type and a source as sources: see `of_types`
+    edge_index      -2        the graph from each edge to its destination (graph/derived.py)
+    None            -2 - n    the same for the Graph of number n
+    =============== ========= ===============================================================================
+
+    num_src, num_dst: may be symbolic. self_loops: the loops among the given edges are removed, and one for
+    each node in 0 .. min(num_src, num_dst) - 1 is appended. num_edges, device: None: those of ``given``.
+    """
+
+    # The mask of a graph of fixed capacity is not known while a compiler records: operators apply it.
+    edge_mask = None
+
+    def __init__(
+        self,
+        given: Tensor | None,
+        num_src: int,
+        num_dst: int,
+        self_loops: bool = False,
+        number: int = -1,
+        num_edges: int | None = None,
+        device: torch.device | None = None,
+    ):
+        if given is not None and num_edges is None:
+            if given.dtype not in (torch.int32, torch.int64):
+                raise TypeError(
+                    f"Graph.from_pyg: edge_index: expected an int32 or int64 tensor, got {given.dtype}"
+                )
+            if given.dim() != 2 or given.shape[0] != 2:
+                raise ValueError(
+                    f"Graph.from_pyg: edge_index: expected shape [2, E], got {list(given.shape)}"
+                )
+        self.given: Any = given
+        self.number, self.self_loops = number, self_loops
+        self.num_src, self.num_dst, self._num_edges = num_src, num_dst, num_edges
+        self.device: Any = given.device if device is None and given is not None else device
+        self._with_loops: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1] if self._num_edges is None else self._num_edges
+
+    @property
+    def edge_index(self) -> Tensor:
+        """[2, num_edges], in the graph's edge order, in the dtype given. It exists only if an ``edge_index``
+        was given."""
+        if self.number <= _AS_SOURCES:
+            return _from_edges(self.given)
+        return self._appended()[0] if self.self_loops else self.given
+
+    @property
+    def edge_map(self) -> Tensor | None:
+        """With ``self_loops`` int64 [num_edges], the position that each edge had, -1 for an appended loop;
+        else None."""
+        return self._appended()[1] if self.self_loops else None
+
+    def in_degrees(self) -> Tensor:
+        """int64 [num_dst]."""
+        dst = self.edge_index[1].to(torch.int64)
+        return dst.new_zeros(self.num_dst).index_add(0, dst, torch.ones_like(dst))
+
+    def _appended(self) -> tuple[Tensor, Tensor]:
+        if self._with_loops is None:
+            edge_index = self.given
+            if edge_index.is_meta and not torch.compiler.is_compiling():
+                # How many edges are loops is not known there: none, so that edge tensors have the most rows.
+                others = torch.arange(edge_index.shape[1], device=edge_index.device)
+            else:
+                others = (edge_index[0] != edge_index[1]).nonzero().squeeze(1)
+            num_loops = smaller(self.num_src, self.num_dst)
+            loops = torch.arange(num_loops, dtype=edge_index.dtype, device=self.device)
+            appended = torch.cat([edge_index.index_select(1, others), loops.expand(2, -1)], dim=1)
+            self._with_loops = appended, torch.cat([others, others.new_full(loops.shape, -1)])
+        return self._with_loops
+
+
+# Numbers of an `EdgeList` up to this one stand for graphs with edges as sources (see its table).
+_AS_SOURCES = -2
+
+
+def of_types(graph: Graph, types: Tensor, num_types: int) -> EdgeList:
+    """The graph whose sources are all pairs of a type and a source, pair t num_src + j being that of the
+    source j of an edge of type t: keys and values may differ by the type of the edge.
+
+    types: integers ``[E]`` in the user's edge order.
+    """
+    num_src = num_types * graph.num_src
+    return EdgeList(types, num_src, graph.num_dst, False, graph._number, graph.num_edges, types.device)
+
+
+def by_edges(edges: EdgeList) -> EdgeList:
+    """The graph that leads from each edge to its destination."""
+    given, number, num_edges = edges.given, edges.number, edges.num_edges
+    if given is None and number >= 0:
+        number = _AS_SOURCES - number
+    elif given is not None and number == -1 and not edges.self_loops:
+        number = _AS_SOURCES
+    else:
+        return EdgeList(_from_edges(edges.edge_index), num_edges, edges.num_dst)
+    return EdgeList(given, num_edges, edges.num_dst, False, number, num_edges, edges.device)
+
+
+def _from_edges(edge_index: Tensor) -> Tensor:
+    """[2, E], from each edge to its destination."""
+    dst = edge_index[1]  # len(dst) would make an exporter take the number of edges for a constant
+    return torch.stack([torch.arange(dst.shape[0], dtype=dst.dtype, device=dst.device), dst])
+
+
+def for_compiler(graph: Any) -> Any:
+    """A Graph as a traced graph while torch.compile records; anything else as it is. An exported program,
+    which must run elsewhere, contains the graph's tensors instead."""
+    if isinstance(graph, EdgeList) or is_exporting() or not torch.compiler.is_dynamo_compiling():
+        return graph
+    sizes = graph.num_src, graph.num_dst
+    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, graph.device)
+
+
+def on_meta(graph: Any, features: Tensor) -> Any:
+    """A Graph as a traced graph on the device meta if the features are there, so that operators give shapes;
+    anything else as it is."""
+    if not features.is_meta or not isinstance(graph, Graph):
+        return graph
+    sizes = graph.num_src, graph.num_dst
+    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, torch.device("meta"))
+
+
+def smaller(a: int, b: int) -> int:
+    # In functions that Dynamo traces sizes are ints, on which older versions of PyTorch cannot trace
+    # sym_min. Elsewhere a size may be a SymInt, whose comparison in min would add a guard.
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else torch.sym_min(a, b)
+
+
+# ---- how operators take a traced graph, and how they find the graph ---------------------------------------
+
+
+class Arguments(NamedTuple):
+    """A traced graph in the arguments of operators. given and number are those of `EdgeList`, or a packed
+    structure (`compiler_cuda_graphs`) and -1. num_edges: the capacity of a packed structure; 0 if no result
+    has a row per edge."""
+
+    given: Tensor | None
+    number: int
+    num_src: int
+    num_dst: int
+    self_loops: bool
+    num_edges: int
+
+
+ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+# The prefixes of the names of operators ("edge": on an edge_index; "graph": on the number of a Graph) -> the
+# operators' tags. Making the graph of a new edge_index waits for the GPU, which a CUDA graph cannot contain.
+# A Graph that was used before needs no waiting, and torch records one CUDA graph for each value of `number`.
+_FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
+
+
+class Traced(NamedTuple):
+    """A traced graph as operators take it, and the prefix of the operators that do."""
+
+    family: str
+    edges: Arguments
+
+    def operator(self, name: str) -> Any:
+        return _ops.operator(f"{self.family}_{name}")
+
+
+def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
+    """sized: a result has a row per edge, so that edges of a graph with appended loops must be counted."""
+    num_edges = edges.num_edges if sized else 0
+    arguments = edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges
+    return Traced("graph" if edges.given is None else "edge", Arguments(*arguments))
+
+
+def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
+    """Defines an operator of both families, which autograd does not see: autograd in Python would cost
+    compiled code more than the kernels of a small graph."""
+    for family, tags in _FAMILIES.items():
+        _ops.python_operator(f"{family}_{name}", schema, kernel, fake, *tags)
+        _ops.without_autograd(f"{family}_{name}")
+
+
+def define_differentiable(
+    name: str, schema: str, kernel: Callable, fake: Callable, rule_of: Callable[..., tuple[Rule, tuple]]
+) -> None:
+    """Defines an operator of both families, ``<family>_<name>``. While a compiler traces it is replaced by
+    ``<family>_<name>_run``, called in an autograd function where gradients are recorded.
+
+    rule_of: a function of the family and the operator's arguments, which returns the rule of that autograd
+    function and its tensors.
+    """
+    define(f"{name}_run", schema, kernel, fake)
+    for family in _FAMILIES:
+        run = _ops.operator(f"{family}_{name}_run")
+        place = [argument.name for argument in run._schema.arguments].index("given")
+        call = _with_gradients(family, name, run, place, rule_of)
+        _ops.composite_operator(f"{family}_{name}", schema, call)
+
+
+def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Callable) -> Callable:
+    end = place + len(Arguments._fields)
+
+    def call(*args):
+        made = _in_cuda_graphs(*args[place:end]) if family == "edge" else None
+        if made is not None:
+            return Traced("graph", made).operator(name)(*args[:place], *made, *args[end:])
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
+            rule, tensors = rule_of(family, *args)
+            results = ByRule.apply(rule, *tensors)
+            return list(results) if isinstance(results, tuple) else results
+        return run(*args)
+
+    return call
+
+
+_structure = _ops.python_operator(
+    "edge_structure",
+    "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
+    compiler_cuda_graphs.structure,
+    compiler_cuda_graphs.structure_fake,
+)
+_ops.without_autograd("edge_structure")
+
+
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
+    """The arguments with a packed structure (`compiler_cuda_graphs`) in place of the ``edge_index``, if
+    Inductor will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if
+    tensors have a row per edge and loops are replaced, because the number of edges then depends on values."""
+    counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
+    if given.dim() != 2 or counted or not compiler_cuda_graphs.is_recorded(given):
+        return None
+    if number == _AS_SOURCES:
+        given, number = _from_edges(given), -1
+    made = _structure(given, num_src, num_dst, self_loops)
+    room = compiler_cuda_graphs.num_places(given, num_src, num_dst, self_loops)
+    return Arguments(made, number, num_src, num_dst, self_loops, room)
+
+
+# ---- an edge_index of rows of other tensors ---------------------------------------------------------------
+
+# The attribute of a tensor of `edge_pair` with the kept tensor of the same numbers, which has the graph.
+_KEPT = "_dfgnn_kept"
+
+
+def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    """[2, E] of two indices, each a row of a tensor [2, E] or, with the row -1, a tensor [E]. The result is
+    new memory each time, as compilers expect, but it stands for a tensor that is kept as long as the given
+    ones live, so that a graph is not made again for every call."""
+
+    def build() -> Tensor:
+        ends = [x if row < 0 else x[row] for x, row in ((first, first_row), (second, second_row))]
+        dtype = ends[0].dtype if ends[0].dtype == ends[1].dtype else torch.int64
+        return torch.stack([x.to(dtype) for x in ends])
+
+    if first.is_cuda and torch.cuda.is_current_stream_capturing():  # a replay has to read the given tensors
+        return build()
+    parts = (first,) if first is second else (first, second)
+    kept: Tensor = once(parts, ("edge pair", first_row, second_row), build)
+    made = kept.clone()
+    setattr(made, _KEPT, kept)
+    return made
+
+
+def _pair_fake(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    dtype = first.dtype if first.dtype == second.dtype else torch.int64
+    return first.new_empty((2, first.shape[-1]), dtype=dtype)
+
+
+edge_pair = _ops.python_operator(
+    "edge_pair", "(Tensor first, int first_row, Tensor second, int second_row) -> Tensor", _pair, _pair_fake
+)
+_ops.without_autograd("edge_pair")
+
+
+def kept(edge_index: Any) -> Any:
+    """The tensor by which the graph of an ``edge_index`` is cached: the given one, but for those of
+    `edge_pair`."""
+    return getattr(edge_index, _KEPT, edge_index)
+
+
+# ---- finding the graph -------------------------------------------------------------------------------------
+
+
+def is_made(given: Tensor | None, number: int) -> bool:
+    """Whether an operator was called with a packed structure, according to its first two arguments."""
+    return given is not None and number == -1 and given.dim() == 1
+
+
+def find(
+    given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
+) -> Graph:
+    """The graph of `Arguments`."""
+    if number >= 0:
+        graph = _of_number(number)
+        return graph if given is None else _typed(graph, given, num_src)
+    if number <= _AS_SOURCES:
+        return _by_edges(kept(given), _AS_SOURCES - number, num_dst)
+    assert given is not None
+    given = kept(given)
+    assert given is not None
+    if is_made(given, number):
+        return compiler_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)
+    graph, _ = graph_of(given, num_src, num_dst, self_loops)
+    if num_edges not in (0, graph.num_edges):
+        raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
+    return graph
+
+
+def _of_number(number: int) -> Graph:
+    found = OF_NUMBER.get(number)
+    graph = None if found is None else found()
+    if graph is None:
+        raise RuntimeError("dfgnn: a Graph that a compiled function was given has to live until backward")
+    return graph
+
+
+def _by_edges(given: Tensor | None, number: int, num_dst: int) -> Graph:
+    """The graph from each edge to its destination, made from the given edges, the graph of fixed capacity of
+    which they are the buffer, or the Graph of this number."""
+    graph = _of_number(number) if given is None else of_buffer(given)
+    if graph is not None:
+        return edges_as_sources(graph)
+    assert given is not None
+
+    def build() -> Graph:
+        src, dst = _from_edges(given).unbind()
+        return Graph.from_coo(src, dst, num_src=len(src), num_dst=num_dst)
+
+    return once((given,), ("edges as sources", num_dst), build)
+
+
+def _typed(graph: Graph, types: Tensor, num_pairs: int) -> Graph:
+    """The graph of `of_types`, cached as long as ``graph`` and ``types`` live."""
+    made: Any = once((types,), ("typed", num_pairs), WeakKeyDictionary)
+    if graph not in made:
+        csr, num_src = graph.csr(), max(graph.num_src, 1)
+        if types.numel():
+            low, high = torch.stack(types.aminmax()).tolist()
+            if low < 0 or high >= num_pairs // num_src:
+                wrong = low if low < 0 else high
+                raise ValueError(f"etype: expected types in [0, {num_pairs // num_src}), got {wrong}")
+        in_order = types if csr.eids is None else types[csr.eids]
+        pairs = in_order.to(torch.int64) * graph.num_src + csr.indices
+        made[graph] = Graph.from_csr(csr.indptr, pairs, num_pairs, eids=csr.eids, validate=False)
+    return made[graph]
+
+
+def in_use(mask: Tensor | None, x: Tensor) -> Tensor:
+    """x ``[E, ...]``, with 0 in the rows of unused edges, which kernels do not write: where mask ``[E]``, the
+    `edge_mask` of a graph of fixed capacity, is False. Other graphs have none (None)."""
+    return x if mask is None else torch.where(mask.view(-1, *[1] * (x.dim() - 1)), x, 0)

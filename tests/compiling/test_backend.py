@@ -1,0 +1,271 @@
+"""The backend as users meet it: by name, with Inductor behind it, in explain and in ``dfgnn.run``."""
+
+import json
+import logging
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from comparing import check, gradients, rewriting
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.utils import softmax
+from written import Inputs, cases, inputs
+
+import dfgnn
+from dfgnn.compiling.rewrite import rewritten
+
+ROOT = Path(__file__).parents[2]
+CASES = {case.name: case for case in cases()}
+
+
+def aot(made, example_inputs):
+    """AOTAutograd as before Inductor, whose kernels take long to compile, with what it traced as it is."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return aot_eager(made, example_inputs)
+
+
+AOT = "dot with projected edge; with projected edge", "gatv2 with edge; rows of sources", "divided afterwards"
+
+
+@pytest.mark.parametrize("name", [*AOT, "gat; rows of edges", "weights returned", "rows and columns"])
+def test_traced_by_autograd(name):
+    """Compiled code with gradients: operators in forward and backward, on static and symbolic shapes, on a
+    graph without edges, and with rows without any."""
+    torch._dynamo.reset()
+    case, reports = CASES[name], []
+    compiled = torch.compile(case.fn, backend=rewriting(reports, aot))
+    for k, sizes in enumerate(((7, 7, 25), (12, 12, 40), (30, 30, 33), (5, 5, 0))):
+        x = inputs(*sizes, seed=k)
+        check(gradients(compiled, x), gradients(case.fn, x))
+    assert all(report.rewritten for report in reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [None, "default"])
+def test_by_inductor(mode):
+    torch._dynamo.reset()
+    case = CASES["dot with edge in key; with edge"]
+    compiled = dfgnn.compile(case.fn, mode=mode)
+    for k, sizes in enumerate(((7, 7, 25), (12, 12, 40))):
+        x = inputs(*sizes, seed=k)
+        check(gradients(compiled, x), gradients(case.fn, x))
+
+
+def test_it_has_a_name():
+    group = "[project.entry-points.torch_dynamo_backends]\n"
+    line = (ROOT / "pyproject.toml").read_text().partition(group)[2].partition("\n")[0]
+    name, value = line.split(" = ")
+    found = EntryPoint(name, value.strip('"'), "torch_dynamo_backends").load()
+    assert name == "dfgnn" and found is dfgnn.compiling.backend
+
+
+def test_options_and_a_mode():
+    with pytest.raises(ValueError, match=r"dfgnn.compile: options: expected None with a mode, got both"):
+        dfgnn.compile(torch.sin, mode="default", options={})
+
+
+class Mine(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add", node_dim=0)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i, x_j, index, size_i):
+        weight = softmax((x_i * x_j).sum(-1), index, num_nodes=size_i)
+        return weight.unsqueeze(-1) * x_j
+
+
+def layers():
+    return {
+        "Mine": (Mine(), "dot_attention"),
+        "GATConv": (GATConv(8, 4, heads=3, add_self_loops=False), "gat_attention"),
+        "GATConv, edges": (GATConv(8, 4, heads=2, add_self_loops=False, edge_dim=5), "gat_attention, with"),
+        "GATv2Conv": (GATv2Conv(8, 4, heads=2, add_self_loops=False), "gatv2_attention"),
+        "GATv2Conv, edges": (
+            GATv2Conv(8, 4, heads=2, add_self_loops=False, edge_dim=5),
+            "gatv2_attention, with",
+        ),
+        "TransformerConv": (TransformerConv(8, 4, heads=2), "dot_attention"),
+        "TransformerConv, edges": (
+            TransformerConv(8, 4, heads=2, edge_dim=5, beta=True),
+            "dot_attention, with",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", layers())
+def test_layers_of_torch_geometric(name):
+    """torch_geometric's own forward is attention that somebody wrote."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layer, form = layers()[name]
+    layer, reports = layer.double(), []
+    x, edge_index = torch.randn(9, 8, dtype=torch.float64), torch.randint(0, 9, (2, 40))
+    more = (torch.randn(40, 5, dtype=torch.float64),) if "edges" in name else ()
+    out = torch.compile(layer, backend=rewriting(reports))(x, edge_index, *more)
+    check([out], [layer(x, edge_index, *more)])
+    assert [found.form.startswith(form) for report in reports for found in report.rewritten] == [True]
+
+
+def test_dropout_of_the_weights():
+    """The mask is one of its own, with the mean of the weights as they are."""
+    torch._dynamo.reset()
+
+    def attention(*tensors):
+        x = Inputs(*tensors)
+        weight = softmax(x.bias, x.dst, num_nodes=len(x.query))
+        weight = torch.nn.functional.dropout(weight, 0.4, True)
+        return x.query.new_zeros(x.query.shape).index_add(
+            0, x.dst, weight.unsqueeze(-1) * torch.ones_like(x.value)[x.src]
+        )
+
+    reports: list = []
+    compiled = torch.compile(attention, backend=rewriting(reports))
+    x = inputs(4, 4, 4000)
+    out = compiled(*x)
+    assert [found.form for found in reports[0].rewritten] == ["score_attention, values at nodes"]
+    assert ((out - 1).abs() < 0.2).all() and (out - 1).abs().max() > 1e-4
+    assert (out - compiled(*x)).abs().max() > 1e-4, "another mask in each call"
+
+
+@pytest.mark.parametrize("dtype, stops", [(torch.bfloat16, 256), (torch.float16, 2048)])
+def test_sums_in_16_bits_do_not_stop(dtype, stops):
+    torch._dynamo.reset()
+    reports: list = []
+    compiled = torch.compile(
+        lambda x, index: x.new_zeros(2, x.shape[1]).index_add_(0, index, x), backend=rewriting(reports)
+    )
+    out = compiled(torch.ones(3 * stops, 1, dtype=dtype), torch.zeros(3 * stops, dtype=torch.int64))
+    assert out.dtype == dtype and out.tolist() == [[3 * stops], [0]]
+    assert reports[0].rewritten[0].form == "index_add in float32"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "name", ["dot; rows of sources", "gatv2 with edge; rows of sources", "given; with edge"]
+)
+def test_dtypes(name, dtype):
+    """Compared with float64; the error may be twice that of the code as it is."""
+    torch._dynamo.reset()
+    case, x = CASES[name], inputs(9, 9, 60, dtype=dtype)
+    exact = gradients(case.fn, Inputs(x.edge_index, *(t.detach().double().requires_grad_() for t in x[1:])))
+    plain = gradients(case.fn, x)
+    ours = gradients(torch.compile(case.fn, backend=rewriting([])), x)
+    for a, b, c in zip(ours, plain, exact, strict=True):
+        if c is None:
+            continue
+        assert a.dtype == b.dtype
+        limit = 2 * (b.double() - c).abs().max() + torch.finfo(dtype).eps * c.abs().max()
+        assert (a.double() - c).abs().max() <= limit
+
+
+def test_an_index_out_of_range():
+    torch._dynamo.reset()
+    case = CASES["dot; rows of sources"]
+    x = inputs(9, 9, 60)
+    x.edge_index[1, 3] = 9
+    with pytest.raises(ValueError, match="edge_index"):
+        torch.compile(case.fn, backend=rewriting([]))(*x)
+
+
+def test_the_graph_is_made_once():
+    """For rows of an edge_index in either order, whatever the compiled code copies."""
+    torch._dynamo.reset()
+    from dfgnn.graph import cache
+
+    for name in ("rows and columns", "dot; rows of sources"):
+        case, x = CASES[name], inputs(9, 9, 60)
+        compiled = torch.compile(case.fn, backend=rewriting([], aot))
+        compiled(*x)
+        before = len(cache._cache)
+        for _ in range(3):
+            compiled(*x)
+        assert len(cache._cache) == before
+        x.edge_index.copy_(x.edge_index.flip(1))  # modified, so that it is made again
+        check([compiled(*x)], [case.fn(*x)])
+
+
+def test_explain():
+    torch._dynamo.reset()
+    model, x = Mine(), torch.randn(5, 8)
+    text = str(dfgnn.explain(dfgnn.compile(model), x, torch.randint(0, 5, (2, 9))))
+    assert f"{__file__}:" in text and "in message, dot_attention: backend dfgnn" in text
+
+    def own(score, index):
+        e = score.exp()
+        return e / (score.new_zeros(5).index_add(0, index, e.detach())[index] + 1)
+
+    text = str(dfgnn.explain(torch.compile(own), torch.randn(9), torch.randint(0, 5, (9,))))
+    assert "in own: as written" in text and "not backend dfgnn: what divides the exponentials" in text
+
+
+def test_what_is_left_is_logged(caplog):
+    torch._dynamo.reset()
+    from dfgnn.compiling.backend import told
+
+    def own(score, index):
+        e = score.exp()
+        return e / score.new_zeros(5).index_add(0, index, e.detach())[index]
+
+    modules = []
+    torch.compile(own, backend=lambda module, _: modules.append(module) or module.forward)(
+        torch.randn(9), torch.randint(0, 5, (9,))
+    )
+    with caplog.at_level(logging.INFO):
+        told(modules[0])
+    (record,) = (record for record in caplog.records if record.name == "dfgnn.compile")
+    assert record.levelname == "WARNING" and "in own: as it was: what divides" in record.getMessage()
+
+
+def test_a_graph_without_attention_stays_itself():
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(module, example_inputs):
+        seen.append(rewritten(module)[0] is module)
+        return module.forward
+
+    torch.compile(lambda x: x.sin().sum(), backend=backend)(torch.randn(3))
+    assert seen == [True]
+
+
+SCRIPT = """
+import torch
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
+
+class Mine(MessagePassing):
+    def __init__(self):
+        super().__init__(aggr="add", node_dim=0)
+        self.weight = torch.nn.Parameter(torch.ones(8))
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x * self.weight)
+    def message(self, x_i, x_j, index, size_i):
+        weight = softmax((x_i * x_j).sum(-1), index, num_nodes=size_i)
+        return weight.unsqueeze(-1) * x_j
+
+class Other(torch.nn.Module):
+    def forward(self, x):
+        return x.sin()
+
+x, edge_index = torch.randn(5, 8), torch.tensor([[0, 1, 2], [1, 2, 2]])
+model = torch.nn.Sequential(Other())
+with torch.no_grad():
+    print(Mine()(x, edge_index).shape, model(x).shape)
+"""
+
+
+@pytest.mark.slow
+def test_run(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "dfgnn.run", "--compile", "--json", "report.json", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert "torch.Size([5, 8])" in done.stdout and "1 x __main__.Mine: compiled" in done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())["compiled"]
+    assert report["modules"] == {"__main__.Mine": 1}
+    assert report["attention"] == [{"file": "script.py", "line": 13, "form": "dot_attention", "reason": ""}]

@@ -1,0 +1,332 @@
+"""Attention among all pairs within blocks: numbers, derivatives, offsets, compilers, errors."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import library
+
+from dfgnn import Graph, functional, reference
+
+# The error may be twice that of the plain computation in the same precision, or this.
+LEAST = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+SIZES = {
+    "short": ([3, 0, 1, 63, 64, 65, 5], None),
+    "pairs": ([3, 0, 1, 64, 65, 5], [0, 4, 1, 130, 300, 2]),
+    "long": ([511, 20, 130], None),
+    "few queries": ([1] * 13, [37, 0, 90] * 4 + [5]),
+}
+
+
+def offsets_of(sizes, device="cpu", dtype=torch.int64):
+    return F.pad(torch.tensor(sizes, dtype=dtype).cumsum(0), (1, 0)).to(device, dtype)
+
+
+def make(sizes, key_sizes, heads, dim, value_dim, dtype, device, options):
+    """(query, key, value, key_bias, sink), then the two offsets."""
+    generator = torch.Generator().manual_seed(len(sizes))
+    acc = torch.promote_types(dtype, torch.float32)
+
+    def random(*shape, of=dtype):
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, of)
+
+    rows, keys = sum(sizes), sum(sizes if key_sizes is None else key_sizes)
+    tensors = [random(rows, heads, dim), random(keys, heads, dim), random(keys, heads, value_dim), None, None]
+    if options:
+        tensors[3:] = random(keys, heads, of=acc), random(heads, of=acc)
+        tensors[3][keys // 3 : keys // 3 + 4] = -math.inf
+    of_keys = None if key_sizes is None else offsets_of(key_sizes, device)
+    return tensors, offsets_of(sizes, device), of_keys
+
+
+def results(module, tensors, offsets, key_offsets, dtype=None, **options):
+    """out, its gradients, and the gradients of a linear function of these."""
+    leaves = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
+    query, key, value, bias, sink = leaves
+    out = module.block_attention(query, key, value, offsets, key_offsets, key_bias=bias, sink=sink, **options)
+    generator = torch.Generator().manual_seed(2)
+
+    def weights(x):
+        return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+
+    inputs = [x for x in leaves if x is not None]
+    grads = torch.autograd.grad((out * weights(out)).sum(), inputs, create_graph=True)
+    second = torch.autograd.grad(sum((x * weights(x)).sum() for x in grads), inputs)
+    return [x.detach().double() for x in (out, *grads, *second)]
+
+
+def error(found, right):
+    scale = right.abs().max() if right.numel() else 0
+    return float((found - right).abs().max() / max(float(scale), 1e-6)) if right.numel() else 0.0
+
+
+@pytest.mark.parametrize("options", [False, True])
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("dtype", LEAST)
+def test_numbers_and_two_derivatives(device, dtype, name, options):
+    sizes, key_sizes = SIZES[name]
+    heads, dim, value_dim = (3, 33, 8) if options else (1, 7, 16)
+    tensors, *offsets = make(sizes, key_sizes, heads, dim, value_dim, dtype, device, options)
+    if not options:
+        offsets[0] = offsets[0].int()
+    right = results(reference, tensors, *offsets, dtype=torch.float64)
+    plain = results(reference, tensors, *offsets, dtype=dtype)
+    for k, (found, whole, rough) in enumerate(zip(results(functional, tensors, *offsets), right, plain)):
+        # The gradients of a sink are sums over all rows, which nearly cancel.
+        least = LEAST[dtype] * (1 if whole.dim() > 1 else 32)
+        assert error(found, whole) <= max(2 * error(rough, whole), least), k
+
+
+@pytest.mark.parametrize("dim", [1, 64, 128, 300])
+@pytest.mark.parametrize("scale", [None, -0.1])
+def test_sizes_of_heads_and_scales(device, dim, scale):
+    if device == "cuda" and dim > 128:
+        pytest.skip("CUDA refuses them")
+    tensors, *offsets = make(*SIZES["pairs"], 2, dim, 1, torch.float32, device, True)
+    right = results(reference, tensors, *offsets, dtype=torch.float64, scale=scale)
+    plain = results(reference, tensors, *offsets, scale=scale)
+    for found, whole, rough in zip(results(functional, tensors, *offsets, scale=scale), right, plain):
+        least = 1e-5 if whole.dim() > 1 else 1e-4
+        assert error(found, whole) <= max(4 * error(rough, whole), least)
+
+
+def test_derivatives_by_finite_differences(device):
+    tensors, *offsets = make([2, 0, 1], [3, 1, 2], 2, 2, 1, torch.float64, device, True)
+    tensors[3] = torch.randn(6, 2, dtype=torch.float64, device=device)
+    leaves = [x.requires_grad_() for x in tensors]
+
+    def call(query, key, value, bias, sink):
+        return functional.block_attention(query, key, value, *offsets, key_bias=bias, sink=sink)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("dtype", LEAST)
+def test_biases_that_are_extreme(device, dtype):
+    """Keys that are hidden from a whole block, and biases of 10,000 and -10,000."""
+    tensors, offsets, _ = make([70, 5, 130], None, 2, 16, 16, dtype, device, False)
+    acc = torch.promote_types(dtype, torch.float32)
+    bias = torch.zeros(205, dtype=acc, device=device)
+    bias[70:75] = -math.inf
+    bias[75:100], bias[100:] = 1e4, -1e4
+    tensors[3] = bias
+    found = results(functional, tensors, offsets, None)
+    right = results(reference, tensors, offsets, None, dtype=torch.float64)
+    plain = results(reference, tensors, offsets, None)
+    for k, (x, whole, rough) in enumerate(zip(found, right, plain)):
+        assert error(x, whole) <= max(4 * error(rough, whole), 4 * LEAST[dtype]), k
+    assert not found[0][70:75].any() and not found[1][70:75].any() and not found[3][70:75].any()
+
+
+def test_many_keys_and_many_queries(device):
+    """Blocks of 100,000 rows on one side: no pair is stored, or this would take a GiB."""
+    for sizes, key_sizes in (([2, 1], [100_000, 3]), ([100_000, 3], [2, 1])):
+        tensors, *offsets = make(sizes, key_sizes, 1, 8, 8, torch.float32, device, True)
+        right = results(reference, tensors, *offsets, dtype=torch.float64)
+        plain = results(reference, tensors, *offsets)
+        for found, whole, rough in zip(results(functional, tensors, *offsets), right, plain):
+            assert error(found, whole) <= max(4 * error(rough, whole), 1e-5)
+
+
+def test_is_attention_over_the_graph_of_all_pairs(device):
+    sizes = [4, 0, 7, 1]
+    (query, key, value, *_), offsets, _ = make(sizes, None, 2, 8, 8, torch.float64, device, False)
+    node = torch.arange(12, device=device)
+    block = torch.bucketize(node, offsets[1:], right=True)
+    src, dst = (block[:, None] == block).nonzero().T
+    graph = Graph.from_coo(src, dst, num_nodes=12)
+    found = functional.block_attention(query, key, value, offsets)
+    torch.testing.assert_close(found, functional.dot_attention(graph, query, key, value))
+
+
+def test_rows_outside_of_blocks_get_zero(device):
+    (query, key, value, *_), *_ = make([20], None, 2, 16, 16, torch.float32, device, False)
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    offsets = torch.tensor([3, 7, 15], device=device)
+    out = functional.block_attention(*leaves, offsets)
+    inside = functional.block_attention(*(x[3:15] for x in leaves), offsets - 3)
+    assert torch.equal(out[3:15], inside) or device == "cuda"
+    torch.testing.assert_close(out[3:15], inside)
+    assert not out[:3].any() and not out[15:].any()
+    for grad in torch.autograd.grad(out.square().sum(), leaves):
+        assert not grad[:3].any() and not grad[15:].any() and grad[3:15].any()
+
+
+@pytest.mark.parametrize(("sizes", "key_sizes"), [([], None), ([0, 0], [0, 3]), ([2, 1], [0, 0])])
+def test_without_rows_or_keys(device, sizes, key_sizes):
+    tensors, *offsets = make(sizes, key_sizes, 2, 16, 16, torch.float32, device, True)
+    for x in results(functional, tensors, *offsets):
+        assert not x.any()
+
+
+def test_the_number_of_threads_does_not_change_results():
+    tensors, *offsets = make([700, 3, 90, 0, 40], [600, 7, 900, 2, 1], 2, 16, 8, torch.float32, "cpu", True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = results(functional, tensors, *offsets)
+        torch.set_num_threads(3)
+        several = results(functional, tensors, *offsets)
+    finally:
+        torch.set_num_threads(before)
+    assert all(map(torch.equal, one, several))
+
+
+def test_strided_inputs(device):
+    tensors, offsets, _ = make([5, 9], None, 2, 16, 16, torch.float32, device, False)
+    query, key, value = tensors[:3]
+    rows = torch.stack([query, key, value], 1)  # as a linear layer of all three gives them
+    found = functional.block_attention(*rows.unbind(1), offsets)
+    assert torch.equal(found, functional.block_attention(query, key, value, offsets))
+    odd = F.pad(query, (1, 0))[..., 1:]
+    assert torch.equal(found, functional.block_attention(odd, key, value, offsets.repeat(2)[:3]))
+
+
+def test_compilers_see_an_operator(device):
+    tensors, offsets, _ = make([5, 0, 9], None, 2, 16, 16, torch.float32, device, True)
+    leaves = [x.requires_grad_() for x in tensors]
+
+    def step(query, key, value, bias, sink, offsets):
+        out = functional.block_attention(query * 1.5, key, value, offsets, key_bias=bias, sink=sink)
+        return out, *torch.autograd.grad(out.square().sum(), (query, key, value, bias, sink))
+
+    def loss(query, key, value, bias, sink):
+        out = functional.block_attention(query * 1.5, key, value, offsets, key_bias=bias, sink=sink)
+        return out.square().sum()
+
+    right = step(*leaves, offsets)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*leaves), leaves)
+    for x, y in zip(found, right[1:]):
+        torch.testing.assert_close(x, y)
+
+
+def test_transforms(device):
+    tensors, offsets, _ = make([5, 0, 9], None, 2, 16, 16, torch.float64, device, True)
+
+    def loss(query, key, value, bias, sink):
+        out = functional.block_attention(query * 1.5, key, value, offsets, key_bias=bias, sink=sink)
+        return out.square().sum()
+
+    leaves = [x.requires_grad_() for x in tensors]
+    right = torch.autograd.grad(loss(*leaves), leaves)
+    plain = [x.detach() for x in tensors]
+    for x, y in zip(torch.func.grad(loss, argnums=(0, 1, 2, 3, 4))(*plain), right):
+        torch.testing.assert_close(x, y)
+    queries = torch.stack([plain[0], plain[0] * 0.5])
+    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, *[None] * 4))(
+        queries, *plain[1:]
+    )
+    for k in range(2):
+        leaves[0] = queries[k].clone().requires_grad_()
+        for x, y in zip(mapped, torch.autograd.grad(loss(*leaves), leaves[:2])):
+            torch.testing.assert_close(x[k], y)
+
+
+def test_export_with_dynamic_sizes():
+    class Model(torch.nn.Module):
+        def forward(self, rows, offsets):
+            return functional.block_attention(*rows.unbind(1), offsets)
+
+    rows, offsets = torch.randn(14, 3, 2, 16), torch.tensor([0, 5, 14])
+    dims = {0: torch.export.Dim("n", min=2)}, {0: torch.export.Dim("b", min=2)}
+    program = torch.export.export(Model(), (rows, offsets), dynamic_shapes=dims)
+    more, ends = torch.randn(30, 3, 2, 16), torch.tensor([0, 5, 5, 30])
+    torch.testing.assert_close(program.module()(more, ends), Model()(more, ends))
+
+
+def test_operators_keep_their_contracts():
+    (query, key, value, bias, _), *offsets = make([3, 4], [2, 5], 2, 4, 3, torch.float32, "cpu", True)
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    arguments = (*leaves, *offsets, bias.requires_grad_(), 0.5)
+    library.opcheck(torch.ops.dfgnn.block_attention_forward.default, arguments)
+    out, stats = torch.ops.dfgnn.block_attention_forward(*arguments)
+    more = (torch.ones_like(out), None, *arguments[:-1], out.detach(), stats.detach(), 0.5, True)
+    library.opcheck(torch.ops.dfgnn.block_attention_backward.default, more)
+
+
+@pytest.mark.gpu
+def test_a_captured_step_takes_other_offsets():
+    tensors, offsets, _ = make([50, 60, 70, 20], None, 2, 32, 32, torch.float32, "cuda", False)
+    outs = []
+
+    def run():
+        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+        out = functional.block_attention(*leaves, offsets)
+        outs[:] = out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    captured = list(outs)
+    offsets.copy_(offsets_of([3, 0, 190, 7]))
+    graph.replay()
+    torch.cuda.synchronize()
+    run()
+    assert all(map(torch.equal, captured, outs))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [[0, 150, 20, 400], [-7, 3, 10**9, 5], [90, 90, 90, 90]])
+def test_wrong_offsets_on_a_gpu_read_nothing_beyond_the_rows(bad):
+    tensors, *_ = make([200], None, 2, 32, 32, torch.float32, "cuda", False)
+    leaves = [x.requires_grad_() for x in tensors[:3]]
+    out = functional.block_attention(*leaves, torch.tensor(bad, device="cuda"))
+    torch.autograd.grad(out.sum(), leaves)
+    torch.cuda.synchronize()
+
+
+def call(**changes):
+    rows = torch.randn(6, 2, 4)
+    given = dict(query=rows, key=rows, value=rows, offsets=torch.tensor([0, 2, 6]))
+    return functional.block_attention(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        (dict(query=[1.0]), TypeError, "query: expected a tensor, got list"),
+        (dict(query=torch.ones(6, 2, 4).long()), TypeError, "query: expected float32"),
+        (dict(query=torch.ones(6, 8)), ValueError, r"query: expected shape \[any, any, any\], got \[6, 8\]"),
+        (dict(key=torch.ones(6, 2, 5)), ValueError, r"key: expected shape \[any, 2, 4\]"),
+        (dict(key=torch.ones(6, 2, 4).double()), TypeError, "key: expected torch.float32"),
+        (dict(value=torch.ones(5, 2, 4)), ValueError, r"value: expected shape \[6, 2, any\]"),
+        (dict(key=torch.ones(5, 2, 4), value=torch.ones(5, 2, 4)), ValueError, "6 queries and 5 keys"),
+        (dict(offsets=torch.tensor([0.0, 6.0])), TypeError, "offsets: expected int32 or int64"),
+        (dict(offsets=torch.tensor(6)), ValueError, r"offsets: expected shape \[blocks \+ 1\], got \[\]"),
+        (
+            dict(offsets=torch.tensor([0, 4, 2])),
+            RuntimeError,
+            "offsets: expected numbers that never decrease",
+        ),
+        (
+            dict(offsets=torch.tensor([0, 4, 7])),
+            RuntimeError,
+            r"offsets: expected numbers in \[0, 6\], got 7",
+        ),
+        (dict(offsets=torch.tensor([-1, 4, 6])), RuntimeError, r"numbers in \[0, 6\], got -1"),
+        (dict(key_offsets=torch.tensor([0, 6])), ValueError, r"key_offsets: expected shape \[3\]"),
+        (dict(key_bias=torch.ones(5)), ValueError, r"key_bias: expected shape \[6\] or \[6, 2\]"),
+        (dict(key_bias=torch.ones(6).long()), TypeError, "key_bias: expected torch.float32"),
+        (dict(sink=torch.ones(3)), ValueError, r"sink: expected shape \[2\]"),
+        (dict(scale="1"), TypeError, "scale: expected a number, got str"),
+    ],
+)
+def test_wrong_arguments(changes, kind, words):
+    with pytest.raises(kind, match=f"block_attention[a-z_]*: .*{words}"):
+        call(**changes)
+
+
+def test_third_derivatives_are_refused():
+    leaf = torch.randn(4, 1, 2, dtype=torch.float64, requires_grad=True)
+    out = functional.block_attention(leaf, leaf, leaf, torch.tensor([0, 4]))
+    (first,) = torch.autograd.grad(out.sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), leaf, create_graph=True)
+    with pytest.raises(NotImplementedError, match="third derivatives"):
+        torch.autograd.grad(second.sum(), leaf)

@@ -1,0 +1,234 @@
+"""The right values where libraries give others: docs/where_libraries_differ.md.
+
+A test that also holds what a library does names its version, and leaves that part out with another one.
+"""
+
+import copy
+import random
+
+import pytest
+import torch
+from many_terms import DEGREE
+
+import dfgnn
+from dfgnn import Graph, functional, ops
+from dfgnn.nn import pyg
+
+torch_geometric = pytest.importorskip("torch_geometric")
+TORCH = torch.__version__.split("+")[0] == "2.13.0"
+PYG = torch_geometric.__version__.startswith("2.8.")
+STAR = torch.stack([torch.arange(DEGREE), torch.zeros(DEGREE, dtype=torch.long)])
+
+
+@pytest.fixture
+def one_thread():
+    """With more threads torch.compile leaves a sum along an index to eager code."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def accelerated(layer):
+    layer = copy.deepcopy(layer)
+    assert dfgnn.accelerate(layer).replaced
+    return layer
+
+
+def mean_layer(dtype=torch.bfloat16):
+    """PyG's GATConv whose scores are 0 and whose projection is 1: the mean of the neighbours."""
+    layer = torch_geometric.nn.GATConv(1, 1, add_self_loops=False, bias=False)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.zero_()
+        layer.lin.weight.fill_(1)
+    return layer.to(dtype)
+
+
+def test_torch_2_13_compiled_scatter_add_stops_at_256(one_thread):
+    """On one thread of a CPU; eager it gives 4,992. Our sum is the same under a compiler."""
+    index, ones = STAR[1], torch.ones(DEGREE, dtype=torch.bfloat16)
+    graph = Graph.from_edge_index(STAR, num_src=DEGREE, num_dst=1)
+
+    def theirs(x):
+        return x.new_zeros(1).scatter_add(0, index, x)
+
+    def ours(x):
+        return functional.spmm(graph, x.unsqueeze(1), x.view(-1, 1, 1)).flatten()
+
+    torch._dynamo.reset()
+    assert ours(ones) == torch.compile(ours)(ones) == 4992
+    if TORCH:
+        assert theirs(ones) == 4992 and torch.compile(theirs)(ones) == 256
+
+
+def test_pyg_2_8_compiled_gatconv_loses_a_super_node(one_thread):
+    """The mean of as many 1s as 3s; torch_geometric's layer gives 4.0 with torch 2.13.0."""
+    x = torch.tensor([1.0, 3.0]).repeat(DEGREE // 2).view(-1, 1).bfloat16()
+    theirs = mean_layer()
+    ours = accelerated(theirs)
+    for run in (ours, torch.compile(ours)):
+        torch._dynamo.reset()
+        assert run(x, STAR)[0] == 2
+    if TORCH and PYG:
+        torch._dynamo.reset()
+        assert torch.compile(theirs)(x, STAR)[0] == 4
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_torch_2_13_layer_norm_loses_its_gradient_in_16_bits(threads):
+    """On a CPU the gradient of LayerNorm's weight depends on the number of threads, too."""
+    from dfgnn.nn._half import normalized  # what our layers call
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        x = torch.randn(DEGREE, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+        sign, found = x.sign(), {}
+        norm = torch.nn.LayerNorm(64).bfloat16()
+        exact = torch.nn.LayerNorm(64).double()
+        (exact(x.double()) * sign).sum().backward()
+        for name, call in {"theirs": norm, "ours": lambda x: normalized(norm, x)}.items():
+            norm.zero_grad()
+            out = call(x)
+            assert (out.double() - exact(x.double())).abs().max() < 2e-2
+            (out * sign).sum().backward()
+            found[name] = (norm.weight.grad.double() / exact.weight.grad).mean().item()
+    finally:
+        torch.set_num_threads(before)
+    assert abs(found["ours"] - 1) < 0.01
+    if TORCH:
+        assert found["theirs"] < 0.5
+
+
+def test_pyg_2_8_false_asks_for_attention():
+    """A bool, not only True, makes TransformerConv return a pair."""
+    x, edge_index = torch.randn(20, 8), torch.randint(20, (2, 80))
+    theirs = torch_geometric.nn.TransformerConv(8, 4, 2)
+    found = [
+        type(layer(x, edge_index, return_attention_weights=False)) for layer in (theirs, accelerated(theirs))
+    ]
+    assert found[0] is found[1]
+    if PYG:
+        assert found[0] is tuple
+
+
+def test_pyg_2_8_negative_samples_follow_pythons_random():
+    """With both generators seeded, SuperGATConv's loss is the same, in torch_geometric's layer and ours."""
+    torch.manual_seed(0)
+    x, edge_index = torch.randn(20, 8), torch.randint(20, (2, 80))
+    theirs = torch_geometric.nn.SuperGATConv(8, 4, 2)
+    losses = []
+    for layer in (theirs, theirs, accelerated(theirs)):
+        torch.manual_seed(1)
+        random.seed(1)
+        layer(x, edge_index)
+        losses.append(layer.get_attention_loss())
+    torch.testing.assert_close(losses[:2], [losses[2]] * 2)
+
+
+def test_pyg_2_8_coalesce_of_int32_loses_edges():
+    """60,000 distinct edges between 60,000 nodes; a Graph keeps them in either type."""
+    ends = torch.arange(60_000)
+    edge_index = torch.stack([ends, ends.flip(0)])
+    graph = Graph.from_edge_index(edge_index.int(), num_nodes=60_000)
+    assert graph.num_edges == 60_000 and torch.equal(graph.edge_index.long(), edge_index)
+    x = torch.randn(60_000, 1, 2)
+    wide = Graph.from_edge_index(edge_index, num_nodes=60_000)
+    assert torch.equal(functional.dot_attention(graph, x, x, x), functional.dot_attention(wide, x, x, x))
+    if PYG:
+        coalesce = torch_geometric.utils.coalesce
+        assert coalesce(edge_index).shape[1] == 60_000 and coalesce(edge_index.int()).shape[1] < 60_000
+
+
+def test_torch_2_13_multihead_attention_without_keys():
+    """NaN or 0, as weights are asked for or not; ours is 0 in any case."""
+    x = torch.randn(1, 2, 4)
+    masked = torch.tensor([[True, True], [False, False]])
+    if TORCH:
+        attention = torch.nn.MultiheadAttention(4, 1, batch_first=True)
+        with_weights, without = (
+            attention(x, x, x, attn_mask=masked, need_weights=w)[0] for w in (True, False)
+        )
+        assert with_weights[0, 0].isnan().all() and not without[0, 0].any()
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]), num_nodes=2)
+    rows = x[0].view(2, 1, 4)
+    out = functional.dot_attention(graph, rows, rows, rows)
+    out_and_weights = functional.dot_attention(graph, rows, rows, rows, return_attention=True)
+    masked_out = functional.dot_attention(
+        Graph.from_edge_index(torch.tensor([[0, 1, 0], [1, 1, 0]]), num_nodes=2), rows, rows, rows,
+        edge_bias=torch.tensor([[0.0], [0.0], [-torch.inf]]),
+    )  # fmt: skip
+    for found in (out, out_and_weights[0], masked_out):
+        assert not found[0].any() and found[1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dgl_1_1_3_gradients_of_maxima(dtype):
+    """Equal maxima: the first edge gets the gradient, of nodes and of edges; DGL's float32 code for AVX-512
+    gives it to the last. Rows without edges have no gradient; DGL adds theirs to node 0."""
+    src, dst = torch.tensor([3, 2, 1, 0]), torch.zeros(4, dtype=torch.long)
+    graph = Graph.from_coo(src, dst, num_nodes=5)
+
+    def gradient(module, graph, rows=slice(None)):
+        x = torch.ones(5, 16, dtype=dtype, requires_grad=True)
+        out = module.copy_u_max(graph, x)
+        (found,) = torch.autograd.grad(out[rows].sum(), x)
+        return found[:, 0].tolist()
+
+    first, none = [0, 0, 0, 1, 0], [0] * 5
+    assert gradient(ops, graph, slice(1)) == first and gradient(ops, graph, slice(1, None)) == none
+    x = torch.ones(4, 16, dtype=dtype, requires_grad=True)
+    (found,) = torch.autograd.grad(ops.copy_e_max(graph, x)[0].sum(), x)
+    assert found[:, 0].tolist() == [1, 0, 0, 0]
+    try:
+        import dgl
+    except ImportError:
+        return
+    if dgl.__version__ == "1.1.3":
+        theirs = dgl.graph((src, dst), num_nodes=5)
+        assert gradient(dgl.ops, theirs, slice(1, None)) == [4, 0, 0, 0, 0]
+        if dtype == torch.float64:
+            assert gradient(dgl.ops, theirs, slice(1)) == first
+
+
+def test_relations_without_edges():
+    """HeteroConv leaves a type out that no relation leads to, and has it for a relation of no edges: with our
+    layers as with torch_geometric's."""
+    kinds = ("a", "x", "b"), ("b", "y", "a")
+    x, edges = {"a": torch.randn(3, 2), "b": torch.randn(2, 2)}, torch.tensor([[0, 1], [1, 0]])
+    convs = (
+        torch_geometric.nn.HeteroConv({kind: cls((2, 2), 4, add_self_loops=False) for kind in kinds})
+        for cls in (torch_geometric.nn.GATConv, pyg.GATConv)
+    )
+    for conv in convs:
+        assert set(conv(x, {kinds[0]: edges})) == {"b"}
+        out = conv(x, {kinds[0]: edges, kinds[1]: edges[:, :0]})
+        assert set(out) == {"a", "b"} and not (out["a"] - conv.convs[kinds[1]].bias).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint16, torch.uint32, torch.uint64])
+def test_ids_of_other_tools(dtype):
+    """polars 2.1 numbers rows in uint32, vesin 0.6.2 gives uint64; torch 2.13 takes neither as an index. The
+    error says what to do."""
+    edge_index = torch.tensor([[0, 1], [1, 0]]).to(dtype)
+    with pytest.raises(TypeError, match=r"got torch\.u?int\d\d; convert it with edge_index\.long\(\)"):
+        Graph.from_edge_index(edge_index)
+    assert Graph.from_edge_index(edge_index.long()).num_edges == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_extreme_scores_in_16_bits(device, dtype):
+    """The largest number of the type beside the smallest: one edge has all of the weight, and gradients are
+    finite."""
+    top = torch.finfo(dtype).max
+    graph = Graph.from_edge_index(STAR.to(device), num_src=DEGREE, num_dst=1)
+    value = torch.arange(DEGREE, device=device).clamp(max=100).to(dtype).view(-1, 1, 1).requires_grad_()
+    for low, expected in ((-top, 7), (0, 7), (top, 99)):  # 98.99 is the mean of the values
+        score = torch.full((DEGREE, 1), low, dtype=dtype, device=device)
+        score[7] = top
+        score.requires_grad_()
+        out = functional.score_attention(graph, score, value, value_at="nodes")
+        assert abs(out.item() - expected) < 0.5
+        grads = torch.autograd.grad(out.sum(), [score, value])
+        assert all(g.isfinite().all() for g in grads) and (low == top or not grads[0].any())

@@ -1,0 +1,63 @@
+"""Random programs of DGL's API beside DGL itself."""
+
+import os
+import random
+import warnings
+
+import pytest
+import torch
+from covering import exhaustive
+from dgl_programs import Program
+
+import dfgnn.compat
+
+dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+
+#: How many programs the exhaustive test runs, and its first seed, which it prints.
+COUNT = int(os.environ.get("DFGNN_PROGRAMS", "300"))
+SEED = int(os.environ.get("DFGNN_PROGRAMS_SEED", str(random.SystemRandom().randrange(1 << 30))))
+STEPS = 5
+
+
+def compare(seed):
+    """Both libraries see the same in the program of this seed."""
+    programs = Program(dgl, dgl.function, seed), Program(dfgnn.compat, dfgnn.compat.function, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs, ours = (program.run(STEPS) for program in programs)
+    assert len(theirs) == len(ours)
+    for place, (right, found) in enumerate(zip(theirs, ours)):
+        step = next((x for x in theirs[place::-1] if len(x) == 1), ("graph",))
+        same(right, found, f"seed {seed}, after {step[0]!r}: ")
+
+
+def same(right, found, where):
+    if isinstance(right, torch.Tensor):
+        assert isinstance(found, torch.Tensor), f"{where}expected a tensor, got {found!r}"
+        torch.testing.assert_close(
+            found, right, msg=lambda text: where + text, rtol=1e-9, atol=1e-12, equal_nan=True
+        )
+    elif isinstance(right, dict):
+        assert list(right) == list(found), f"{where}expected {list(right)}, got {list(found)}"
+        for name in right:
+            same(right[name], found[name], f"{where}{name}: ")
+    elif isinstance(right, list | tuple):
+        assert len(right) == len(found), f"{where}expected {right!r}, got {found!r}"
+        for a, b in zip(right, found):
+            same(a, b, where)
+    else:
+        assert type(right) is type(found) and right == found, f"{where}expected {right!r}, got {found!r}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_programs(seed):
+    compare(seed)
+
+
+@exhaustive
+def test_more_programs():
+    print(f"seeds {SEED} to {SEED + COUNT - 1}")
+    for seed in range(SEED, SEED + COUNT):
+        compare(seed)
+        if (seed - SEED) % 500 == 499:
+            print(f"{seed - SEED + 1} programs", flush=True)
