@@ -2,7 +2,7 @@
 
     python benchmarks/sums_in_16_bits.py --json benchmarks/results/cpu-sums-in-16-bits.json
     python benchmarks/sums_in_16_bits.py --device cuda --json benchmarks/results/h200-sums-in-16-bits.json
-    python benchmarks/sums_in_16_bits.py --picture docs/pictures/sums-in-16-bits FILE...
+    python benchmarks/sums_in_16_bits.py --picture docs/pictures/sums-in-16-bits.png FILE...
 
 A node has 1 to a million neighbours. "sum": the sum of their rows of ones, by torch_geometric's ``scatter``
 of gathered rows and by ``functional.spmm``. "gradient": the gradient of a row that as many nodes read.
@@ -25,7 +25,7 @@ from torch_geometric.utils import scatter
 import dfgnn.nn.pyg
 from dfgnn import Graph, functional
 from dfgnn.bench import report
-from dfgnn.bench.palette import COLOURS, ON_DARK
+from dfgnn.bench.palette import COLOURS
 
 WIDTH = 16
 DEGREES = [1, 4, 16, 64, 128, 256, 512, 1024, 4096, 10_000, 100_000, 1_000_000]
@@ -84,39 +84,32 @@ def row(quantity: str, contestant: str, degree: int, device: torch.device) -> di
     }  # fmt: skip
 
 
-def draw(path: Path, files: list[Path], dark: bool) -> None:
-    import matplotlib.pyplot as plt
+def draw(path: Path, files: list[Path]) -> None:
+    from matplotlib.figure import Figure
 
     found = [json.loads(file.read_text()) for file in files]
-    with plt.rc_context(ON_DARK if dark else {}):
-        figure, axes = plt.subplots(
-            len(found), len(QUANTITIES), figsize=(10, 2.7 * len(found) + 0.4), sharex=True, sharey=True,
-            squeeze=False, layout="constrained",
-        )  # fmt: skip
-        for line, results in zip(axes, found):
-            where = results["environment"].get("gpu") or "CPU, 1 thread"
-            for axis, quantity in zip(line, QUANTITIES):
-                for contestant, library in CONTESTANTS.items():
-                    rows = [
-                        r
-                        for r in results["rows"]
-                        if (r["quantity"], r["contestant"]) == (quantity, contestant)
-                    ]
-                    axis.plot(
-                        [r["degree"] for r in rows], [max(float(r["error"]), 1e-4) for r in rows],
-                        "--" if "compiled" in contestant else "-", color=COLOURS[library], label=contestant,
-                        marker="o", markersize=3,
-                    )  # fmt: skip
-                axis.set(xscale="log", yscale="log", ylim=(7e-5, 2))
-                axis.set_title(f"{quantity}, {where}", fontsize=9)
-                axis.axhline(2**-9, color="grey", linewidth=0.6)
-        for axis in axes[-1]:
-            axis.set_xlabel("degree")
-        for axis in axes[:, 0]:
-            axis.set_ylabel("relative error (0: 10⁻⁴)")
-        axes[0, 0].legend(fontsize=8, frameon=False)
-        figure.savefig(path, dpi=110, metadata={"Software": None})
-        plt.close(figure)
+    figure = Figure(figsize=(10, 2.7 * len(found) + 0.4), layout="constrained")
+    axes = figure.subplots(len(found), len(QUANTITIES), sharex=True, sharey=True, squeeze=False)
+    for line, results in zip(axes, found):
+        where = results["environment"].get("gpu") or "CPU, 1 thread"
+        for axis, quantity in zip(line, QUANTITIES):
+            for contestant, library in CONTESTANTS.items():
+                named = quantity, contestant
+                rows = [r for r in results["rows"] if (r["quantity"], r["contestant"]) == named]
+                axis.plot(
+                    [r["degree"] for r in rows], [max(float(r["error"]), 1e-4) for r in rows],
+                    "--" if "compiled" in contestant else "-", color=COLOURS[library], label=contestant,
+                    marker="o", markersize=3,
+                )  # fmt: skip
+            axis.set(xscale="log", yscale="log", ylim=(7e-5, 2))
+            axis.set_title(f"{quantity}, {where}", fontsize=9)
+            axis.axhline(2**-9, color="grey", linewidth=0.6)
+    for axis in axes[-1]:
+        axis.set_xlabel("degree")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("relative error (0: 10⁻⁴)")
+    axes[0, 0].legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -128,17 +121,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--degrees", default=",".join(map(str, DEGREES)))
     parser.add_argument("--commit", help="to be recorded, where there is no repository")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--picture", type=Path, metavar="NAME", help="write NAME.png and NAME-dark.png")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw results into this file")
     args = parser.parse_args(argv)
     if (args.picture is None) != (not args.files):
         parser.error("--picture and FILE: expected both or neither")
     if args.picture is not None:
-        for dark in (False, True):
-            draw(
-                args.picture.with_name(args.picture.name + ("-dark.png" if dark else ".png")),
-                args.files,
-                dark,
-            )
+        draw(args.picture, args.files)
         return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -104,7 +104,7 @@ def check_parameters(
     """Raise ValueError where a parameter of the layer has another shape than the layer's own: one of its
     attention vectors ``[1, H, D]``, its ``bias`` or the weight ``[H * D, F]`` of a linear module.
 
-    A layer that runs as one operator need not call it: `whole.eligible` excludes such parameters.
+    A layer that runs as one operator need not call it: `fused` excludes such parameters.
     """
     parameters = layer._parameters
     shapes: list[tuple[Any, str, tuple[int, ...]]] = [

@@ -210,6 +210,7 @@ def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
 
     Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
     """
+    check_sizes(layer)
     reason = layer.why_not(layer)
     theirs = None if type(graph) is Graph or not is_dgl(graph) else upstream(type(layer), "dgl")
     if reason is None and theirs is not None and not torch.compiler.is_compiling():

@@ -234,15 +234,6 @@ def fused_layer(
     return computed(spec, graph, t, dtype), seed
 
 
-def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
-    """Raises an error that names it if a parameter of the layer has another shape than the layer's own."""
-    check_sizes(layer)
-    size = layer.out_channels if hasattr(layer, "out_channels") else getattr(layer, "out_feats", None)
-    if isinstance(size, int):
-        linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
-        check_parameters(layer, spec.heads, size, spec.vectors, linears)
-
-
 def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
     """The layer's result [num_dst, H * D] in this dtype, from `LayerTensors` that have been checked."""
     x, heads, score, has_edges = t.x, spec.heads, spec.score, t.edge_attr is not None
@@ -270,6 +261,15 @@ def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tenso
     return Layer.at_once(_Call(numbers, graph, handle), *t) if train else run(numbers, t)[0]
 
 
+def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
+    """Raises an error that names it if a parameter of the layer has another shape than the layer's own."""
+    check_sizes(layer)
+    size = layer.out_channels if hasattr(layer, "out_channels") else getattr(layer, "out_feats", None)
+    if isinstance(size, int):
+        linears = spec.value, spec.key, spec.query, None if spec.edges is None else spec.edges[1]
+        check_parameters(layer, spec.heads, size, spec.vectors, linears)
+
+
 def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
     """The layer's tensors without a seed, in the dtype of the computation, and the dtype of the result; or
     the reason, in words, why the layer is not fused. No compiler is recording."""
@@ -277,7 +277,8 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
     # are asked here, in one frame.
     score, _, value, key, query, skip, of_edges, vectors, bias, *_, wide, _ = spec
     function = _FUNCTIONS.get(score)
-    if getattr(layer, "attention", function) is not function or not knows_all_of(type(layer)) or all_hooked():
+    cls: type = type(layer)
+    if getattr(layer, "attention", function) is not function or not knows_all_of(cls) or all_hooked():
         return _CHANGED
     additive, parameters = score == "additive", []
     for linear in (value, key, query, skip):

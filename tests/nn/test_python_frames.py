@@ -75,12 +75,12 @@ def test_a_miss_is_seen():
 
 # Layer -> (most frames of a training step, most of them within dfgnn's files).
 STEPS = {
-    "pyg GATConv": (76, 40),
-    "pyg GATv2Conv": (90, 55),
-    "pyg TransformerConv": (97, 61),
-    "dgl GATConv": (99, 51),
-    "dgl GATv2Conv": (105, 63),
-    "dgl DotGatConv": (81, 48),
+    "pyg GATConv": (52, 20),
+    "pyg GATv2Conv": (54, 23),
+    "pyg TransformerConv": (57, 25),
+    "dgl GATConv": (75, 31),
+    "dgl GATv2Conv": (69, 31),
+    "dgl DotGatConv": (54, 25),
 }
 
 

@@ -144,8 +144,8 @@ def test_no_projection_of_destinations_where_it_is_not_needed():
 
 
 def test_attributes_of_edges_at_fixed_capacity():
-    """The layer is one operator there, too, and unused edges and nodes, whatever their rows hold, have no part
-    in results and gradients."""
+    """The layer is one operator there, too, and unused edges and nodes, whatever their rows hold, have no
+    part in results and gradients."""
     layer, edge_index = (
         GATConv(6, 4, 2, edge_dim=3, add_self_loops=False).double(),
         torch.randint(20, (2, 70)),
