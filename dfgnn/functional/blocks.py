@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine import blocks
-from ..engine.checks import DTYPES, wrong_shape
+from ..engine.argument_checks import DTYPES, wrong_shape
 from ..runtime import library
 from ..runtime import ops as _ops
 
