@@ -62,10 +62,10 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
 // numbers, of which the second is rounded (half a unit is added, and the rest is cut off by the tensor
 // cores).
 template <int N>
-struct Split {
+struct SplitFloats {
   uint32_t high[N], low[N];
-  Split() = default;
-  __device__ __forceinline__ explicit Split(const uint32_t (&x)[N]) {
+  SplitFloats() = default;
+  __device__ __forceinline__ explicit SplitFloats(const uint32_t (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       high[i] = x[i] & 0xffffe000u;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const uint32_t (&a)
 // the one of the two lower ones is left out (3xTF32: Ootomo and Yokota 2022, arXiv 2203.03341). c is laid out
 // as above; a[0] and a[1] are of rows g and g + 8 and number t of the eight, a[2] and a[3] of number t + 4,
 // b[0] and b[1] of these numbers and column g.
-__device__ __forceinline__ void multiply(float (&c)[4], const Split<4>& a, const Split<2>& b) {
+__device__ __forceinline__ void multiply(float (&c)[4], const SplitFloats<4>& a, const SplitFloats<2>& b) {
   multiply_tf32(c, a.low, b.high);
   multiply_tf32(c, a.high, b.low);
   multiply_tf32(c, a.high, b.high);

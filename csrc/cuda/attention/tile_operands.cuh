@@ -124,9 +124,9 @@ struct RowOperand {
                                                D < 16 ? 0 : 2 * k + ((lane >> 3) & 1)));
         if constexpr (D < 16) a[2] = a[3] = b[1] = b[3] = 0;  // half of the product is zeros
         if constexpr (sizeof(T) == 4) {
-          const Split<4> rows(a);
-          multiply(part[n], rows, Split<2>({b[0], b[1]}));
-          multiply(part[n + 1], rows, Split<2>({b[2], b[3]}));
+          const SplitFloats<4> rows(a);
+          multiply(part[n], rows, SplitFloats<2>({b[0], b[1]}));
+          multiply(part[n + 1], rows, SplitFloats<2>({b[2], b[3]}));
         } else {
           multiply<T>(s[n], a, b[0], b[1]);
           multiply<T>(s[n + 1], a, b[2], b[3]);
@@ -235,10 +235,10 @@ template <typename T, int D, int M>
 __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed<float, M>& p,
                                             uint32_t columns, int lane, int first = 0) {
   constexpr int H = kHalves<float, D>;
-  Split<4> w[M];
+  SplitFloats<4> w[M];
   repeat<M>([&](int k) {
-    w[k] = Split<4>({__float_as_uint(p.w[k][0]), __float_as_uint(p.w[k][2]), __float_as_uint(p.w[k][1]),
-                     __float_as_uint(p.w[k][3])});
+    w[k] = SplitFloats<4>({__float_as_uint(p.w[k][0]), __float_as_uint(p.w[k][2]), __float_as_uint(p.w[k][1]),
+                           __float_as_uint(p.w[k][3])});
   });
 #pragma unroll
   for (int n = 0; n < D / 8; ++n) {
@@ -247,8 +247,8 @@ __device__ __forceinline__ void add_columns(float (&acc)[D / 8][4], const Packed
     repeat<M>([&](int k) {
       const int row = (first + k) * 8 + 2 * (lane & 3);
       multiply(part, w[k],
-               Split<2>({load_word(columns + piece_at<H>(row, piece) + within),
-                         load_word(columns + piece_at<H>(row + 1, piece) + within)}));
+               SplitFloats<2>({load_word(columns + piece_at<H>(row, piece) + within),
+                               load_word(columns + piece_at<H>(row + 1, piece) + within)}));
     });
     repeat<4>([&](int e) { acc[n][e] += part[e]; });
     if (D >= 64 && n % 2) __syncwarp();  // no load is moved further up, where no registers are left for it
