@@ -306,7 +306,7 @@ def check_cuda() -> bool:
     return fine
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--forces", default="512x40-120", help="blocks of the steps with forces; empty: none")
     parser.add_argument("--dims", default="16,32,64,128,7")
     parser.add_argument("--rounds", type=int, default=30)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     print(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", torch.__version__)
     if args.check:
         raise SystemExit(0 if check(args.device, [int(d) for d in args.dims.split(",")]) else 1)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import dfgnn
 from dfgnn.compiling.backend import listeners
+from dfgnn.compiling.report import Report
 from dfgnn.runtime import programs
 
 
@@ -177,7 +178,12 @@ def measure(case: str, args: argparse.Namespace) -> None:
         )
 
 
-def main() -> None:
+def told(report: Report) -> None:
+    """Prints what `dfgnn.compile` found: the forms of attention that it replaced, and reasons for others."""
+    print("   ", *{x.form or x.reason: x for x in report.found}, sep="  ")
+
+
+def main(argv: list[str] | None = None) -> None:
     parser = programs.Parser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument(
@@ -189,14 +195,17 @@ def main() -> None:
     parser.add_argument("--scale", type=programs.integer(1), default=1, help="multiplies nodes and edges")
     parser.add_argument("--repeats", type=programs.integer(1), default=10, help="steps that are timed")
     parser.add_argument("--warmup", type=programs.integer(0), default=3, help="steps before them")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for case in args.cases:
         if case not in CASES:
             programs.refuse(f"--cases: expected some of {', '.join(CASES)}, got {case!r}")
     torch.set_num_threads(1)
-    listeners.append(lambda report: print("   ", *{x.form or x.reason: x for x in report.found}, sep="  "))
-    for case in args.cases:
-        measure(case, args)
+    listeners.append(told)
+    try:
+        for case in args.cases:
+            measure(case, args)
+    finally:
+        listeners.remove(told)
 
 
 if __name__ == "__main__":

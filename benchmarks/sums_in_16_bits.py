@@ -73,15 +73,12 @@ def value_of(quantity: str, contestant: str, degree: int, device: torch.device) 
     return out[0], 1 + 2 * (degree // 2) / degree
 
 
-def row(quantity: str, contestant: str, degree: int, device: torch.device) -> dict:
+def measured(quantity: str, contestant: str, degree: int, device: torch.device) -> tuple[float, float]:
+    """The worst element, and its error."""
     found, exact = value_of(quantity, contestant, degree, device)
     found = found.detach().double()
     worst = found[(found - exact).abs().argmax()].item()
-    error = abs(worst - exact) / exact
-    return {
-        "quantity": quantity, "contestant": contestant, "degree": degree, "value": worst, "exact": exact,
-        "error": error,
-    }  # fmt: skip
+    return worst, abs(worst - exact) / exact
 
 
 def draw(path: Path, files: list[Path]) -> None:
@@ -95,9 +92,9 @@ def draw(path: Path, files: list[Path]) -> None:
         for axis, quantity in zip(line, QUANTITIES):
             for contestant, library in CONTESTANTS.items():
                 named = quantity, contestant
-                rows = [r for r in results["rows"] if (r["quantity"], r["contestant"]) == named]
+                (row,) = [r for r in results["rows"] if (r["quantity"], r["contestant"]) == named]
                 axis.plot(
-                    [r["degree"] for r in rows], [max(float(r["error"]), 1e-4) for r in rows],
+                    results["degrees"], [max(float(error), 1e-4) for error in row["errors"]],
                     "--" if "compiled" in contestant else "-", color=COLOURS[library], label=contestant,
                     marker="o", markersize=3,
                 )  # fmt: skip
@@ -130,19 +127,22 @@ def main(argv: list[str] | None = None) -> None:
         return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows = []
+    degrees = [int(degree) for degree in args.degrees.split(",")]
+    rows: list[dict] = []
     for quantity in QUANTITIES:
         for contestant in CONTESTANTS:
-            for degree in map(int, args.degrees.split(",")):
-                rows.append(row(quantity, contestant, degree, args.device))
-                print(
-                    "{quantity:9} {contestant:16} {degree:8} {value:12.6g} error {error:.3g}".format(
-                        **rows[-1]
-                    ),
-                    flush=True,
-                )
+            values: list[float] = []
+            errors: list[float] = []
+            row = {"quantity": quantity, "contestant": contestant, "values": values, "errors": errors}
+            rows.append(row)
+            for degree in degrees:
+                value, error = measured(quantity, contestant, degree, args.device)
+                values.append(value)
+                errors.append(error)
+                print(f"{quantity:9} {contestant:16} {degree:8} {value:12.6g} error {error:.3g}", flush=True)
             environment = report.environment(args.device, args.commit)
-            report.write_json(args.json, {"environment": environment, "width": WIDTH, "rows": rows})
+            results = {"environment": environment, "width": WIDTH, "degrees": degrees, "rows": rows}
+            report.write_json(args.json, results)
 
 
 if __name__ == "__main__":

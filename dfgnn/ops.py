@@ -286,6 +286,9 @@ def edge_softmax(graph: Graph, logits: Tensor, eids: Any = "__ALL__", norm_by: s
         raise ValueError(f"edge_softmax: eids: expected a vector of ids, int32 or int64, got {got}")
     if len(eids) and (int(eids.min()) < 0 or int(eids.max()) >= graph.num_edges):
         raise ValueError(f"edge_softmax: eids: expected ids from 0 to {graph.num_edges - 1}, got others")
+    if isinstance(logits, Tensor) and (logits.dim() == 0 or len(logits) != len(eids)):
+        what = f"shape [{len(eids)}, ...], a row per id in eids"
+        raise ValueError(f"edge_softmax: logits: expected {what}, got {list(logits.shape)}")
     src, dst = graph.edge_index[:, eids.long()]
     return functional.edge_softmax(
         Graph.from_coo(src, dst, num_src=graph.num_src, num_dst=graph.num_dst), logits

@@ -128,11 +128,14 @@ def build_sdist(folder: Path) -> Path:
 
 
 def check_sdist(sdist: Path) -> list[str]:
-    """Checks that it has every file that git tracks, except benchmark results and files of the repository."""
+    """Checks that it has every file that git tracks, except benchmark results, findings and files of the
+    repository."""
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     known = run("git", "ls-files").splitlines()
-    left_out = re.compile(r"benchmarks/results/|\.github/|\.ci/|\.gitignore|\.pre-commit|\.clang-format")
+    left_out = re.compile(
+        r"benchmarks/results/|findings/|\.github/|\.ci/|\.gitignore|\.pre-commit|\.clang-format"
+    )
     missing = [name for name in known if name not in names and not left_out.match(name)]
     return [f"{sdist.name} lacks {', '.join(missing)}"] if missing else []
 

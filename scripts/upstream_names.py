@@ -244,7 +244,7 @@ class Recorder:
             if any(said in text for said in _SAYS_ABSENT):
                 used.append(str(call.excinfo.value).split(" in dfgnn")[0])
             used.extend(what for test, what in INTERNAL.items() if test in item.nodeid)
-            self.texts[item.nodeid] = text[:300]
+            self.texts[item.nodeid] = " ".join(text.split())[:300]  # a line of the report
         if self.outcomes.get(item.nodeid, "passed") == "passed":
             self.outcomes[item.nodeid] = report.outcome
         if used:

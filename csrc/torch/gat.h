@@ -55,10 +55,11 @@ struct GatAttention {
         check.require(false, "attn_src, attn_dst: expected [", heads, ", ", size,
                       "] of one dtype on feat's device, got ", to_string(sizes_of(*attn)), " of ",
                       torch::headeronly::toString(attn->scalar_type()));
-    // A head of feat may have more columns than its vector, so that it fills the loads of a kernel.
-    const int64_t grid = std::max<int64_t>(Backend::kRowBytes / bytes_of(type), 1);
-    check.require(size <= feat.size(2) && feat.size(2) - size < grid,
-                  "attn_src: expected vectors of the size of feat's heads, ", feat.size(2), ", got ", size);
+    // A head of feat may have more columns than its vector, so that it fills the loads of a kernel, which are
+    // of 16 bytes at most: eight numbers.
+    check.require(size <= feat.size(2) && feat.size(2) - size < 8,
+                  "attn_src: expected vectors no longer than feat's heads, of ", feat.size(2),
+                  " columns, and at most 7 shorter, got ", size);
     check.require(num_dst >= 0 && num_dst <= feat.size(0), "num_dst: expected no more than feat's rows");
     check.require(heads * feat.size(2) < kMostIds, "feat: expected rows of less than 2**31 elements");
     TermsParams p{};

@@ -36,8 +36,10 @@ class Checker:
         self.dtype = features.dtype
         self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
         #: The graph, or for features on the device meta what stands for it.
-        self.graph = graph = _edges.on_meta(graph, features)
-        self.device = graph.device
+        self.graph = _edges.on_meta(graph, features)
+        self.device = self.graph.device
+        #: Whose device it is, for errors; a Graph of values has another one than features on meta.
+        self.whose = "(the graph's)" if self.graph is graph else f"like {first}"
 
     def error(self, kind, argument: str, expected: str, got) -> Exception:
         return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
@@ -51,7 +53,7 @@ class Checker:
         if x.dtype not in dtypes:
             raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
         if x.device != self.device:
-            raise self.error(ValueError, name, f"device {self.device} (the graph's)", x.device)
+            raise self.error(ValueError, name, f"device {self.device} {self.whose}", x.device)
         if x.layout != torch.strided:
             raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
         if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):

@@ -16,6 +16,7 @@ from ..runtime import batches as _batches
 from ..runtime import ops as _ops
 from ..runtime.arguments import (
     SCORE_OF_NUMBER,
+    SCORE_TABLE,
     SCORES,
     Backward,
     BackwardResults,
@@ -72,8 +73,8 @@ class Attention(EagerFunction):
         if grad_attention is None:
             attention = None
         # Of the attention alone the gradients of the bias and, unless scores are made of them, of the values
-        # are None, as in plain PyTorch.
-        of_value = grad_out is not None or call.score == "additive_v2"
+        # are None, as in plain PyTorch. Scores without terms of sources are made of values.
+        of_value = grad_out is not None or "src" not in SCORE_TABLE[call.score].inputs
         if grad_out is None:
             grad_out, need = torch.zeros_like(out), need._replace(out_bias=None)
         grads = grad_out, grad_attention

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..runtime.eager import in_autocast
-from ._terms import LINEAR, plain_linear
+from ._terms import LINEAR, is_lazy, plain_linear
 
 
 class DGLError(Exception):
@@ -111,8 +111,9 @@ def check_parameters(
         (x, _name_of(parameters, x), (1, heads, size)) for x in vectors
     ]
     for linear in projections:
-        weight = None if linear is None else getattr(linear, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() == 2 and type(linear) in LINEAR:
+        # A parametrized module, whose class is another, may draw random numbers when its weight is read.
+        weight = linear.weight if type(linear) in LINEAR else None
+        if isinstance(weight, Tensor) and not is_lazy(linear) and weight.dim() == 2:
             name = f"{_name_of(layer._modules, linear)}.weight"
             shapes.append((weight, name, (heads * size, weight.shape[1])))
     if parameters.get("bias") is not None:

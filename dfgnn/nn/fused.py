@@ -304,6 +304,7 @@ def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor |
         own not in DTYPES
         or x.device != device
         or x.shape[1] != features
+        or not (weight.dtype is own or autocast)  # the vectors of an additive layer alone may be wider
         or not (x.is_cpu or _ops.on_device(x))
         or (of_keys is not None and of_keys.shape != weight.shape)
         or (of_queries is not None and of_queries.shape != (width, at_dst))
@@ -342,7 +343,10 @@ def _are_sized(width: int, heads: int, vectors: tuple[Tensor, ...], bias: Tensor
     if not 0 < heads <= width or bias is not None and bias.shape != (width,):
         return False
     shape = 1, heads, width // heads
-    return all([vector.shape == shape for vector in vectors])
+    for vector in vectors:  # noqa: SIM110 - a comprehension is a frame of its own before Python 3.12
+        if vector.shape != shape:
+            return False
+    return True
 
 
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:

@@ -62,6 +62,7 @@ class Layers:
 
     def install(self) -> Layers:
         _fused_or_upstream.noticed.append(self._fell_back)
+        self._undo.append(lambda: _fused_or_upstream.noticed.remove(self._fell_back))
         self._wrap(nn.Module, "__init__", self._counting)
         self._wrap(multiprocessing.process.BaseProcess, "start", self._starting)
         self._wrap(subprocess.Popen, "__init__", self._opening)
@@ -70,7 +71,7 @@ class Layers:
         return self
 
     def remove(self) -> None:
-        _fused_or_upstream.noticed.remove(self._fell_back)
+        """Undoes `install`, if it was called, and removes the folder."""
         while self._undo:
             self._undo.pop()()
         if not self.is_child and os.getpid() == self._process:

@@ -9,6 +9,7 @@ Python would take longer than is gained. While no patch is active, all calls go 
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -139,6 +140,10 @@ def _softmax_of_sorted(name: str, src: Any, ptr: Any, dim: Any) -> Any:
         return None
     count = ptr.diff()
     if len(ptr) < 2 or ptr[0] != 0 or ptr[-1] != len(src) or bool((count < 0).any()):
+        return None
+    # Without torch_scatter, torch_geometric gives other weights beside a score of inf with ptr than with an
+    # index: 0 instead of nan. The maximum of scores is nan if one of them is.
+    if not by_index.takes_rows(src) or src.numel() == 0 or not float(src.detach().max()) < math.inf:
         return None
     index = torch.repeat_interleave(count, output_size=len(src))
     # If all scores of a group are -inf, torch_geometric returns 0 with ptr, but nan with an index.

@@ -6,6 +6,7 @@ what it calls fails here and not on the machine that was hired for it.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,11 +37,30 @@ PROGRAMS = {
                      "--dtypes", "float32", "--budget", "0.001", "--layers"],
     "distributed": ["--sections", "full", "papers", "--graph", "cora~", "--steps", "1", "--models", "gat",
                     "--scale", "1000000"],
+    "sums_in_16_bits": ["--degrees", "4"],
+}  # fmt: skip
+# Programs that print their results and write no file: their arguments, and what each line that they print is.
+TIME = r"[\d.]+ ms"
+PRINTED = {
+    "block_attention": (
+        ["--device", "cpu", "--blocks", "4x2-5", "--heads", "2x8", "--dtypes", "float32",
+         "--forces", "4x2-5", "--rounds", "1"],
+        ["CPU .*",
+         rf"4x2-5 2x8 torch.float32: block {TIME}; padded SDPA {TIME} \([\d.]+x\)",
+         *(rf"forces 4x2-5 2x8 torch.{dtype}: block {TIME}; plain {TIME} \([\d.]+x\)"
+           for dtype in ("float32", "float64"))],
+    ),
+    "own_attention": (
+        ["--cases", "mlp", "--repeats", "1", "--warmup", "0"],
+        [r"     score_attention, values at edges",  # the form that dfgnn.compile found
+         *(rf"mlp      {name} +{TIME}  first +[\d.]+ s   differs ([\d.]+e-(0[5-9]|[1-9]\d)|0.0e\+00)"
+           for name in ("eager", "inductor, default", "dfgnn, default"))],
+    ),
 }  # fmt: skip
 
 
 def test_every_program_is_run():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(PROGRAMS) | ELSEWHERE
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(PROGRAMS) | set(PRINTED) | ELSEWHERE
 
 
 @pytest.fixture
@@ -94,6 +114,35 @@ def test_on_the_cpu(program, one_process, tmp_path):
     results = results_of(program, PROGRAMS[program.__name__], tmp_path / "results.json")
     assert results["environment"]["device"] == "cpu"
     assert not failures(results)
+
+
+@pytest.mark.parametrize("program", PRINTED, indirect=True)
+def test_printed_on_the_cpu(program, capsys):
+    arguments, lines = PRINTED[program.__name__]
+    program.main(arguments)
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(lines), printed
+    for line, expected in zip(printed, lines):
+        assert re.fullmatch(expected, line), (line, expected)
+
+
+@pytest.mark.parametrize("program", ["block_attention"], indirect=True)
+def test_check_of_block_attention(program, monkeypatch, capsys):
+    """It passes, and fails where a kernel is wrong."""
+    arguments = ["--device", "cpu", "--check", "--dims", "7"]
+    monkeypatch.setattr(program, "CHECKS", {"short": ([3, 0, 1, 5], None)})
+    with pytest.raises(SystemExit, match="^0$"):
+        program.main(arguments)
+    assert "BAD" not in capsys.readouterr().out
+
+    def wrong(*args, **options):
+        return 1.1 * right(*args, **options)
+
+    right = program.functional.block_attention
+    monkeypatch.setattr(program.functional, "block_attention", wrong)
+    with pytest.raises(SystemExit, match="^1$"):
+        program.main(arguments)
+    assert "BAD" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("program", ["reorder", "weather_mesh", "distributed"], indirect=True)

@@ -112,7 +112,9 @@ def test_names():
 
 
 def test_absent():
-    topk_nodes(dgl.graph(([0], [1])), "h", 1)
+    g = dgl.graph(([0], [1]))
+    g.ndata["h"] = F.tensor([[1.0], [2.0]])
+    assert topk_nodes(g, "h", 1)[0].item() == 2
 
 
 def test_fails_with_both():

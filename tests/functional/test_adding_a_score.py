@@ -59,7 +59,9 @@ def test_the_page_names_all_files_that_know_a_score():
     places = {f.name if f.parent.name != "instances" else "instances/" for f in knowing}
     assert {"arguments.py", "params.h", "instances/"} <= places
     assert not [place for place in places if place not in text]
-    assert len([f for f in knowing if f.suffix == ".py"]) <= 7
+    # A score runs without the files that find it in a user's model.
+    needed = [f for f in knowing if f.suffix == ".py" and f.parts[1] != "compiling"]
+    assert len(needed) <= 7, needed
 
 
 def test_an_unknown_score_is_refused():

@@ -138,7 +138,14 @@ def _tensor_cases(function):
         if argument != "score" and shape != (EDGES,) and function != "flex_attention":
             yield case("one dimension more", ValueError, "", right[..., None].expand(*shape, 2))
         yield case("sparse", TypeError, "layout torch.sparse_coo", right.to_sparse())
-        yield case("on another device", ValueError, "meta", right.to("meta"), "expected device cpu")
+        on_meta = right.to("meta")
+        if argument != first:
+            yield case("on another device", ValueError, "meta", on_meta, "expected device cpu (the graph's)")
+        elif len(tensors) > 1:  # features on meta alone ask for shapes, so that the next tensor is at fault
+            yield _function_case(
+                function, list(tensors)[1], f"on another device than {first}", ValueError,
+                f"expected device meta like {first}", "got cpu", **{first: on_meta},
+            )  # fmt: skip
         if argument not in (first, "edge_mask"):
             yield case("of another dtype", TypeError, "torch.float64", right.double())
 
@@ -362,7 +369,7 @@ def _graph_cases():
         for wrong, error, value, got in (
             ("a list", TypeError, right.tolist(), "got list"),
             ("of floats", TypeError, right.float(), "got torch.float32"),
-            ("of int16", TypeError, right.short(), "got torch.int16"),
+            ("of int16", TypeError, right.short(), f"got torch.int16; convert it with {argument}.long()"),
             ("of bools", TypeError, right.bool(), "got torch.bool"),
             ("a matrix", ValueError, right[None], f"got [1, {len(right)}]"),
             ("a number", ValueError, right[0], "got []"),
@@ -398,9 +405,17 @@ def _graph_cases():
     ):
         yield case("from_coo", argument, wrong, error, words, lambda sizes=sizes: coo(idx, idx, **sizes))
     yield case("from_coo", "dst", "of another length", ValueError, "got 2", lambda: coo(idx, idx[:2]))
-    yield case(
-        "from_coo", "dst", "on another device", ValueError, "got meta", lambda: coo(idx, idx.to("meta"))
-    )
+    without = "expected values", "on meta, which has none"
+    on_meta, edges_on_meta = idx.to("meta"), torch.zeros(2, 3, dtype=torch.int64, device="meta")
+    for method, argument, call in (
+        ("from_coo", "src", lambda: coo(on_meta, idx)),
+        ("from_coo", "dst", lambda: coo(idx, on_meta)),
+        ("from_csr", "indptr", lambda: csr(ptr.to("meta"), idx)),
+        ("from_csr", "indices", lambda: csr(ptr, on_meta)),
+        ("from_csr", "eids", lambda: csr(ptr, idx, eids=on_meta)),
+        ("from_edge_index", "edge_index", lambda: edge_index(edges_on_meta, 3)),
+    ):
+        yield case(method, argument, "on meta, without values", ValueError, without, call)
     for argument, wrong, words, values in (
         ("indptr", "not from 0", "got 1", (ptr + 1, idx)),
         ("indptr", "falling", "do not decrease", (torch.tensor([0, 2, 1, 3]), idx)),

@@ -199,13 +199,20 @@ def _pyg_cases():
     attr = rand(EDGES, 5)
     for layer, argument, wrong, error, words, value in (
         ("GATConv", "edge_attr", "one row too few", ValueError, "got [4, 5]", attr[1:]),
-        ("GATConv", "edge_attr", "of integers", TypeError, "got torch.int64", attr.long()),
+        ("GATConv", "edge_attr", "complex", TypeError, "got torch.complex64", attr.to(torch.complex64)),
+        ("TransformerConv", "edge_attr", "of integers", TypeError, "got torch.int64", attr.long()),
         ("TransformerConv", "edge_attr", "of another width", ValueError, "5 features", rand(EDGES, 4)),
         ("TransformerConv", "edge_attr", "None", ValueError, "got None", None),
     ):
         module = getattr(pyg, layer)(6, 4, 2, edge_dim=5)
         call = lambda module=module, value=value: module(x, edges, value)  # noqa: E731
         yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
+    # The mean that loops get would make numbers of integers.
+    no_loops = pyg.GATConv(6, 4, 2, edge_dim=5, add_self_loops=False)
+    yield Case(
+        "nn.pyg.GATConv", "edge_attr", "of integers, without loops", TypeError,
+        ("GATConv: edge_attr: ", "got torch.int64", ".float()"), lambda: no_loops(x, edges, attr.long()),
+    )  # fmt: skip
     yield from _pyg_typed_cases(x, edges)
     sizes = dict(in_channels=6, out_channels=4, heads=2)
     names = "GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"
@@ -257,10 +264,12 @@ def _pyg_typed_cases(x, edges):
                 ("one row too few", ValueError, "got [4, 5]", attr[1:]),
                 ("of another width", ValueError, "5 features per row", attr[:, 1:]),
                 ("of one dimension", ValueError, "got 1 in [5, 1]", attr[:, 0]),
-                ("of integers", TypeError, "got torch.int64", attr.long()),
+                ("complex", TypeError, "got torch.complex64", attr.to(torch.complex64)),
                 ("of float64", TypeError, "edge_attr.to(torch.float32)", attr.double()),
             )
         ),
+        # GATEConv promotes them, as torch_geometric's does.
+        ("HEATConv", "edge_attr", "of integers", TypeError, "got torch.int64", attr.long()),
         ("HEATConv", "edge_type", "a list", TypeError, "got list", kinds.tolist()),
         ("HEATConv", "edge_type", "of floats", TypeError, "got torch.float32", kinds.float()),
         ("HEATConv", "edge_type", "too short", ValueError, "got [4]", kinds[1:]),

@@ -16,7 +16,7 @@ _BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
         (
             lambda: Graph.from_csr(_PTR, _IDX.to("meta")),
             ValueError,
-            "indices: expected device cpu like indptr, got meta",
+            "Graph.from_csr: indices: expected values, got a tensor on meta, which has none",
         ),
         (
             lambda: Graph.from_csr(_PTR, torch.tensor([0, 1, 7]), num_src=5),
@@ -62,7 +62,7 @@ _BIG = torch.zeros(1, dtype=torch.int64).expand(2**31)
         (
             lambda: Graph.from_csr(_PTR, _IDX, eids=_IDX.to("meta")),
             ValueError,
-            "eids: expected device cpu like indptr, got meta",
+            "Graph.from_csr: eids: expected values, got a tensor on meta, which has none",
         ),
         (
             lambda: Graph.from_edge_index(torch.eye(2).to_sparse()),

@@ -78,9 +78,9 @@ STEPS = {
     "pyg GATConv": (53, 21),
     "pyg GATv2Conv": (55, 24),
     "pyg TransformerConv": (58, 26),
-    "dgl GATConv": (76, 32),
-    "dgl GATv2Conv": (70, 32),
-    "dgl DotGatConv": (55, 26),
+    "dgl GATConv": (77, 33),
+    "dgl GATv2Conv": (71, 33),
+    "dgl DotGatConv": (56, 27),
 }
 
 

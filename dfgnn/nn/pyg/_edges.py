@@ -59,6 +59,8 @@ def edge_attributes(
     if edge_attr.dim() not in (1, 2) or edge_attr.shape[0] != num_edges:
         what = f"shape [{num_edges}] or [{num_edges}, F], a row per edge"
         raise wrong_argument(layer, "edge_attr", what, list(edge_attr.shape))
+    if edge_attr.is_complex():  # of which torch_geometric's `scatter` takes no mean
+        raise wrong_features(layer, "edge_attr", edge_attr, "[E, F]")
     if edge_map is not None:
         edge_attr = _with_loops(edge_attr, graph, edge_map, fill_value)
     else:

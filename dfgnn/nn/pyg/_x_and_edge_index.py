@@ -83,6 +83,8 @@ def graph_of(
         num_src, num_dst = sizes_of(layer, edge_index, x_src, x_dst, size)
     if is_plain and not recording and not edge_index.is_meta:
         return cache.graph_of(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
+    if isinstance(edge_index, Graph) and not self_loops:  # which compilers can record
+        return edge_index, None
     if isinstance(edge_index, GraphPart):
         return cast(Graph, edge_index.with_self_loops() if self_loops else edge_index), None
     if is_traced(edge_index):

@@ -84,7 +84,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
             edge_attr = None
-        if edge_attr is not None and not is_exporting() and len(edge_attr) == 0:
+        if edge_attr is not None and _is_empty(edge_attr):
             edge_attr = None  # as in torch_geometric: the projection's gradient is then None, and not zero
         is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
         shared = is_square and self.lin is not None
@@ -152,6 +152,13 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             term = folded_terms(lin, edge_attr.to(lin.weight), vector)[0]
         # Parameters in 16 bits may be of the other type than autocast's.
         return term.to(torch.promote_types(term.dtype, torch.float32))
+
+
+def _is_empty(x: Tensor) -> bool:
+    """Whether x has no rows. An exported program and fake tensors have a number of rows that nobody knows."""
+    if is_exporting() or not (torch.compiler.is_compiling() or type(x.shape[0]) is int):
+        return False
+    return x.shape[0] == 0
 
 
 def _no_wider(vector: Tensor, x: Tensor) -> Tensor:
