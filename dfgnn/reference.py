@@ -30,6 +30,7 @@ from torch import Tensor
 from .graph import Graph
 from .runtime.batches import batched
 from .runtime.compiling import sums_of_rows
+from .runtime.rules import rows_at
 
 _MASK32 = 0xFFFFFFFF
 
@@ -53,10 +54,10 @@ def gat_attention(
 ) -> Any:
     """Additive attention of GAT; see :func:`dfgnn.functional.gat_attention`."""
     src, dst = _edge_index(graph)
-    raw = feat.new_zeros(src.shape[0], feat.shape[1]) if alpha_src is None else alpha_src.index_select(0, src)
+    raw = feat.new_zeros(src.shape[0], feat.shape[1]) if alpha_src is None else rows_at(alpha_src, src)
     if alpha_dst is not None:
-        raw = raw + alpha_dst.index_select(0, dst)
-    value = feat.index_select(0, src) if edge_feat is None else feat.index_select(0, src) + edge_feat
+        raw = raw + rows_at(alpha_dst, dst)
+    value = rows_at(feat, src) if edge_feat is None else rows_at(feat, src) + edge_feat
     return attend(graph, raw, value, negative_slope, **options)
 
 
@@ -75,14 +76,12 @@ def gatv2_attention(
 ) -> Any:
     """Dynamic attention of GATv2; see :func:`dfgnn.functional.gatv2_attention`."""
     src, dst = _edge_index(graph)
-    z = x_src.index_select(0, src) + x_dst.index_select(0, dst)
+    z = rows_at(x_src, src) + rows_at(x_dst, dst)
     if edge_attr is not None:
         edge_feat = F.linear(edge_attr, edge_proj).unflatten(1, attn.shape)  # type: ignore[arg-type]
     if edge_feat is not None:
         z = z + edge_feat
-    return attend(
-        graph, sums_of_rows(attn * F.leaky_relu(z, negative_slope)), x_src.index_select(0, src), **options
-    )
+    return attend(graph, sums_of_rows(attn * F.leaky_relu(z, negative_slope)), rows_at(x_src, src), **options)
 
 
 @batched("query")
@@ -109,9 +108,7 @@ def dot_attention(
     src, dst = _edge_index(graph)
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    keys, values = (
-        (key, value) if key_at == "edges" else (key.index_select(0, src), value.index_select(0, src))
-    )
+    keys, values = (key, value) if key_at == "edges" else (rows_at(key, src), rows_at(value, src))
     heads = query.shape[1]
     if edge_proj is not None:
         assert edge_attr is not None
@@ -125,9 +122,7 @@ def dot_attention(
         edge_feat_value = edge_feat
     if edge_feat_value is not None:
         values = values + _of_heads(edge_feat_value)
-    return attend(
-        graph, sums_of_rows(query.index_select(0, dst) * keys) * scale, values, negative_slope, **options
-    )
+    return attend(graph, sums_of_rows(rows_at(query, dst) * keys) * scale, values, negative_slope, **options)
 
 
 @batched("x_src")
@@ -162,8 +157,8 @@ def flex_attention(
     src, dst = _edge_index(graph)
     return attend(
         graph,
-        score_fn(query.index_select(0, dst), key.index_select(0, src), edge_feat, *params),
-        value.index_select(0, src),
+        score_fn(rows_at(query, dst), rows_at(key, src), edge_feat, *params),
+        rows_at(value, src),
         **options,
     )
 
@@ -184,11 +179,9 @@ def edge_product_attention(
     """Attention with scores sum_d q_id k_jd e_ijd; see :func:`dfgnn.functional.edge_product_attention`."""
     src, dst = _edge_index(graph)
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    products = query.index_select(0, dst) * key.index_select(0, src) * edge_feat * scale
+    products = rows_at(query, dst) * rows_at(key, src) * edge_feat * scale
     raw = sums_of_rows(products)
-    found = attend(
-        graph, raw if clamp is None else raw.clamp(-clamp, clamp), value.index_select(0, src), **options
-    )
+    found = attend(graph, raw if clamp is None else raw.clamp(-clamp, clamp), rows_at(value, src), **options)
     if return_edges is None:
         return found
     out, *attention = found if isinstance(found, tuple) else (found,)
@@ -280,7 +273,7 @@ def sddmm(
 ) -> Tensor:
     """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
-    return sums_of_rows(query.index_select(0, dst) * key.index_select(0, src)) * scale
+    return sums_of_rows(rows_at(query, dst) * rows_at(key, src)) * scale
 
 
 @batched("feat")
@@ -289,7 +282,7 @@ def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor, *, size: tuple[int, in
     src, dst = _edge_index(graph)
     weight = edge_weight if edge_weight.dim() == 2 else edge_weight[:, None]
     out = feat.new_zeros(graph.num_dst, *feat.shape[1:])
-    return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * feat.index_select(0, src))
+    return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * rows_at(feat, src))
 
 
 def softmax_by(score: Tensor, dst: Tensor, num_dst: int, sink: Tensor | None = None) -> Tensor:
@@ -301,11 +294,11 @@ def softmax_by(score: Tensor, dst: Tensor, num_dst: int, sink: Tensor | None = N
     if sink is not None:
         top = torch.maximum(top, sink.detach())
     top = top.masked_fill(top == -math.inf, 0)  # so that exp(-inf - top) is 0, not NaN
-    weight = torch.exp(score - top.index_select(0, dst))
+    weight = torch.exp(score - rows_at(top, dst))
     total = torch.zeros_like(top).index_add(0, dst, weight)
     if sink is not None:
         total = total + torch.exp(sink - top)
-    return weight / total.masked_fill(total == 0, 1).index_select(0, dst)
+    return weight / rows_at(total.masked_fill(total == 0, 1), dst)
 
 
 def dropout_mask(

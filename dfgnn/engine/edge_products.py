@@ -16,7 +16,7 @@ from ..runtime import eager as _eager
 from ..runtime import ops as _ops
 from ..runtime import rules
 from ..runtime.compiling import sums_of_rows
-from ..runtime.rules import Rule
+from ..runtime.rules import Rule, rows_at
 from . import flex as _flex
 from . import operators
 from . import plain as _plain
@@ -67,12 +67,7 @@ class _EdgeProducts(Rule):
 
         def formula(query, key, feat):
             acc = _ops.acc_type(feat.dtype)
-            products = (
-                query.to(acc).index_select(0, dst)
-                * key.to(acc).index_select(0, src)
-                * feat.to(acc)
-                * self.scale
-            )
+            products = rows_at(query.to(acc), dst) * rows_at(key.to(acc), src) * feat.to(acc) * self.scale
             return products.sum(2), products
 
         return rules.recorded_gradients(formula, saved, need, grad, grad_products)

@@ -12,6 +12,7 @@ from ..graph import Graph
 from ..graph.derived import edges_as_sources
 from ..runtime import torch_internals as internals
 from ..runtime.ops import acc_type
+from ..runtime.rules import rows_at
 from . import by_index
 from . import compiler_graph as _edges
 from . import plain as _plain
@@ -63,9 +64,7 @@ _ROWS = define(
     EdgeMap(
         "edge_rows", "Tensor x", "bool sources", saves=False,
         run=lambda graph, x, sources: x.index_select(0, graph.edge_index[0 if sources else 1]),
-        plain=lambda graph, x, sources: x.index_select(
-            0, _plain.ends_of(graph).edge_index[0 if sources else 1]
-        ),
+        plain=lambda graph, x, sources: rows_at(x, _plain.ends_of(graph).edge_index[0 if sources else 1]),
         empty=lambda graph, x, sources: x.new_empty(graph.num_edges, *x.shape[1:]),
         gradients=(lambda graph, grad, sources: sum_of_edges(graph, grad.contiguous(), sources),),
         of_edges=True,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..graph import GraphPart
 from ..runtime import eager as _eager
 from ..runtime import rules
-from ..runtime.rules import Rule
+from ..runtime.rules import Rule, rows_at
 from . import compiler_graph as _edges
 from . import plain as _plain
 from .edge_rows import rows_of_destinations, rows_of_sources
@@ -45,7 +45,7 @@ def _all_scores(edge_index, score_fn, dtype, tensors) -> Tensor:
     """The scores without chunks, in operations that torch differentiates any number of times, in any mode."""
     query, key, edge_feat, *params = tensors
     src, dst = edge_index
-    return score_fn(query.index_select(0, dst), key.index_select(0, src), edge_feat, *params).to(dtype)
+    return score_fn(rows_at(query, dst), rows_at(key, src), edge_feat, *params).to(dtype)
 
 
 def _chunks(graph, chunk: int):
@@ -109,7 +109,7 @@ class _EdgeScores(Rule):
         scores = query.new_empty(self.graph.num_edges, query.shape[1])
         for part, src, dst in _chunks(self.graph, self.chunk):
             e = None if edge_feat is None else edge_feat[part]
-            scores[part] = self.score_fn(query.index_select(0, dst), key.index_select(0, src), e, *params)
+            scores[part] = self.score_fn(rows_at(query, dst), rows_at(key, src), e, *params)
         self.surroundings.drew_nothing()
         return scores
 
@@ -126,8 +126,8 @@ def _first_order(call, inputs, need, grad):
     grads = [torch.zeros_like(x, dtype=acc) if n else None for x, n in zip(inputs, need)]
     for part, src, dst in _chunks(call.graph, call.chunk):
         rows = [
-            query.index_select(0, dst),
-            key.index_select(0, src),
+            rows_at(query, dst),
+            rows_at(key, src),
             None if edge_feat is None else edge_feat[part],
             *params,
         ]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..runtime.rules import rows_at
 from ._terms import all_hooked, is_untouched
 
 HALF = torch.float16, torch.bfloat16
@@ -16,8 +17,8 @@ def rows_of_types(table: Tensor, types: Tensor) -> Tensor:
     """table[types], rows ``[N, ...]`` of ``[T, ...]``. The gradient of a row of the table is a sum of as many
     rows as have its type."""
     if table.dtype in HALF:
-        return table.float().index_select(0, types).to(table.dtype)
-    return table.index_select(0, types)
+        return rows_at(table.float(), types).to(table.dtype)
+    return rows_at(table, types)
 
 
 def normalized(norm: nn.Module, h: Tensor) -> Tensor:

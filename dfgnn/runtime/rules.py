@@ -12,6 +12,12 @@ from .eager import EagerFunction, called_directly, transforms_active
 from .torch_internals import is_wrapped_by_functorch
 
 
+def rows_at(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], in plain operations whose backward adds rows up in the same order at every run: on a CPU that
+    of index_select does, whose sums on a GPU are atomic, and there that of indexing, which sorts."""
+    return x.index_select(0, index) if x.is_cpu else x[index]
+
+
 class Rule:
     """A map of tensors and its gradients. What is not a tensor is an attribute of the rule.
 
