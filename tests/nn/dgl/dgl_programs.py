@@ -145,7 +145,7 @@ class Program:
             return
         reducer = self.draw.choice(["sum", "max", "min"])
         with g.local_scope():
-            message, _ = self.built_in(g, None, self.draw.choice(["copy_u", "copy_e", "u_mul_e", "u_add_e"]))
+            message, _ = self.built_in(g, None, self.draw.choice(["copy_u", "copy_e"]))
             g.update_all(message, getattr(self.fn, reducer)("m", "out"))
             self.see_graph(g)
 
