@@ -94,7 +94,8 @@ def test_pyg_like_float64(name, dtype):
 
 
 @pytest.mark.parametrize(
-    "name", ["GATConv", *(pytest.param(name, marks=exhaustive) for name in PYG if name not in ("GATConv", "FAConv"))]
+    "name",
+    ["GATConv", *(pytest.param(name, marks=exhaustive) for name in PYG if name not in ("GATConv", "FAConv"))],
 )
 def test_pyg_compiled_like_float64(name):
     """By Inductor, under which torch_geometric 2.8.0's GATConv loses a node of 5,000 edges."""
