@@ -144,8 +144,13 @@ class Program:
         if not all(map(g.num_edges, g.canonical_etypes)) or len(shapes) > 1:
             return
         reducer = self.draw.choice(["sum", "max", "min"])
+        name = self.draw.choice(["copy_u", "copy_e"])
+        # DGL looks the type of the first relation's destinations up among the relations' features, and raises
+        # IndexError where there are fewer relations than that.
+        if name == "copy_e" and g.get_ntype_id(g.canonical_etypes[0][2]) >= len(g.canonical_etypes):
+            return
         with g.local_scope():
-            message, _ = self.built_in(g, None, self.draw.choice(["copy_u", "copy_e"]))
+            message, _ = self.built_in(g, None, name)
             g.update_all(message, getattr(self.fn, reducer)("m", "out"))
             self.see_graph(g)
 

@@ -1,7 +1,6 @@
 """Random programs of DGL's API beside DGL itself."""
 
 import os
-import random
 import warnings
 
 import pytest
@@ -13,9 +12,10 @@ import dfgnn.compat
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 
-#: How many programs the exhaustive test runs, and its first seed, which it prints.
+#: How many programs the exhaustive test runs, and its first seed. It is fixed, so that a change is judged by
+#: what it changed; programs that nobody has seen come with DFGNN_PROGRAMS_SEED.
 COUNT = int(os.environ.get("DFGNN_PROGRAMS", "300"))
-SEED = int(os.environ.get("DFGNN_PROGRAMS_SEED", str(random.SystemRandom().randrange(1 << 30))))
+SEED = int(os.environ.get("DFGNN_PROGRAMS_SEED", "100"))
 STEPS = 5
 
 
