@@ -30,8 +30,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         x_i' = \epsilon x_i^{(0)} + \sum_j \frac{\tanh(a_l^T x_j + a_r^T x_i)}{\sqrt{d_i d_j}} x_j
 
     A drop-in for ``torch_geometric.nn.FAConv``. Of edge size are the scores. The edges with their loops and
-    weights are cached as long as an ``edge_index`` tensor lives. Sparse tensors, and compilers, take
-    torch_geometric's own forward.
+    weights are cached as long as an ``edge_index`` tensor lives. Sparse tensors, and under compilers a layer
+    with ``cached=True``, take torch_geometric's own forward. Degrees are counted in float32 at least.
 
     Example::
 
@@ -67,7 +67,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self._is_sparse(edge_index) or torch.compiler.is_compiling():
+        recording = torch.compiler.is_compiling()
+        if self._is_sparse(edge_index) or recording and self.cached:
             return super().forward(x, x_0, for_upstream(edge_index), edge_weight, return_attention_weights)
         check_rows(self, "x", x)
         edge_index = for_upstream(edge_index)
@@ -77,13 +78,16 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
                 raise wrong_argument(self, "x_0", batch, list(x_0.shape[:-2]))
             more = edge_index, edge_weight, return_attention_weights
             return over_batch(lambda x, x_0: self.forward(x, x_0, *more), x, x_0)
-        if self.normalize:
-            if edge_weight is not None:
-                raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
-            edge_index, edge_weight = self._normalized(edge_index, x)
-        elif edge_weight is None:
+        if self.normalize and edge_weight is not None:
+            raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
+        if not self.normalize and edge_weight is None:
             raise wrong_argument(self, "edge_weight", "a tensor [E] in a layer with normalize=False", "None")
-        graph, _ = graph_of(self, edge_index, x, x)
+        if self.normalize and not recording:
+            edge_index, edge_weight = self._normalized(edge_index, x)
+        loops = self.normalize and self.add_self_loops and recording  # those of `_normalized` are there
+        graph, _ = graph_of(self, edge_index, x, x, self_loops=loops)
+        if edge_weight is None:
+            edge_index, edge_weight = graph.edge_index, _weight(graph, x.dtype)
         sources, destinations = (
             rows_of_sources(graph, self.att_l(x)),
             rows_of_destinations(graph, self.att_r(x)),
@@ -117,14 +121,22 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         (edge_index,) = parts_of(edge_index)
 
         def build() -> tuple[Tensor, Tensor]:
+            exact = torch.promote_types(x.dtype, torch.float32)  # a degree in 16 bits may stop at 256
             with internals.meta_counts_all() if x.is_meta else nullcontext():
                 edges, weight = gcn_norm(
-                    edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=x.dtype
+                    edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=exact
                 )
-            return (edges.clone() if edges is edge_index else edges), weight
+            return (edges.clone() if edges is edge_index else edges), weight.to(x.dtype)
 
         key = "gcn_norm", len(x), self.add_self_loops, x.dtype
         found = once(parts_of(edge_index), key, build)
         if self.cached:
             self._cached_edge_index = found
         return found
+
+
+def _weight(graph: Graph, dtype: torch.dtype) -> Tensor:
+    """1 / sqrt(d_i d_j) of each edge, while a compiler records."""
+    degree = graph.in_degrees().to(torch.promote_types(dtype, torch.float32))
+    scale = torch.where(degree > 0, degree.rsqrt(), 0)
+    return (rows_of_sources(graph, scale) * rows_of_destinations(graph, scale)).to(dtype)

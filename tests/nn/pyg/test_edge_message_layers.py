@@ -122,6 +122,8 @@ def test_fa(options, dtype):
         compare(theirs, ours, *args)
         compare(theirs, ours, *args, None, True)
         assert torch.equal(ours(*args), ours(*args))
+        if "cached" not in options and dtype == torch.float64:
+            compare(theirs, torch.compile(ours, backend="aot_eager", fullgraph=True), *args, None, True)
     compare(theirs, accelerated(theirs), *args)
 
 
