@@ -90,7 +90,7 @@ def test_pyg_2_8_compiled_softmax_of_5000_equal_scores(one_thread):
 
 
 def test_torch_2_13_softmax_of_a_long_column():
-    """2**25 equal scores: weights of torch.softmax over the rows sum to 2 in float32; of an attention to 1."""
+    """2**25 equal scores: the weights of torch.softmax sum to 2 in float32, those of an attention to 1."""
     count = 2**25
     if TORCH and EXHAUSTIVE:
         assert torch.softmax(torch.zeros(count, 1), 0).double().sum() == 2
@@ -279,8 +279,7 @@ def test_dgl_1_1_3_order_of_full_neighbourhoods():
 
 
 def test_pyg_2_8_peak_memory_of_compiled_layers():
-    """A compiled GATConv or TransformerConv holds 0.46 to 1.33 tensors of E x H x C at its peak, by sizes; ours
-    none."""
+    """A compiled GATConv or TransformerConv peaks at 0.46 to 1.33 tensors of E x H x C, ours none."""
     N, E, H, C = 400, 40_000, 4, 32
     x, edge_index = torch.randn(N, 16), torch.randint(N, (2, E))
     theirs = torch_geometric.nn.GATConv(16, C, H)

@@ -31,7 +31,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
 
     A drop-in for ``torch_geometric.nn.FAConv``. Of edge size are the scores. The edges with their loops and
     weights are cached as long as an ``edge_index`` tensor lives. Sparse tensors, and under compilers a layer
-    with ``cached=True``, take torch_geometric's own forward. Degrees are counted in float32 at least.
+    with ``cached=True`` and calls that ask for the attention, take torch_geometric's own forward. Degrees are
+    counted in float32 at least.
 
     Example::
 
@@ -68,7 +69,8 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         recording = torch.compiler.is_compiling()
-        if self._is_sparse(edge_index) or recording and self.cached:
+        asked = isinstance(return_attention_weights, bool)
+        if self._is_sparse(edge_index) or recording and (self.cached or asked):
             return super().forward(x, x_0, for_upstream(edge_index), edge_weight, return_attention_weights)
         check_rows(self, "x", x)
         edge_index = for_upstream(edge_index)
@@ -84,21 +86,21 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             raise wrong_argument(self, "edge_weight", "a tensor [E] in a layer with normalize=False", "None")
         if self.normalize and not recording:
             edge_index, edge_weight = self._normalized(edge_index, x)
-        loops = self.normalize and self.add_self_loops and recording  # those of `_normalized` are there
-        graph, _ = graph_of(self, edge_index, x, x, self_loops=loops)
+        graph, _ = graph_of(self, edge_index, x, x)
+        of_loops = None
         if edge_weight is None:
-            edge_index, edge_weight = graph.edge_index, _weight(graph, x.dtype)
-        sources, destinations = (
-            rows_of_sources(graph, self.att_l(x)),
-            rows_of_destinations(graph, self.att_r(x)),
-        )
-        alpha = (sources + destinations).tanh().squeeze(-1)
+            edge_weight, of_loops = self._weights(graph, edge_index, x.dtype)
+        left, right = self.att_l(x), self.att_r(x)
+        alpha = (rows_of_sources(graph, left) + rows_of_destinations(graph, right)).tanh().squeeze(-1)
         weight = F.dropout(alpha, p=self.dropout, training=self.training) * edge_weight
         dtype = torch.promote_types(weight.dtype, x.dtype)
         out = functional.spmm(graph, weight.to(dtype), x.to(dtype).unsqueeze(1)).squeeze(1)
+        if of_loops is not None:
+            own = F.dropout((left + right).tanh(), p=self.dropout, training=self.training)
+            out = out + own * of_loops.unsqueeze(1) * x
         if self.eps != 0.0:
             out = out + self.eps * x_0
-        if not isinstance(return_attention_weights, bool):
+        if not asked:
             return out
         # The edges of `_normalized` are cached, so that the caller, who may modify the result, gets a copy.
         return out, (edge_index.clone() if self.normalize else edge_index, alpha)
@@ -134,9 +136,14 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             self._cached_edge_index = found
         return found
 
-
-def _weight(graph: Graph, dtype: torch.dtype) -> Tensor:
-    """1 / sqrt(d_i d_j) of each edge, while a compiler records."""
-    degree = graph.in_degrees().to(torch.promote_types(dtype, torch.float32))
-    scale = torch.where(degree > 0, degree.rsqrt(), 0)
-    return (rows_of_sources(graph, scale) * rows_of_destinations(graph, scale)).to(dtype)
+    def _weights(self, graph: Graph, edge_index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """While a compiler records: 1 / sqrt(d_i d_j) of each edge, and of each node's loop. How many loops
+        there are is not known then, so that those among the edges stay, with the weight 0."""
+        ones = (edge_index[0] != edge_index[1]) if self.add_self_loops else torch.ones_like(edge_index[0])
+        degree = ones.new_zeros(graph.num_dst, dtype=torch.int64).index_add(0, edge_index[1], ones.long())
+        degree = degree + int(self.add_self_loops)
+        scale = degree.to(torch.promote_types(dtype, torch.float32)).rsqrt().masked_fill(degree == 0, 0)
+        weight = rows_of_sources(graph, scale) * rows_of_destinations(graph, scale)
+        if not self.add_self_loops:
+            return weight.to(dtype), None
+        return (weight * ones).to(dtype), scale.square().to(dtype)
