@@ -65,7 +65,7 @@ def of_function(case, graph, orders):
 def graph():
     generator = torch.Generator().manual_seed(0)
     src, dst = torch.randint(N - 1, (2, E), generator=generator)
-    dst[: E // 4] = 3  # a row that is much longer than others
+    dst[: E * 3 // 4] = 3  # a row that is much longer than others, and than a work item
     return Graph.from_coo(src, dst, num_src=N, num_dst=N)
 
 

@@ -252,22 +252,6 @@ def test_only_edge_of_a_row(device, score):
     assert not bias.any()
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_number_of_threads(score):
-    """Results are those of one thread, bit for bit."""
-    graph = make_graph("mixed_degrees")
-    inputs = make_inputs(score, graph, 3, 16, edge_feat=True)
-    before = torch.get_num_threads()
-    try:
-        runs = []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            runs.append(penalty(function(score), graph, inputs))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run))
-
-
 @pytest.mark.parametrize("edge_feat", [False, True])
 @pytest.mark.parametrize("score", SCORES)
 def test_memory_of_the_operator(device, score, edge_feat):

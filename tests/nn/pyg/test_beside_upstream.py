@@ -184,6 +184,7 @@ def test_fake_tensors(name, structure):
         except (RuntimeError, NotImplementedError) as error:  # it reads values, which fake tensors lack
             pytest.skip(f"torch_geometric's cannot: {type(error).__name__}")
         assert [x.shape for x in floats(ours(*given))] == [x.shape for x in expected]
+    assert_equal(results(ours, name), results(theirs, name))  # no fake tensor is left in a cache
 
 
 @covered(1, directed=[True, False], record=["compile", "export"])
