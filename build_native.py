@@ -18,6 +18,7 @@ Environment:
 """
 
 import fcntl
+import functools
 import importlib.util
 import os
 import platform
@@ -102,6 +103,16 @@ def find_nvcc() -> str | None:
             raise BuildError(f"CUDA_HOME is {home}, but there is no {nvcc}")
         return str(nvcc)
     return shutil.which("nvcc")
+
+
+@functools.cache
+def nvcc_release(nvcc: str) -> tuple[int, int]:
+    """The version of a CUDA compiler, e.g. (13, 0)."""
+    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True)
+    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if not found:
+        raise BuildError(f"{nvcc} --version names no release of CUDA: {(done.stdout + done.stderr).strip()}")
+    return int(found[1]), int(found[2])
 
 
 def find_cxx() -> list[str]:
@@ -246,6 +257,8 @@ def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nv
     # nvcc also calls the host compiler and the linker, because it knows where its headers and libraries are.
     compiler = [nvcc, f"-ccbin={cxx[-1]}"] if os.environ.get("CXX") else [nvcc]
     archs = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS))
+    if len(archs) > 1 and nvcc_release(nvcc) >= (12, 8):
+        archs.append("--compress-mode=size")  # code for several architectures in a quarter of the space
     device = [*COMMON, f"-Xcompiler={','.join(HOST + extra)}", "--expt-relaxed-constexpr", *archs]
     host = [*COMMON, f"-Xcompiler={','.join(HOST + extra + torch_flags(torch))}", "-DUSE_CUDA"]
     objects = [ninja.compile("cuda", source, compiler, device) for source in sources("cuda/**/*.cu")]
