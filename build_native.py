@@ -316,6 +316,18 @@ def install(library: Path, folder: Path) -> None:
     os.replace(folder / ".copy", target)
 
 
+def write_schemas(library: Path, path: Path) -> None:
+    """Write the schemas of the operators that a CPU library defines to a file, one per line."""
+    code = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+print(*sorted(str(s)[7:] for s in torch._C._jit_get_all_schemas() if s.name.startswith("dfgnn::")), sep="\\n")
+"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run([sys.executable, "-c", code, library], stdout=subprocess.PIPE, check=True)
+    path.write_bytes(done.stdout)
+
+
 def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     """Bring the libraries up to date and put them into `folder`; returns their paths there.
 

@@ -1,24 +1,11 @@
 """The choices of the native build; that it compiles is shown by every other test."""
 
-import importlib.util
 import subprocess
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def loaded():
-    spec = importlib.util.spec_from_file_location("build_native", ROOT / "build_native.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def build_native():
-    return loaded()
 
 
 @pytest.mark.parametrize(
@@ -154,14 +141,16 @@ def test_every_source_is_compiled(build_native, tmp_path):
         ({"DFGNN_SANITIZE": "address"}, "build/sanitized"),
     ],
 )
-def test_libraries_that_do_not_load_here_stay_in_their_build_folder(monkeypatch, environment, folder):
+def test_libraries_that_do_not_load_here_stay_in_their_build_folder(
+    monkeypatch, load_build_native, environment, folder
+):
     """Libraries for another processor would otherwise replace the ones that this checkout imports."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for name in ("DFGNN_TARGET", "DFGNN_SANITIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    module = loaded()
+    module = load_build_native()
     assert ROOT / folder == module.IN_PLACE
     assert module.build.__defaults__[0] == ROOT / folder
 
