@@ -166,15 +166,16 @@ def blocks(
 ) -> tuple[Tensor, Tensor]:
     """(out, stats) of `block_attention_forward`, with a score for every pair of a block."""
     acc = acc_type(query.dtype)
-    for of, rows in ((offsets, query.shape[0]), (key_offsets, key.shape[0])):
-        if bool((of.diff() < 0).any()) or of[0] < 0 or of[-1] > rows:
+    for given, count in ((offsets, query.shape[0]), (key_offsets, key.shape[0])):
+        if bool((given.diff() < 0).any()) or given[0] < 0 or given[-1] > count:
             raise RuntimeError("dfgnn::block_attention: offsets: expected numbers that rise, up to the rows")
     empty = query.new_empty(0, dtype=acc)
     out = empty.new_zeros(*query.shape[:2], value.shape[2])
     stats = empty.new_zeros(*query.shape[:2], 2)
     stats[..., 0] = torch.inf
     parts, places = [], []
-    for begin, end, first, last in zip(offsets[:-1], offsets[1:], key_offsets[:-1], key_offsets[1:]):
+    rows_of, keys_of = offsets.tolist(), key_offsets.tolist()
+    for begin, end, first, last in zip(rows_of, rows_of[1:], keys_of, keys_of[1:]):
         if begin == end or first == last:
             continue
         q, (k, v) = query[begin:end].to(acc), (x[first:last].to(acc) for x in (key, value))
@@ -188,7 +189,7 @@ def blocks(
         rows = torch.einsum("nhm,mhd->nhd", weights / torch.where(seen, total, 1), v)
         of_rows = torch.cat([torch.where(seen, top, torch.inf), torch.where(seen, total, 1).log()], -1)
         parts.append((rows, of_rows))
-        places.append(torch.arange(int(begin), int(end)))
+        places.append(torch.arange(begin, end))
     if parts:
         place = torch.cat(places)
         out = out.index_copy(0, place, torch.cat([rows for rows, _ in parts]))
