@@ -117,9 +117,10 @@ def check_wheel(wheel: Path, target: str, kind: str) -> list[str]:
 def audit_abi(folder: str) -> None:
     """Ends the release unless these libraries need nothing but the stable ABI of torch 2.10."""
     report = json.loads(run("torch-abi-audit", "--json", "--check", "torch", Path(folder) / "dfgnn"))
-    found = report["torch"]
-    if not found["uses_torch"] or found["min_torch"] > "2.10":
-        sys.exit(f"release: torch-abi-audit: {found}")
+    for library in report["extensions"] + report["bundled_libs"]:
+        found = library["torch"]
+        if not found["stable"] or found["min_torch_version"] != "2.10.0":
+            sys.exit(f"release: torch-abi-audit: {found}")
 
 
 def try_wheel(wheel: Path, kind: str) -> str:
