@@ -9,12 +9,12 @@ not a faster one, and ``capture`` replays a step as a CUDA graph. ``compile`` is
 attention that a model's author wrote on our kernels.
 """
 
-from dfgnn import functional, nn, ops, reference, sampling
-from dfgnn.capturing import capture
-from dfgnn.compiling import compile
-from dfgnn.graph import Graph
-from dfgnn.profiling import explain, profile
-from dfgnn.switch import accelerate, convert_state_dict, patch, restore
+from . import functional, nn, ops, reference, sampling
+from .capturing import capture
+from .compiling import compile
+from .graph import Graph
+from .profiling import explain, profile
+from .switch import accelerate, convert_state_dict, patch, restore
 
 __version__ = "0.1.0"
 __all__ = [
