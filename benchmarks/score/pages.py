@@ -1,4 +1,4 @@
-"""The tables of the documents, from the results alone.
+"""The tables of the documents, from the results alone: ``PYTHONPATH=benchmarks python -m score.pages``.
 
 What stands between ``<!-- scoreboard:NAME -->`` and ``<!-- /scoreboard -->`` in README.md and in the pages of
 docs is written by ``fill``; NAME is the device and the name of a table (``cuda-models``) or one of
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import records
+from dfgnn.bench import records
 
 MARKED = re.compile(r"<!-- scoreboard:([\w-]+) -->(.*?)<!-- /scoreboard -->", flags=re.DOTALL)
 DEVICES = ("cuda", "cpu")
@@ -71,7 +71,7 @@ def rendered(name: str, results: dict[str, dict], page: str = "") -> str:
 
 
 def missing(device: str) -> str:
-    return f"*Not measured yet: `python benchmarks/scoreboard.py --device {device}` does.*"
+    return f"*Not measured yet: `make scoreboard ARGS='--device {device}'` does.*"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------
@@ -511,3 +511,16 @@ def limits(results: dict) -> str:
 
 
 SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {"headline": headline, "summary": summary}
+
+
+def main() -> None:
+    from . import charts
+
+    root = Path(__file__).parents[2]
+    results = root / "benchmarks" / "results"
+    for path in [*fill(root, results), *charts.draw(results, root / "docs" / "pictures")]:
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

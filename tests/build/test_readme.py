@@ -21,6 +21,8 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks" / "LOG.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "scripts" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 ALONE = "README.md", "cookbook.md"
@@ -32,7 +34,6 @@ WIDE = {
     "architecture.md",
     "benchmarks.md",
     "numerics.md",
-    "performance.md",
     "small_graphs.md",
     "training.md",
 }
