@@ -1,7 +1,5 @@
 """``--oracle``: measures every plan that the scheduler could have chosen, beside the one that it chose."""
 
-from functools import partial
-
 from . import measure
 from .measure import timings
 from .report import plan_text
@@ -48,7 +46,7 @@ def measure_candidates(work: Workload, mode: str, chosen: dict, budget: float) -
                 plan.partial_bytes > work.most_partial_bytes(direction) for direction, plan in plans.items()
             ):
                 too_large.add(candidate)
-            call = work.call(partial(work.layer.attention, work.graph, schedule=schedule), mode)
+            call = work.call(work.attention(schedule), mode)
             times[candidate] = timings(call, work.graph.device, budget)
         except (RuntimeError, ValueError) as error:
             times[candidate] = {"failed": measure.reason(error)}

@@ -178,7 +178,7 @@ class _Check:
 def _measure_row(work: Workload, mode, schedule, floor, check: _Check, options) -> dict:
     graph, device = work.graph, work.graph.device
     row: dict[str, Any] = {"plan": describe(work.plans(mode, schedule))}
-    call = work.call(partial(work.layer.attention, graph, schedule=schedule), mode)
+    call = work.call(work.attention(schedule), mode)
     results = call()
     row["error"] = check.errors(work, results)
     result_bytes = sum(t.nbytes for t in results)

@@ -142,17 +142,6 @@ def cached(edge_index: Any, size: Any = None) -> Graph:
 _constructors.make_cached = cached  # constructors.py cannot import this module
 
 
-@not_compiled
-def at_least(edge_index: Tensor, num_dst: int, where: str) -> int:
-    """The number of sources: ``num_dst``, or the largest source in ``edge_index`` + 1 if that is more."""
-
-    def build() -> int:
-        sources = _csr.as_index(where, "edge_index", edge_index, (2, None))[0]
-        return int(sources.max()) + 1 if sources.numel() else 0
-
-    return max(num_dst, once(parts_of(edge_index), ("sources",), build))
-
-
 def sizes_of(where: str, size: Any) -> tuple[int, int] | None:
     """(num_src, num_dst) of an argument ``size``: such a pair, one number for both, or None."""
     if size is None:
