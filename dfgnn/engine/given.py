@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..graph import Graph, GraphPart
 from ..graph import cache as _kept
+from ..graph import constructors as _constructors
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
 from .compiler_graph import EdgeList, is_traced
@@ -70,3 +71,18 @@ def _is_features(x: Tensor) -> bool:
 def _rows(x: Any) -> int | None:
     """How many rows a tensor has, if it is one."""
     return x.shape[0] if isinstance(x, Tensor) and x.dim() else None
+
+
+def _cached(edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
+    """See `Graph.cached`; while a compiler records, what stands for the graph."""
+    if (
+        num_src is not None
+        and num_dst is not None
+        and torch.compiler.is_compiling()
+        and is_traced(edge_index)
+    ):
+        return EdgeList(edge_index, num_src, num_dst)
+    return _kept.cached(edge_index, num_src, num_dst)
+
+
+_constructors.make_cached = _cached  # constructors.py cannot import this module

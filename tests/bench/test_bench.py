@@ -47,7 +47,7 @@ def test_float64_values_are_the_reference_and_its_gradients(layer, chunk_bytes, 
     monkeypatch.setattr(accuracy, "_CHUNK_BYTES", chunk_bytes)
     graph, heads, dim, value_dim = _blocks(), 3, 4, 5
     sizes = {
-        "gat": {"feat": (11, heads, value_dim), "alpha_src": (11, heads), "alpha_dst": (9, heads)},
+        "gat": {"feat": (11, heads, value_dim), "score_src": (11, heads), "score_dst": (9, heads)},
         "gatv2": {"x_src": (11, heads, dim), "x_dst": (9, heads, dim), "attn": (heads, dim)},
         "dot": {"query": (9, heads, dim), "key": (11, heads, dim), "value": (11, heads, value_dim)},
     }[layer]

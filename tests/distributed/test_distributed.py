@@ -190,9 +190,9 @@ def _only_some_gradients(group):
     """Gradients of features but not of scores, and the reverse: backward then exchanges other rows."""
     graph, part = both(group, "mixed_degrees")
     inputs = {
-        "feat": torch.randn(72, 2, 4, dtype=torch.float64),
-        "alpha_src": torch.randn(72, 2, dtype=torch.float64),
-        "alpha_dst": torch.randn(72, 2, dtype=torch.float64),
+        "value": torch.randn(72, 2, 4, dtype=torch.float64),
+        "score_src": torch.randn(72, 2, dtype=torch.float64),
+        "score_dst": torch.randn(72, 2, dtype=torch.float64),
     }
     for wanted in inputs:
         grads = []

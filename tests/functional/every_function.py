@@ -61,29 +61,29 @@ def scores(q, k, e, w):
 QKV, QKW = "query:bmhd key:bnhd value:bnhd", "query:bmhd key:bnhd value:bnhv"
 WEIGHTS = dict(return_attention=True)
 CASES = {
-    "gat": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh"),
-    "gat shared": Case("gat_attention", "feat:bnhd alpha_src:nh alpha_dst:mh edge_bias:eh out_bias:hd"),
+    "gat": Case("gat_attention", "feat:bnhd score_src:bnh score_dst:bmh"),
+    "gat shared": Case("gat_attention", "feat:bnhd score_src:nh score_dst:mh edge_bias:eh out_bias:hd"),
     "gat edges": Case(
         "gat_attention",
-        "feat:bnhd alpha_src:bnh alpha_dst:bmh edge_bias:beh edge_gate:beh edge_weight:e edge_feat:behd "
+        "feat:bnhd score_src:bnh score_dst:bmh edge_bias:beh gate:beh weight:e edge_feat:behd "
         "out_bias:bhd",
         WEIGHTS,
     ),
     "gat without sources": Case(
-        "gat_attention", "feat:bnhd alpha_dst:bmh edge_weight:eh", {"alpha_src": None}
+        "gat_attention", "feat:bnhd score_dst:bmh weight:eh", {"score_src": None}
     ),
-    "gat sink": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh sink:h"),
-    "gat sink, attention": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh sink:h", WEIGHTS),
-    "gatv2": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_feat:ehd edge_gate:e"),
+    "gat sink": Case("gat_attention", "feat:bnhd score_src:bnh score_dst:bmh sink:h"),
+    "gat sink, attention": Case("gat_attention", "feat:bnhd score_src:bnh score_dst:bmh sink:h", WEIGHTS),
+    "gatv2": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_feat:ehd gate:e"),
     "gatv2 vectors": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:bhd edge_bias:eh", WEIGHTS),
     "gatv2 projected": Case(
-        "gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_attr:ek edge_proj:Dk edge_gate:e"
+        "gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_attr:ek edge_proj:Dk gate:e"
     ),
     "gatv2 sink": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd sink:h"),
     "dot": Case("dot_attention", QKV, {"scale": 0.7}),
     "dot sink": Case("dot_attention", f"{QKV} sink:h"),
     "dot sink, attention": Case("dot_attention", f"{QKV} sink:h", WEIGHTS),
-    "dot edges": Case("dot_attention", "query:bmhd key:nhd value:bnhd edge_feat:behd edge_weight:beh"),
+    "dot edges": Case("dot_attention", "query:bmhd key:nhd value:bnhd edge_feat:behd weight:beh"),
     "dot at edges": Case("dot_attention", "query:bmhd key:behd value:behv", {"key_at": "edges"}),
     "terms of heads": Case("dot_attention", f"{QKW} edge_feat:ehd edge_feat_value:behv"),
     "terms shared": Case("dot_attention", f"{QKW} edge_feat:ed edge_feat_value:ev"),
@@ -108,8 +108,8 @@ CASES = {
     "flex edges": Case("flex_attention", f"{QKV} edge_feat:ehd params:hd", {"score_fn": scores}),
     "softmax": Case("edge_softmax", "score:eh"),
     "sddmm": Case("sddmm", "query:bmhd key:bnhd"),
-    "spmm": Case("spmm", "feat:bnhd edge_weight:beh"),
-    "spmm shared": Case("spmm", "feat:bnhd edge_weight:e"),
+    "spmm": Case("spmm", "feat:bnhd weight:beh"),
+    "spmm shared": Case("spmm", "feat:bnhd weight:e"),
 }  # fmt: skip
 PROJECTED = {
     "projections": f"{QKW} edge_attr:ek edge_proj:Dk edge_proj_value:Vk",

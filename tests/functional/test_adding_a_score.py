@@ -84,8 +84,8 @@ def test_flex_attention(device, name, dtype):
     inputs[-1] = inputs[-1].abs() / 8
     weight = torch.rand(graph.num_edges).to(device, dtype)
     mask = torch.rand(graph.num_edges, device=device) < 0.8
-    options = {"edge_mask": mask, "edge_weight": weight, "return_attention": True, "dropout_p": 0.2}
-    options["_seed"] = torch.tensor([5], device=device)
+    options = {"mask": mask, "weight": weight, "return_attention": True, "dropout_p": 0.2}
+    options["generator"] = torch.tensor([5], device=device)
     found, chunk_edges = [], max(97, graph.num_edges // 6)  # the last chunk of most graphs is shorter
     for module, as_type in ((functional, dtype), (reference, dtype), (reference, torch.float64)):
         leaves = [x.to(as_type, copy=True).requires_grad_() for x in inputs]

@@ -142,10 +142,10 @@ OPTIONS = {
 }
 EDGES = {
     "none": {},
-    "bias and weight": dict(edge_bias=True, edge_weight="H"),
-    "one weight": dict(edge_weight=1),
-    "gate": dict(edge_gate="H", edge_bias=True),
-    "one gate": dict(edge_gate=1),
+    "bias and weight": dict(term=True, weight="H"),
+    "one weight": dict(weight=1),
+    "gate": dict(gate="H", edge_bias=True),
+    "one gate": dict(gate=1),
 }
 
 
@@ -157,7 +157,7 @@ def test_options(device, options, edges, dtype):
     with_projection(inputs, graph, 4, bias=True, where=where)
     inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
     mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
-    more = dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
+    more = dict(mask=mask, generator=torch.tensor([11], device=device))
     # extra: the terms of the bias's gradient, times query and scale, cancel in every row.
     check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
 
@@ -294,10 +294,10 @@ def test_options_in_one(gpu, passes, dtype, learned):
     inputs = with_projection(make_inputs("dot", graph, heads, dim, dtype), graph, features)
     more = dict(
         edge_bias=torch.randn(graph.num_edges, heads, device=gpu),
-        edge_weight=torch.rand(graph.num_edges, device=gpu),
-        edge_mask=torch.rand(graph.num_edges, heads, device=gpu) < 0.8,
+        weight=torch.rand(graph.num_edges, device=gpu),
+        mask=torch.rand(graph.num_edges, heads, device=gpu) < 0.8,
         out_bias=torch.randn(heads, dim).to(gpu, dtype),
-        _seed=torch.tensor([11], device=gpu),
+        generator=torch.tensor([11], device=gpu),
     )
     names = [name for name in inputs if learned or name != "edge_attr"]
 

@@ -86,8 +86,8 @@ OPTIONS = {
 }
 EDGES = {
     "none": {},
-    "bias and weight": dict(edge_bias=True, edge_weight="H"),
-    "gate": dict(edge_gate="H", edge_bias=True, edge_weight=1),
+    "bias and weight": dict(term=True, weight="H"),
+    "gate": dict(gate="H", edge_bias=True, weight=1),
 }
 
 
@@ -111,7 +111,7 @@ def test_options(device, terms, edges, way):
     more = with_terms(inputs, graph, terms) | options
     inputs["out_bias"] = torch.randn(HEADS, inputs["value"].shape[2]).to(device, dtype)
     mask = torch.rand(graph.num_edges, HEADS, device=device) < 0.8
-    more |= dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
+    more |= dict(mask=mask, generator=torch.tensor([11], device=device))
     check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **more)
 
 
@@ -136,7 +136,7 @@ def test_bias_behind_the_activation(device):
     kernels themselves add the key's."""
     graph = make_graph("mixed_degrees", device)
     for terms in (TERMS["shared in values alone"], TERMS["in values alone"], dict(edge_feat="E H D")):
-        inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, edge_bias=True)
+        inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, term=True)
         with_terms(inputs, graph, terms)
         check("dot", graph, inputs, bias_after=True, negative_slope=0.2)
 

@@ -9,8 +9,8 @@ from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
 from dfgnn.nn import pyg
 
-NAMES = "x_src", "x_dst", "attn", "edge_attr", "edge_proj"
-OPTIONS = {"none": (), "bias, weight": ("edge_bias", "edge_weight"), "gate, sink": ("edge_gate", "sink")}
+NAMES = "key", "query", "att", "edge_attr", "edge_proj"
+OPTIONS = {"none": (), "bias, weight": ("edge_bias", "weight"), "gate, sink": ("gate", "sink")}
 SHAPES = (1, 4, 1), (3, 5, 7), (8, 8, 16), (2, 1, 33), (5, 12, 8)  # heads, columns, attributes
 
 
@@ -64,7 +64,7 @@ def test_derivatives(device, name, dtype):
 def test_gradgradcheck(device, options):
     graph = tiny_graph(device)
     inputs = make_inputs(graph, 2, 3, 2, options=options)
-    more = {"dropout_p": 0.25, "_seed": torch.tensor([4], device=device)}
+    more = {"dropout_p": 0.25, "generator": torch.tensor([4], device=device)}
 
     def call(*tensors):
         return functional.gatv2_attention(graph, **dict(zip(inputs, tensors)), **more)
@@ -84,9 +84,9 @@ def test_third_derivatives(device):
 def test_dropout_and_attention(device, mask):
     graph = make_graph("isolated", device)
     inputs = make_inputs(graph, 3, 8, 5)
-    more = {"dropout_p": 0.4, "_seed": torch.tensor([1], device=device), "return_attention": True}
+    more = {"dropout_p": 0.4, "generator": torch.tensor([1], device=device), "return_attention": True}
     if mask:
-        more["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.5
+        more["mask"] = torch.rand(graph.num_edges, device=device) < 0.5
     found, expected = (m.gatv2_attention(graph, **inputs, **more) for m in (functional, reference))
     torch.testing.assert_close(found, expected)
 
@@ -95,15 +95,15 @@ def test_vector_of_opposite_ends(device):
     """x_dst is nearly -x_src, so that much cancels in attn's gradient, a sum over nodes and attributes."""
     graph = make_graph("complete", device)
     inputs = make_inputs(graph, 2, 8, 4, torch.float32)
-    inputs["x_src"] += 100
-    inputs["x_dst"] -= 100
+    inputs["key"] += 100
+    inputs["query"] -= 100
     exact, low, found = (
         derivatives(m, graph, inputs, dtype, orders=1)
         for m, dtype in ((reference, torch.float64), (reference, None), (functional, None))
     )
     allowed = [chance(graph) * relative_error(y, x) + 1e-5 for x, y in zip(exact, low)]
     if device == "cuda":  # kernels add up each end's terms by themselves (docs/internals/mathematics.md)
-        attn = 1 + list(inputs).index("attn")
+        attn = 1 + list(inputs).index("att")
         allowed[attn] = max(allowed[attn], rounding_of_ends(graph, inputs, exact[attn]))
     for x, most, expected in zip(found, allowed, exact):
         assert relative_error(x, expected) <= most

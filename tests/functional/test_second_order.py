@@ -12,13 +12,13 @@ from dfgnn.bench.measure import peak_extra
 
 OPTIONS = {
     "plain": {},
-    "bias": {"edge_bias": True, "edge_weight": 1},
-    "gate": {"edge_gate": 1, "edge_weight": "H", "edge_feat": True},
+    "bias": {"term": True, "weight": 1},
+    "gate": {"gate": 1, "weight": "H", "edge_feat": True},
 }
 
 MORE_OPTIONS = {
     **OPTIONS,
-    "all": {"edge_bias": True, "edge_gate": "H", "edge_weight": "H", "edge_feat": True},
+    "all": {"term": True, "gate": "H", "weight": "H", "edge_feat": True},
 }
 HARD = [name for name in GRAPHS if name not in ("power_law", "complete")]
 
@@ -32,7 +32,7 @@ def test_gradgradcheck(device, score, options, return_attention):
     inputs["out_bias"] = torch.randn(2, 2, dtype=torch.float64, device=device)
     more = {
         "dropout_p": 0.25,
-        "_seed": torch.tensor([4], device=device),
+        "generator": torch.tensor([4], device=device),
         "return_attention": return_attention,
     }
 
@@ -56,9 +56,9 @@ def penalty(attention, graph, inputs, weight=1.0, **options):
 def test_gradient_penalty(device, score, mask, dtype):
     graph = make_graph("isolated", device)
     inputs = make_inputs(score, graph, 3, 5, dtype)
-    options = {"dropout_p": 0.4, "_seed": torch.tensor([1], device=device)}
+    options = {"dropout_p": 0.4, "generator": torch.tensor([1], device=device)}
     if mask:
-        options["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.5
+        options["mask"] = torch.rand(graph.num_edges, device=device) < 0.5
     found = penalty(function(score), graph, inputs, **options)
     exact = {n: x.double() for n, x in inputs.items()}
     expected = penalty(function(score, reference), graph, exact, **options)
@@ -157,9 +157,9 @@ def test_forces(device, kind):
 def test_hard_graphs(device, score, hard):
     """All cotangents at once, with every option on edges, beside plain operations in float64."""
     graph = make_graph(hard, device)
-    options = {"edge_bias": True, "edge_gate": 1, "edge_weight": "H", "edge_feat": True}
+    options = {"term": True, "gate": 1, "weight": "H", "edge_feat": True}
     inputs = make_inputs(score, graph, 2, 3, torch.float64, **options)
-    more = {"dropout_p": 0.3, "_seed": torch.tensor([5], device=device)}
+    more = {"dropout_p": 0.3, "generator": torch.tensor([5], device=device)}
     found = penalty(function(score), graph, inputs, **more)
     expected = penalty(function(score, reference), graph, inputs, **more)
     for one, other in zip(found, expected):
@@ -180,7 +180,7 @@ def test_as_exact_as_plain_operations(device, score, dtype, options, hard, shape
     exact = {n: x.double() for n, x in inputs.items()}
     more = {"weight": 2**-10}  # so that float16 holds the gradients
     if options:
-        more.update(dropout_p=0.3, _seed=torch.tensor([5], device=device))
+        more.update(dropout_p=0.3, generator=torch.tensor([5], device=device))
     found = penalty(function(score), graph, inputs, **more)
     expected = penalty(function(score, reference), graph, exact, **more)
     plain = penalty(function(score, reference), graph, inputs, **more)
@@ -218,7 +218,7 @@ def test_features_of_edges(device, where, sizes):
 def test_large_scores(device, score):
     """A shift of all scores changes nothing but their rounding."""
     graph = make_graph("isolated", device)
-    inputs = make_inputs(score, graph, 2, 4, edge_bias=True)
+    inputs = make_inputs(score, graph, 2, 4, term=True)
     one = penalty(function(score), graph, inputs)
     two = penalty(function(score), graph, inputs | {"edge_bias": inputs["edge_bias"] + 2.0**16})
     for x, y in zip(one, two):
@@ -229,10 +229,10 @@ def test_large_scores(device, score):
 def test_only_edge_of_a_row(device, score):
     """The gradient of its score is exactly 0, and so are those of that gradient."""
     alone = make_graph("self_loops", device)
-    inputs = make_inputs(score, alone, 2, 4, edge_bias=True)
+    inputs = make_inputs(score, alone, 2, 4, term=True)
     leaves = {n: x.requires_grad_() for n, x in inputs.items()}
     out = function(score)(alone, **leaves).square().sum()
-    (first,) = torch.autograd.grad(out, leaves[{"gat": "feat", "gatv2": "x_src", "dot": "value"}[score]],
+    (first,) = torch.autograd.grad(out, leaves[{"gat": "value", "gatv2": "key", "dot": "value"}[score]],
                                    create_graph=True)  # fmt: skip
     (bias,) = torch.autograd.grad(first.pow(3).sum(), leaves["edge_bias"])
     assert not bias.any()
@@ -303,7 +303,7 @@ def test_of_some_gradients_only(device, score):
     """A loss on the gradient of one tensor: tensors that it does not depend on get None or zeros, and all
     other second derivatives are right."""
     graph = make_graph("random", device)
-    options = {"edge_bias": True, "edge_gate": "H", "edge_weight": 1, "edge_feat": True}
+    options = {"term": True, "gate": "H", "weight": 1, "edge_feat": True}
     inputs = make_inputs(score, graph, 2, 4, torch.float64, **options)
 
     def of(module, name):

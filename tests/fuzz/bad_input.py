@@ -51,34 +51,34 @@ def rand(*shape, dtype=torch.float32):
 _SRC, _DST = (N_SRC, HEADS, DIM), (N_DST, HEADS, DIM)
 _PER_EDGE = {
     "edge_bias": (EDGES, HEADS),
-    "edge_gate": (EDGES, HEADS),
-    "edge_weight": (EDGES,),
-    "edge_mask": (EDGES,),
+    "gate": (EDGES, HEADS),
+    "weight": (EDGES,),
+    "mask": (EDGES,),
     "edge_feat": (EDGES, HEADS, DIM),
     "out_bias": (HEADS, DIM),
     "sink": (HEADS,),
 }
 # Tensors by name with right shapes; the first one says which dtype the others have.
 FUNCTIONS = {
-    "gat_attention": {"feat": _SRC, "alpha_src": _SRC[:2], "alpha_dst": _DST[:2], **_PER_EDGE},
-    "gatv2_attention": {"x_src": _SRC, "x_dst": _DST, "attn": (HEADS, DIM), **_PER_EDGE},
+    "gat_attention": {"value": _SRC, "score_src": _SRC[:2], "score_dst": _DST[:2], **_PER_EDGE},
+    "gatv2_attention": {"key": _SRC, "query": _DST, "att": (HEADS, DIM), **_PER_EDGE},
     "dot_attention": {"query": _DST, "key": _SRC, "value": _SRC, **_PER_EDGE},
-    "agnn_attention": {"x_src": _SRC, "x_dst": _DST, "edge_mask": (EDGES,), "edge_weight": (EDGES,)},
+    "agnn_attention": {"key": _SRC, "query": _DST, "mask": (EDGES,), "weight": (EDGES,)},
     "flex_attention": {
-        "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, 3), "edge_mask": (EDGES,),
-        "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
+        "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, 3), "mask": (EDGES,),
+        "weight": (EDGES,), "out_bias": (HEADS, DIM),
     },
     "edge_product_attention": {
         "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, HEADS, DIM),
-        "edge_bias": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
+        "edge_bias": (EDGES, HEADS), "mask": (EDGES,), "weight": (EDGES,), "out_bias": (HEADS, DIM),
     },
     "score_attention": {
-        "value": _SRC, "score": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,),
+        "value": _SRC, "score": (EDGES, HEADS), "mask": (EDGES,), "weight": (EDGES,),
         "out_bias": (HEADS, DIM), "sink": (HEADS,),
     },
     "edge_softmax": {"score": (EDGES, HEADS), "sink": (HEADS,)},
     "sddmm": {"query": _DST, "key": _SRC},
-    "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
+    "spmm": {"value": _SRC, "weight": (EDGES, HEADS)},
 }  # fmt: skip
 _NUMBERS = {
     "gat_attention": ["negative_slope"],
@@ -101,7 +101,7 @@ def arguments(function):
     if function == "score_attention":
         made["value_at"] = "nodes"
     for name, shape in FUNCTIONS[function].items():
-        made[name] = rand(*shape, dtype=torch.bool if name == "edge_mask" else torch.float32)
+        made[name] = rand(*shape, dtype=torch.bool if name == "mask" else torch.float32)
     return made
 
 
@@ -125,7 +125,7 @@ def _tensor_cases(function):
 
         yield case("a list", TypeError, "list", right.tolist())
         yield case("of integers", TypeError, "torch.int64", right.long())
-        if argument != "edge_mask":
+        if argument != "mask":
             yield case("complex", TypeError, "torch.complex64", right.to(torch.complex64))
         yield case("one row too many", ValueError, "", torch.cat([right, right[:1]]))
         yield case("a number", ValueError, "[]", right.flatten()[0])
@@ -146,7 +146,7 @@ def _tensor_cases(function):
                 function, list(tensors)[1], f"on another device than {first}", ValueError,
                 f"expected device meta like {first}", "got cpu", **{first: on_meta},
             )  # fmt: skip
-        if argument not in (first, "edge_mask"):
+        if argument not in (first, "mask"):
             yield case("of another dtype", TypeError, "torch.float64", right.double())
 
 
@@ -309,7 +309,7 @@ def _function_cases():
         yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
     yield _function_case(
         "agnn_attention",
-        "x_dst",
+        "query",
         "None for a bipartite graph",
         ValueError,
         "expected a tensor",

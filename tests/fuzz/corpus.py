@@ -206,7 +206,7 @@ class Call:
         rand, leaves = generator(self.seed), {}
         for name, (shape, layout) in self.tensors.items():
             x = torch.randn(shape, generator=rand, dtype=torch.float64)
-            if name == "attn":
+            if name == "att":
                 x = x / max(shape[-1], 1) ** 0.5
             if self.function == "agnn_attention" and name != "beta":
                 x = x + torch.where(x < 0, -0.5, 0.5)  # the gradient of x / |x| is huge around 0
@@ -224,8 +224,8 @@ class Call:
     def arguments(self, leaves, masks, device):
         """All arguments after the graph, by name."""
         arguments = {**leaves, **masks, **self.options}
-        if "_seed" in arguments:
-            arguments["_seed"] = torch.tensor([arguments["_seed"]], device=device)
+        if "generator" in arguments:
+            arguments["generator"] = torch.tensor([arguments["generator"]], device=device)
         if self.function == "flex_attention" and "param" in arguments:
             arguments["params"] = (arguments.pop("param"),)
         return arguments
@@ -280,23 +280,23 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
         shapes = {"query": dst, "key": src}
         options["scale"] = draw(st.sampled_from((1.0, -0.5)))
     elif function == "spmm":
-        shapes = {"edge_weight": _per_edge(draw, num_edges, heads), "feat": src}
+        shapes = {"weight": _per_edge(draw, num_edges, heads), "value": src}
     else:
         value_dim = (
             draw(st.sampled_from((dim, 5))) if function in ("dot_attention", "flex_attention") else dim
         )
         if function == "gat_attention":
-            shapes = {"feat": src, "alpha_src": src[:2], "alpha_dst": dst[:2]}
-            wide |= {"alpha_src", "alpha_dst"} if draw(st.booleans()) else set()
+            shapes = {"value": src, "score_src": src[:2], "score_dst": dst[:2]}
+            wide |= {"score_src", "score_dst"} if draw(st.booleans()) else set()
             if _maybe(draw):
-                del shapes["alpha_dst"]
-                options["alpha_dst"] = None
+                del shapes["score_dst"]
+                options["score_dst"] = None
         elif function == "gatv2_attention":
-            shapes = {"x_src": src, "x_dst": dst, "attn": (heads, dim)}
+            shapes = {"key": src, "query": dst, "att": (heads, dim)}
         elif function == "agnn_attention":
-            shapes = {"x_src": src}
+            shapes = {"key": src}
             if not square or draw(st.booleans()):
-                shapes["x_dst"] = dst
+                shapes["query"] = dst
             if draw(st.booleans()):
                 shapes["beta"] = (1,)
         else:
@@ -316,7 +316,7 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
                 if function != "gatv2_attention":
                     options["bias_after"] = draw(st.booleans())
             if _maybe(draw):
-                shapes["edge_gate"] = _per_edge(draw, num_edges, heads)
+                shapes["gate"] = _per_edge(draw, num_edges, heads)
             if _maybe(draw):
                 where = draw(st.sampled_from(("key", "value", "both"))) if function == "dot_attention" else ""
                 if where:
@@ -347,15 +347,15 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
         if function != "agnn_attention" and _maybe(draw):
             shapes["out_bias"] = (heads, value_dim)
         if _maybe(draw):
-            shapes["edge_weight"] = _per_edge(draw, num_edges, heads)
+            shapes["weight"] = _per_edge(draw, num_edges, heads)
         if _maybe(draw):
-            masks["edge_mask"] = _per_edge(draw, num_edges, heads)
+            masks["mask"] = _per_edge(draw, num_edges, heads)
         if dropout and _maybe(draw):
             options["dropout_p"] = draw(st.sampled_from((0.1, 0.5, 0.9, 1.0)))
-            options["_seed"] = draw(st.integers(0, 2**62))
+            options["generator"] = draw(st.integers(0, 2**62))
         if _maybe(draw):
             options["return_attention"] = True
-        wide |= {n for n in ("edge_bias", "edge_gate", "edge_weight") if n in shapes and draw(st.booleans())}
+        wide |= {n for n in ("edge_bias", "gate", "weight") if n in shapes and draw(st.booleans())}
     if function not in ("sddmm", "spmm") and _maybe(draw):
         options["schedule"] = draw(st.sampled_from(("natural", "natural<=64")))
 

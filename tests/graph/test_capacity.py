@@ -39,11 +39,11 @@ def results(graph, num_nodes, num_edges, in_use):
     attn = torch.randn(2, 8).to(device).requires_grad_()
     seed = torch.tensor([7], device=device)
     outs = [
-        functional.gat_attention(graph, x, x.sum(-1), q.sum(-1), dropout_p=0.3, _seed=seed),
+        functional.gat_attention(graph, x, x.sum(-1), q.sum(-1), dropout_p=0.3, generator=seed),
         *functional.gat_attention(graph, x, x.sum(-1), None, edge_bias=bias, return_attention=True),
         functional.gatv2_attention(graph, x, q, attn, edge_feat=feat),
         functional.gatv2_attention(graph, x, q, attn),
-        functional.dot_attention(graph, q, x, x, edge_weight=bias),
+        functional.dot_attention(graph, q, x, x, weight=bias),
         functional.dot_attention(graph, q, x, x),
         functional.spmm(graph, bias, x),
         functional.sddmm(graph, q, x),

@@ -52,7 +52,7 @@ def test_results_are_those_of_the_whole_graph(few, device, order, score):
     assert isinstance(whole, Graph) and isinstance(graph, RangedGraph) and len(graph.ranges) > 7
     assert all(part.graph.num_edges < MOST for part in graph.ranges)
     assert all(isinstance(part.place, slice) == (order == "sorted") for part in graph.ranges)
-    kinds = [{}, {"edge_bias": True, "edge_weight": "H", "edge_gate": 1}, {"edge_feat": True}]
+    kinds = [{}, {"term": True, "weight": "H", "gate": 1}, {"edge_feat": True}]
     for kind in kinds:
         inputs = make_inputs(score, whole, 3, 8, torch.float64, **kind)
         for options in ({}, {"return_attention": True}):
@@ -81,7 +81,7 @@ def test_masks_biases_and_missing_terms(few, device):
     whole, graph = both("mixed", device)
     feat, alpha = torch.randn(40, 2, 4, device=device), torch.randn(40, 2, device=device)
     mask = torch.rand(700, device=device) < 0.5
-    options = dict(edge_mask=mask, out_bias=torch.randn(2, 4, device=device))
+    options = dict(mask=mask, out_bias=torch.randn(2, 4, device=device))
     expected = functional.gat_attention(whole, feat, alpha, None, **options)
     torch.testing.assert_close(functional.gat_attention(graph, feat, alpha, None, **options), expected)
 
@@ -100,7 +100,7 @@ def test_dropout_drops_other_edges_in_each_range(few, device):
         None,
         dropout_p=0.5,
         return_attention=True,
-        _seed=seed,
+        generator=seed,
     )
     kept = weights.view(15, 96) > 0
     assert 0.4 < kept.float().mean() < 0.6 and len(kept.unique(dim=0)) == 15
