@@ -14,8 +14,8 @@ SCORES = ("gat", "gatv2", "dot")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Inputs whose gradients pass through the softmax: their terms may cancel, so that the result is near 0.
 SCORE_INPUTS = (
-    *("score_src", "score_dst", "bias", "gate", "edge_score", "edge_key", "edge_both", "edge_both_attr"),
-    *("edge_key_attr", "edge_key_weight", "edge_key_bias", "edge_both_weight", "edge_both_bias"),
+    *("score_src", "score_dst", "bias", "gate", "edge_score", "edge_key", "edge_both", "edge_attr"),
+    *("edge_key_weight", "edge_key_bias", "edge_both_weight", "edge_both_bias"),
     *("query", "key", "att"),
 )
 VALUES = {"gat": "value", "gatv2": "key", "dot": "value"}
@@ -38,15 +38,18 @@ def shapes(device, turn, num_edges):
 
 def packed(given):
     """A call's arguments from tensors by flat names: ``edge_key``, ``edge_value``, ``edge_score`` and
-    ``edge_both`` (key and value) are terms of an EdgeTerm, with ``_attr``, ``_weight`` and ``_bias`` behind
-    that of a Projected; ``schedule`` is one of the kernel_options."""
-    found = {name: x for name, x in given.items() if not name.startswith("edge_") or name == "edge_attr"}
-    terms = {}
+    ``edge_both`` (key and value) are terms of an EdgeTerm, with ``_weight`` and ``_bias`` behind that of a
+    Projected, of ``edge_attr``; ``schedule`` is one of the kernel_options."""
+    terms, attr = {}, given.get("edge_attr")
     for place in ("key", "value", "score", "both"):
-        parts = [given.get(f"edge_{place}_{part}") for part in ("attr", "weight", "bias")]
-        term = given.get(f"edge_{place}") if parts[0] is None else Projected(*parts)
+        term, weight = given.get(f"edge_{place}"), given.get(f"edge_{place}_weight")
+        if weight is not None:
+            term, attr = Projected(given["edge_attr"], weight, given.get(f"edge_{place}_bias")), None
         if term is not None:
             terms |= {"key": term, "value": term} if place == "both" else {place: term}
+    found = {name: x for name, x in given.items() if not name.startswith("edge_")}
+    if attr is not None:
+        found["edge_attr"] = attr
     if terms:
         found["edge"] = EdgeTerm(**terms)
     if "schedule" in found:

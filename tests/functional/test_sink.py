@@ -120,7 +120,7 @@ def test_options_around_it(device):
 def test_with_projected_edge_attributes(device, in_):
     graph = make_graph("mixed_degrees", device)
     inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
-    inputs[f"edge_{in_}_attr"] = torch.randn(graph.num_edges, 5, dtype=torch.float64, device=device)
+    inputs["edge_attr"] = torch.randn(graph.num_edges, 5, dtype=torch.float64, device=device)
     inputs[f"edge_{in_}_weight"] = torch.randn(24, 5, dtype=torch.float64, device=device)
     check("dot", graph, inputs, return_attention=True)
 
