@@ -109,8 +109,11 @@ class Checker:
             if generator.device.type != self.device.type:
                 what = f"one on {self.device} {self.whose}"
                 raise self.error(ValueError, "generator", what, f"one on {generator.device}")
-        elif generator is not None:
+        elif isinstance(generator, Tensor):
             self.tensor("generator", generator, [(1,)], (torch.int64,))
+        elif generator is not None:
+            what = "a torch.Generator or a tensor, the seed"
+            raise self.error(TypeError, "generator", what, type(generator).__name__)
         if dropout_p == 0:
             return None
         if isinstance(generator, Tensor):

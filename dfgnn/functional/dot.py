@@ -74,6 +74,10 @@ def dot(
     own, flags, terms, key_bias, value_bias = _edges.sort_out(check, edge, heads, dim, value_dim)
     per_edge, sink, schedule, out_bias = check.settings(options, heads, value_dim, dropout_p)
     if negative_slope != 1 and per_edge.edge_bias is not None:
+        if terms is not None and terms.key is not None:  # which would be added where the bias is
+            raise NotImplementedError(
+                f"{function}: a LeakyReLU, a bias and this term of the edges in the key"
+            )
         flags |= BIAS_AFTER
     key = key if key_bias is None else key + key_bias
     value = value if value_bias is None else value + value_bias

@@ -24,10 +24,10 @@ def edge_softmax(
 ) -> Tensor:
     r"""Softmax of given scores over the edges into each destination; -inf masks an edge.
 
-    graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`; an ``edge_index`` has
-    as many nodes as its largest id + 1.  score: [E, ...] in the order in which the graph's edges were
-    given; float32, float64, float16 or bfloat16.  sink: [...], one more score of every softmax, as in :func:`gat_attention`,
-    and kernel_options likewise.  Returns a tensor like score. The twin of
+    graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`; an ``edge_index`` has as
+    many nodes as its largest id + 1.  score: [E, ...] in the order in which the graph's edges were given;
+    float32, float64, float16 or bfloat16.  sink: [...], one more score of every softmax, and kernel_options,
+    as in :func:`gat_attention`.  Returns a tensor like score. The twin of
     ``dgl.nn.functional.edge_softmax`` and ``torch_geometric.utils.softmax``; with the weighted sum behind it
     :func:`score_attention` is one call. Differentiable and deterministic; raises as :func:`gat_attention`
     does.
@@ -99,8 +99,8 @@ def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
 
     graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`; an ``edge_index`` has as
     many sources, and destinations, as value has rows.  weight: w [E] or [E, H], in the order in which the
-    graph's edges were given.  value: v [num_src, H, D], same dtype: float32, float64, float16 or bfloat16. Returns
-    [num_dst, H, D]. Sums run in float32 (float64 for float64). Differentiable any number of times: its
+    graph's edges were given.  value: v [num_src, H, D], same dtype: float32, float64, float16 or
+    bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64 for float64). Differentiable any number of times: its
     gradients are :func:`sddmm` and itself. Deterministic; raises as :func:`gat_attention` does.
     """
     if type(graph) is not Graph:

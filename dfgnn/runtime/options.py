@@ -128,9 +128,9 @@ class _Sink(TypedDict, total=False):
         Option(
             None,
             "[H], in the values' dtype or float32: one more score of every softmax, which brings no value "
-            "and takes exp(sink) of its mass, so that the weights of a row add up to less than 1. A "
-            "destination without edges still gets 0. With it the gradients of ``create_graph``, torch.func and forward "
-            "mode are plain tensor operations. Not for graphs that several processes share.",
+            "and takes exp(sink) of its mass, so that the weights of a row add up to less than 1. "
+            "A destination without edges still gets 0. With it the gradients of ``create_graph``, torch.func "
+            "and forward mode are plain tensor operations. Not for graphs that several processes share.",
             gradient=True,
             dims=1,
         ),
@@ -216,8 +216,8 @@ def public(
                 raise _unknown(name, names, kwargs)
             return compute(*args, **kwargs)
 
-        if run is not None:  # so that Python's errors of missing arguments name the public function
-            inspect.unwrap(run).__qualname__ = name
+        for behind in () if run is None else (run, inspect.unwrap(run)):
+            behind.__name__ = behind.__qualname__ = name  # errors name the public function
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = _document(function.__doc__, known)
         return call  # type: ignore[return-value]

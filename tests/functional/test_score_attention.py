@@ -9,6 +9,7 @@ from attention import DTYPES, relative_error, rounding_band, run
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
+from dfgnn.graph.derived import edges_as_sources
 
 AT = ("nodes", "edges")
 
