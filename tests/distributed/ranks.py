@@ -92,9 +92,9 @@ def _serve(rank, size, port, pipe):
 # ---- comparison with one process -------------------------------------------------------------------------
 
 SIDES = {
-    "src": ("value", "score_src", "key", "key", "value"),
-    "dst": ("score_dst", "query", "query", "out"),
-    "edges": ("edge_bias", "weight", "gate", "edge_feat", "attention"),
+    "src": ("value", "score_src", "key"),
+    "dst": ("score_dst", "query", "out"),
+    "edges": ("bias", "edge_score", "weight", "gate", "edge_key", "edge_value", "edge_both", "attention"),
 }
 SIDE_OF = {name: side for side, names in SIDES.items() for name in names}
 
@@ -181,7 +181,7 @@ def compare_attention(group, graph_name, kind, dtype, limit, cases):
     return worst
 
 
-EDGES = ({}, {"term": True, "weight": "H"}, {"gate": 1, "edge_feat": True})
+EDGES = ({}, {"term": True, "weight": "H"}, {"gate": 1, "edge": True})
 OPTIONS = ({"out_bias": True}, {"dropout_p": 0.4}, {"return_attention": True, "dropout_p": 0.3})
 
 

@@ -367,7 +367,14 @@ def _graph_cases():
         ("edge_index", "a list", TypeError, "got list", [[0], [0]], None),
         ("edge_index", "a Graph", TypeError, "got a Graph", block(), None),
         ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3), None),
-        ("edge_index[0]", "too large", ValueError, ("got 1", "1 rows were given"), torch.tensor([[1], [0]]), 1),
+        (
+            "edge_index[0]",
+            "too large",
+            ValueError,
+            ("got 1", "1 rows were given"),
+            torch.tensor([[1], [0]]),
+            1,
+        ),
         ("num_src", "a string", TypeError, "got str", torch.tensor([[1], [0]]), "2"),
         ("num_src", "negative", ValueError, "got -1", torch.tensor([[1], [0]]), -1),
     ):

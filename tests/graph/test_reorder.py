@@ -106,9 +106,7 @@ def on_new_labels(r, score):
 def test_attention_and_gradients_in_the_users_order(method, score, name, device):
     graph = make_graph(name, device)
     r = reorder(graph, method)
-    inputs = make_inputs(
-        score, graph, 2, 4, torch.float64, edge_bias=True, weight=1, gate="H", edge_feat=True
-    )
+    inputs = make_inputs(score, graph, 2, 4, torch.float64, term=True, weight=1, gate="H", edge=True)
     # Dropout's mask depends on edge ids, which reordering keeps: both graphs drop the same edges.
     options = dict(return_attention=True, dropout_p=0.3, generator=torch.tensor([5], device=device))
     expected = run(function(score), graph, inputs, **options)

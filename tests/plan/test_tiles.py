@@ -215,7 +215,7 @@ def test_a_leaky_relu_around_the_dot_product_takes_no_tiles(call, out_bias):
     bias = {"out_bias": torch.randn(4, 32).to("cuda", torch.float16)} if out_bias else {}
     check("dot", graph, {**inputs, **bias}, attention=call, negative_slope=0.2)
     with pytest.raises(ValueError, match="'tiles' is not available.*negative_slope"):
-        functional.dot_attention(graph, **inputs, negative_slope=0.2, schedule="tiles")
+        function("dot")(graph, **inputs, negative_slope=0.2, schedule="tiles")
 
 
 @pytest.mark.gpu
