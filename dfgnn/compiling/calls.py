@@ -229,8 +229,8 @@ def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> 
     if not given:
         return None
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
-    folded = projected and all(_folds(x, heads, dtype) for x in given)
-    attr = _ops.as_type(given[0][1], dtype) if folded else None
+    # Projections, which dot_attention folds into the attention where that is less.
+    attr = _ops.as_type(given[0][1], dtype) if projected else None
 
     def term(x, of: Layout) -> Tensor | Projected:
         if attr is not None:
@@ -253,11 +253,6 @@ def _same_terms(a: tuple, b: tuple) -> bool:
     if a[0] == "proj":
         return all(x is y for x, y in zip(a[1:], b[1:]))
     return len(a[1]) == len(b[1]) and all(x[0] is y[0] and x[1] == y[1] for x, y in zip(a[1], b[1]))
-
-
-def _folds(term: tuple, heads: int, dtype: torch.dtype) -> bool:
-    _, attr, weight, _ = term
-    return attr.dim() == 2 and attr.shape[1] * heads < weight.shape[0]
 
 
 # ---- softmax and sums alone -------------------------------------------------------------------------------
