@@ -234,7 +234,9 @@ def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> 
 
     def term(x, of: Layout) -> Tensor | Projected:
         if attr is not None:
-            return Projected(attr, *(None if w is None else _ops.as_type(w, dtype) for w in x[2:]))
+            _, _, weight, bias = x
+            bias = None if bias is None else _ops.as_type(bias, dtype)
+            return Projected(attr, _ops.as_type(weight, dtype), bias)
         if x[0] == "proj":
             return _by_head(
                 torch.nn.functional.linear(*x[1:]).unflatten(1, (heads, -1)), ((heads, -1), (0,), ()), dtype

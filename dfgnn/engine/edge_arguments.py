@@ -65,8 +65,8 @@ def projected(check: Checker, x: Tensor | Projected, heads: int, size: int | Non
     if isinstance(x, Projected):
         rows = F.linear(check.in_use(x.attr), x.weight, x.bias)
         return rows if size is None else rows.unflatten(1, (heads, size))
-    x = check.in_use(x)
-    return x if size is None or x.dim() == 3 else x.unsqueeze(1).expand(-1, heads, -1)
+    rows = check.in_use(x)
+    return rows if size is None or rows.dim() == 3 else rows.unsqueeze(1).expand(-1, heads, -1)
 
 
 def sort_out(check: Checker, edge: EdgeTerm | None, heads: int, dim: int, value_dim: int) -> EdgeSorted:

@@ -63,15 +63,16 @@ def gat(
     if score_dst is not None:
         check.tensor("score_dst", score_dst, [(graph.num_dst, heads)], floats)
         score_dst = _ops.as_type(score_dst, check.acc)
-    feat = term = None
+    feat: Tensor | None = None
+    term: Tensor | None = None
     if edge is not None:
-        _, feat, term = given_terms(check, edge, ("score", "value"))
-        if feat is not None:
-            check_term(check, "value", feat, heads, dim)
-            feat = projected(check, feat, heads, dim)
-        if term is not None:
-            check_term(check, "score", term, heads, None)
-            term = projected(check, term, heads, None)
+        given_terms(check, edge, ("score", "value"))
+        if edge.value is not None:
+            check_term(check, "value", edge.value, heads, dim)
+            feat = projected(check, edge.value, heads, dim)
+        if edge.score is not None:
+            check_term(check, "score", edge.score, heads, None)
+            term = projected(check, edge.score, heads, None)
     per_edge, sink, schedule, out_bias = check.settings(options, heads, dim, dropout_p)
     flags, bias = FEAT_IN_VALUE, per_edge.edge_bias
     if bias is None:

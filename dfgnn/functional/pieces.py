@@ -100,8 +100,8 @@ def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
     graph: a Graph, a DGLGraph or an ``edge_index``, as in :func:`gat_attention`; an ``edge_index`` has as
     many sources, and destinations, as value has rows.  weight: w [E] or [E, H], in the order in which the
     graph's edges were given.  value: v [num_src, H, D], same dtype: float32, float64, float16 or
-    bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64 for float64). Differentiable any number of times: its
-    gradients are :func:`sddmm` and itself. Deterministic; raises as :func:`gat_attention` does.
+    bfloat16. Returns [num_dst, H, D]. Sums run in float32 (float64 for float64). Differentiable any number
+    of times: its gradients are :func:`sddmm` and itself. Deterministic; raises as :func:`gat_attention` does.
     """
     if type(graph) is not Graph:
         graph = graph_of("spmm", graph, value)

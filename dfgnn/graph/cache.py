@@ -128,15 +128,17 @@ def cached(edge_index: Any, num_src: int | None = None, num_dst: int | None = No
         raise TypeError(f"{where}: edge_index: expected a [2, E] tensor, got a Graph")
     check_type(edge_index, where)
     sizes = ("num_src", num_src), ("num_dst", num_dst)
-    given = [x if x is None else _csr.as_size(where, name, x) for name, x in sizes]
-    if None not in given:
-        return graph_of(edge_index, *given, where=where, sizes="{} were given")[0]
+    num_src, num_dst = (x if x is None else _csr.as_size(where, name, x) for name, x in sizes)
+    if num_src is not None and num_dst is not None:
+        return graph_of(edge_index, num_src, num_dst, where=where, sizes="{} were given")[0]
 
     def build() -> Graph:
-        sizes = (x if x is not None else own for x, own in zip(given, _own_sizes(edge_index, where)))
-        return graph_of(edge_index, *sizes, where=where, sizes="the largest id makes {}")[0]
+        own_src, own_dst = _own_sizes(edge_index, where)
+        own_src = own_src if num_src is None else num_src
+        own_dst = own_dst if num_dst is None else num_dst
+        return graph_of(edge_index, own_src, own_dst, where=where, sizes="the largest id makes {}")[0]
 
-    return once(parts_of(edge_index), ("cached", *given), build)
+    return once(parts_of(edge_index), ("cached", num_src, num_dst), build)
 
 
 def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:

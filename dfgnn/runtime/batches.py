@@ -90,8 +90,8 @@ def _folded_terms(function: str, terms: EdgeTerm, batch: int, heads: int) -> Edg
     def folded(name: str, x: Any) -> Any:
         if id(x) not in done:
             if isinstance(x, Projected):  # alike for the whole batch, as are the edges' attributes
-                rows = (w if w is None else w.repeat(batch, *[1] * (w.dim() - 1)) for w in x[1:])
-                done[id(x)] = Projected(x.attr, *rows)
+                bias = x.bias if x.bias is None else x.bias.repeat(batch)
+                done[id(x)] = Projected(x.attr, x.weight.repeat(batch, 1), bias)
             else:
                 done[id(x)] = _folded(function, f"edge.{name}", x, batch, heads, 2 if name == "score" else 3)
         return done[id(x)]

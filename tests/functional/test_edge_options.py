@@ -88,7 +88,7 @@ def test_bias_behind_the_activation(device, score, slope, name, return_attention
 
 
 @covered(
-    3, score=SCORES, bias=["no", "before", "after"], gate=[None, 1, "H"], mask=YES_OR_NO, feat=YES_OR_NO,
+    3, score=SCORES, bias=[False, True, "bias"], gate=[None, 1, "H"], mask=YES_OR_NO, feat=YES_OR_NO,
     dropout=YES_OR_NO, weight=[None, 1, "H"], return_attention=YES_OR_NO,
     case=[
         ("mixed_degrees", 5, 8, torch.float32),
@@ -101,8 +101,7 @@ def test_options_together(device, score, bias, gate, mask, feat, dropout, weight
     name, heads, dim, dtype = case
     graph = make_graph(name, device)
     inputs = make_inputs(
-        score, graph, heads, dim, dtype, term={"no": False, "before": True, "after": "bias"}[bias], gate=gate, edge=feat,
-        weight=weight,
+        score, graph, heads, dim, dtype, term=bias, gate=gate, edge=feat, weight=weight,
     )  # fmt: skip
     options = {"return_attention": return_attention}
     if mask:

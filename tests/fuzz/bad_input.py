@@ -1,7 +1,8 @@
 """Calls of functions and graphs that must be refused, each with the error and the words that its message has
 to have; bad_layers.py has those of layers.
 
-tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to the page docs/internals/errors.md when the site is built.
+tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to the page
+docs/internals/errors.md when the site is built.
 """
 
 import dataclasses
