@@ -15,6 +15,7 @@ start to its first result. Exit status 1: something did not pass.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -57,15 +58,11 @@ class Row(NamedTuple):
     note: str
 
 
-def run(*command: Any, **options: Any) -> str:
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=FOLDER,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **options,
-    )
+def run(*command: Any) -> str:
+    """What a command prints, which sees no packages but its environment's."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipes = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([*map(str, command)], cwd=FOLDER, env=environment, **pipes)
     if done.returncode:
         raise Failed(f"{' '.join(map(str, command))}: {' '.join(done.stdout.strip().splitlines()[-3:])}")
     return done.stdout
