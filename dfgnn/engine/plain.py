@@ -25,10 +25,8 @@ from ..runtime.arguments import (
     Tensors,
 )
 from ..runtime.ops import acc_type
+from ..runtime.options import EdgeTerm
 
-# Bits FEAT_IN_KEY and FEAT_IN_VALUE of `Numbers.flags` -> the argument `edge_feat_in` of the reference. 0
-# means that there are no edge features; the reference then ignores the argument, so that any value will do.
-_FEAT_IN = {0: "both", FEAT_IN_KEY: "key", FEAT_IN_VALUE: "value", FEAT_IN_KEY | FEAT_IN_VALUE: "both"}
 # The names of the backward operator's results -> the tensors whose gradients the results are.
 GRADIENTS = {
     "grad_value": "value",
@@ -78,19 +76,20 @@ def attention(
     if score not in SCORE_OF_NUMBER:
         raise ValueError(f"score: expected a number of {SCORES}, got {score}")
     known = SCORE_TABLE[SCORE_OF_NUMBER[score]]
-    of_some = dict(
-        bias_after=bool(numbers.flags & BIAS_AFTER), scale=numbers.scale,
-        edge_feat_in=_FEAT_IN[numbers.flags & (FEAT_IN_KEY | FEAT_IN_VALUE)],
-    )  # fmt: skip
+    feat, bias, flags = t.edge_feat, t.edge_bias, numbers.flags
+    late = bool(flags & BIAS_AFTER)
+    edge = EdgeTerm(
+        feat if flags & FEAT_IN_KEY else None, feat if flags & FEAT_IN_VALUE else None, None if late else bias
+    )
     options = dict(
-        negative_slope=numbers.negative_slope, edge_bias=t.edge_bias, edge_gate=t.edge_gate,
-        edge_mask=t.edge_mask, edge_weight=t.edge_weight, edge_feat=t.edge_feat, out_bias=t.out_bias,
-        dropout_p=numbers.dropout_p, return_attention=True, sink=sink, _seed=t.seed,
+        negative_slope=numbers.negative_slope, edge=edge, bias=bias if late else None, gate=t.edge_gate,
+        mask=t.edge_mask, weight=t.edge_weight, out_bias=t.out_bias, dropout_p=numbers.dropout_p,
+        return_attention=True, sink=sink, generator=t.seed,
+        **({"scale": numbers.scale} if known.scaled else {}),
     )  # fmt: skip
     out, weights = getattr(_reference, known.reference)(
-        ends, *(getattr(t, name) for name in known.inputs), **options,
-        **{name: of_some[name] for name in known.options},
-    )  # fmt: skip
+        ends, *(getattr(t, name) for name in known.inputs), **options
+    )
     return out.to(dtype), weights
 
 
