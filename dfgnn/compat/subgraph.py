@@ -124,6 +124,15 @@ def first_seen(x: Tensor) -> Tensor:
     return values[at.argsort()]
 
 
+def _edges_at(side: int, where: str, graph: DGLGraph, nodes: Any) -> dict[int, Tensor]:
+    """The ids of the edges out of these nodes (side 0) or into them (1), by the relations' places."""
+    kept, find = _nodes(where, graph, nodes, mask=False), (graph.out_edges, graph.in_edges)[side]
+    return {
+        k: find(kept[ends[side]], "eid", graph.canonical_etypes[k]).long()
+        for k, ends in enumerate(graph._ends)
+    }
+
+
 def in_subgraph(
     graph: DGLGraph,
     nodes: Any,
@@ -133,11 +142,7 @@ def in_subgraph(
     output_device: Any = None,
 ) -> Any:
     """The edges into these nodes; options: as for :func:`edge_subgraph`."""
-    kept = _nodes("in_subgraph", graph, nodes, mask=False)
-    edges = {
-        k: graph.in_edges(kept[end], "eid", graph.canonical_etypes[k]).long()
-        for k, (_, end) in enumerate(graph._ends)
-    }
+    edges = _edges_at(1, "in_subgraph", graph, nodes)
     return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
 
 
@@ -150,11 +155,7 @@ def out_subgraph(
     output_device: Any = None,
 ) -> Any:
     """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
-    kept = _nodes("out_subgraph", graph, nodes, mask=False)
-    edges = {
-        k: graph.out_edges(kept[begin], "eid", graph.canonical_etypes[k]).long()
-        for k, (begin, _) in enumerate(graph._ends)
-    }
+    edges = _edges_at(0, "out_subgraph", graph, nodes)
     return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
 
 
