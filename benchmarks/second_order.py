@@ -44,8 +44,8 @@ def make_inputs(graph: Graph, score: str, shape: tuple[int, int], edge_feat: boo
     rows = graph.num_src, *shape
     sizes = {
         "dot": {"query": rows, "key": rows, "value": rows},
-        "gatv2": {"x_src": rows, "x_dst": rows, "attn": shape},
-        "gat": {"feat": rows, "alpha_src": rows[:2], "alpha_dst": rows[:2]},
+        "gatv2": {"query": rows, "key": rows, "att": shape},
+        "gat": {"value": rows, "score_src": rows[:2], "score_dst": rows[:2]},
     }[score]
     if edge_feat:
         sizes["edge_feat"] = graph.num_edges, *shape

@@ -9,12 +9,12 @@ not a faster one, and ``capture`` replays a step as a CUDA graph. ``compile`` is
 attention that a model's author wrote on our kernels.
 """
 
-from dfgnn import functional, nn, reference
-from dfgnn.capturing import capture
-from dfgnn.compiling import compile
-from dfgnn.functional import ops
-from dfgnn.graph import Graph, sampling
-from dfgnn.switch import accelerate, convert_state_dict, explain, patch, profile, restore
+from . import functional, nn, reference
+from .capturing import capture
+from .compiling import compile
+from .functional import ops
+from .graph import Graph, sampling
+from .switch import accelerate, convert_state_dict, explain, patch, profile, restore
 
 __version__ = "0.1.0"
 __all__ = [

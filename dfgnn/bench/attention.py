@@ -150,7 +150,7 @@ def _contestants(case, graph, work, exact, dtype: str, cuda: bool) -> list[Conte
 
     def ours(schedule: str) -> tuple[Workload, Callable, dict[str, Any]]:
         options = {"dropout_p": dropout} if dropout else {}
-        attention = functools.partial(work().layer.attention, graph, schedule=schedule, **options)
+        attention = functools.partial(work().attention(schedule), **options)
         return work(), work().call(attention, mode), _plan_notes(work(), mode, schedule)
 
     def theirs(build: Callable) -> tuple[Workload, Callable, dict[str, Any]]:

@@ -124,15 +124,6 @@ def first_seen(x: Tensor) -> Tensor:
     return values[at.argsort()]
 
 
-def _edges_at(side: int, where: str, graph: DGLGraph, nodes: Any) -> dict[int, Tensor]:
-    """The ids of the edges out of these nodes (side 0) or into them (1), by the relations' places."""
-    kept, find = _nodes(where, graph, nodes, mask=False), (graph.out_edges, graph.in_edges)[side]
-    return {
-        k: find(kept[ends[side]], "eid", graph.canonical_etypes[k]).long()
-        for k, ends in enumerate(graph._ends)
-    }
-
-
 def in_subgraph(
     graph: DGLGraph,
     nodes: Any,
@@ -142,7 +133,7 @@ def in_subgraph(
     output_device: Any = None,
 ) -> Any:
     """The edges into these nodes; options: as for :func:`edge_subgraph`."""
-    edges = _edges_at(1, "in_subgraph", graph, nodes)
+    edges = _edges_at("in_subgraph", graph, nodes, 1)
     return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
 
 
@@ -155,8 +146,18 @@ def out_subgraph(
     output_device: Any = None,
 ) -> Any:
     """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
-    edges = _edges_at(0, "out_subgraph", graph, nodes)
+    edges = _edges_at("out_subgraph", graph, nodes, 0)
     return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
+
+
+def _edges_at(where: str, graph: DGLGraph, nodes: Any, end: int) -> dict[int, Tensor]:
+    """The ids of the edges that begin (end 0) or end (1) at these nodes, by the relations' places."""
+    kept = _nodes(where, graph, nodes, mask=False)
+    query = (graph.out_edges, graph.in_edges)[end]
+    return {
+        k: query(kept[ends[end]], "eid", graph.canonical_etypes[k]).long()
+        for k, ends in enumerate(graph._ends)
+    }
 
 
 def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: Any = None) -> Any:

@@ -47,8 +47,8 @@ def test_float64_values_are_the_reference_and_its_gradients(layer, chunk_bytes, 
     monkeypatch.setattr(accuracy, "_CHUNK_BYTES", chunk_bytes)
     graph, heads, dim, value_dim = _blocks(), 3, 4, 5
     sizes = {
-        "gat": {"feat": (11, heads, value_dim), "alpha_src": (11, heads), "alpha_dst": (9, heads)},
-        "gatv2": {"x_src": (11, heads, dim), "x_dst": (9, heads, dim), "attn": (heads, dim)},
+        "gat": {"value": (11, heads, value_dim), "score_src": (11, heads), "score_dst": (9, heads)},
+        "gatv2": {"key": (11, heads, dim), "query": (9, heads, dim), "att": (heads, dim)},
         "dot": {"query": (9, heads, dim), "key": (11, heads, dim), "value": (11, heads, value_dim)},
     }[layer]
     inputs = {name: torch.randn(size, dtype=torch.float64).requires_grad_() for name, size in sizes.items()}
@@ -291,7 +291,7 @@ def _turbo_gnn():
     def gatv2_aggr(graph, x, x_neighbors, attention_weights, negative_slope=0.2, **warps):
         assert not warps or set(warps) >= {"forward_light_warps", "forward_heavy_warps"}
         out = reference.gatv2_attention(
-            graph.graph, x_neighbors, x, attention_weights, negative_slope=negative_slope
+            graph.graph, x, x_neighbors, attention_weights, negative_slope=negative_slope
         )
         return out.flatten(1)
 
