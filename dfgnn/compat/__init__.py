@@ -8,7 +8,7 @@ its imports:
 ``import dgl.function as fn``                  ``import dfgnn.compat.function as fn``
 ``import dgl.sparse as dglsp``                 ``import dfgnn.compat.sparse as dglsp``
 ``from dgl import ops``                        ``from dfgnn import ops``
-``from dgl.nn.functional import edge_softmax`` ``from dfgnn.ops import edge_softmax``
+``from dgl.nn.functional import edge_softmax`` ``from dfgnn.functional.ops import edge_softmax``
 ``import dgl.nn as dglnn``                     ``import dfgnn.compat.nn as dglnn``
 ``from dgl.nn import GATConv``                 ``from dfgnn.nn import GATConv``
 ``from dgl.data import CoraGraphDataset``      ``from dfgnn.compat.data import CoraGraphDataset``

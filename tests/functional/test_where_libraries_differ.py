@@ -190,7 +190,7 @@ def test_torch_2_13_multihead_attention_without_keys():
     out_and_weights = functional.dot_attention(graph, rows, rows, rows, return_attention=True)
     masked_out = functional.dot_attention(
         Graph.from_edge_index(torch.tensor([[0, 1, 0], [1, 1, 0]]), num_nodes=2), rows, rows, rows,
-        edge_bias=torch.tensor([[0.0], [0.0], [-torch.inf]]),
+        bias=torch.tensor([[0.0], [0.0], [-torch.inf]]),
     )  # fmt: skip
     for found in (out, out_and_weights[0], masked_out):
         assert not found[0].any() and found[1].isfinite().all()
@@ -261,7 +261,7 @@ def test_extreme_scores_in_16_bits(device, dtype):
         score = torch.full((DEGREE, 1), low, dtype=dtype, device=device)
         score[7] = top
         score.requires_grad_()
-        out = functional.score_attention(graph, score, value, value_at="nodes")
+        out = functional.score_attention(graph, score, value)
         assert abs(out.item() - expected) < 0.5
         grads = torch.autograd.grad(out.sum(), [score, value])
         assert all(g.isfinite().all() for g in grads) and (low == top or not grads[0].any())

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+import dfgnn
 import dfgnn.compat
 import dfgnn.nn
-import dfgnn.ops
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 importlib.import_module("dgl.nn.functional")
