@@ -229,7 +229,7 @@ def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> 
     if not given:
         return {}
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
-    if projected and all(_folds(x, heads, dtype) for x in given):
+    if projected:  # which dot_attention folds into the attention where that is less
         attr, place = _ops.as_type(given[0][1], dtype), "both" if shared else "key" if key_feat else "value"
         weight, bias = (None if x is None else _ops.as_type(x, dtype) for x in given[0][2:])
         terms: dict[str, Any] = dict(edge_attr=attr, edge_proj=weight, edge_proj_bias=bias)
@@ -260,11 +260,6 @@ def _same_terms(a: tuple, b: tuple) -> bool:
     if a[0] == "proj":
         return all(x is y for x, y in zip(a[1:], b[1:]))
     return len(a[1]) == len(b[1]) and all(x[0] is y[0] and x[1] == y[1] for x, y in zip(a[1], b[1]))
-
-
-def _folds(term: tuple, heads: int, dtype: torch.dtype) -> bool:
-    _, attr, weight, _ = term
-    return attr.dim() == 2 and attr.shape[1] * heads < weight.shape[0]
 
 
 # ---- softmax and sums alone -------------------------------------------------------------------------------

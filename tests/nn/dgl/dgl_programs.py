@@ -17,12 +17,13 @@ FIELDS = {"u": "h", "v": "k", "e": "w"}
 
 
 class Program:
-    """One program with one of the libraries, ``dgl`` or ``dfgnn.compat``; ``seen`` is what it saw."""
+    """One program with one of the libraries, ``dgl`` or ``dfgnn.compat``; ``seen`` is what it saw, of
+    ``done`` whole steps."""
 
     def __init__(self, library, function, seed):
         self.dgl, self.fn, self.draw = library, function, random.Random(seed)
         self.torch = torch.Generator().manual_seed(seed)
-        self.seen = []
+        self.seen, self.done = [], 0  # done: how many steps
 
     # ---- drawing ----------------------------------------------------------------------------------------
 
@@ -144,13 +145,8 @@ class Program:
         if not all(map(g.num_edges, g.canonical_etypes)) or len(shapes) > 1:
             return
         reducer = self.draw.choice(["sum", "max", "min"])
-        name = self.draw.choice(["copy_u", "copy_e"])
-        # DGL looks the type of the first relation's destinations up among the relations' features, and raises
-        # IndexError where there are fewer relations than that.
-        if name == "copy_e" and g.get_ntype_id(g.canonical_etypes[0][2]) >= len(g.canonical_etypes):
-            return
         with g.local_scope():
-            message, _ = self.built_in(g, None, name)
+            message, _ = self.built_in(g, None, self.draw.choice(["copy_u", "copy_e"]))
             g.update_all(message, getattr(self.fn, reducer)("m", "out"))
             self.see_graph(g)
 
@@ -391,6 +387,7 @@ class Program:
             self.see(name)
             g = getattr(self, name)(g) or g
             self.see_graph(g)
+            self.done += 1
         return self.seen
 
 
