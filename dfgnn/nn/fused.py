@@ -226,8 +226,8 @@ def fused_layer(
 
 
 def numbers_of(spec: LayerSpec, t: Any, dtype: torch.dtype) -> Any:
-    """The call's `LayerNumbers` but the graph's number and ``train``, from checked `LayerTensors`. dtype: that
-    of the result."""
+    """The call's `LayerNumbers` but the graph's number and ``train``, from checked `LayerTensors`. dtype:
+    that of the result."""
     kind = t.x.device.type
     size = t.value_weight.shape[0] // spec.heads
     return LayerNumbers(

@@ -1,9 +1,9 @@
-"""The usual call of a layer, ``conv(x, edge_index)`` or ``conv(graph, x)`` with one tensor of features: the next
-one does not ask again what the last one has found.
+"""The usual call of a layer, ``conv(x, edge_index)`` or ``conv(graph, x)`` with one tensor of features: the
+next one does not ask again what the last one has found.
 
 On a small graph a step's time is Python's. What a fused call depends on beside its arguments are attributes,
-hooks and parameters of the layer and its modules, methods of their classes and a few switches of torch. A call
-that one operator computes keeps what it has read of them (`Prepared`), and the next call compares: while
+hooks and parameters of the layer and its modules, methods of their classes and a few switches of torch. A
+call that one operator computes keeps what it has read of them (`Prepared`), and the next call compares: while
 nothing has changed, it goes from here to the operator. Anything else goes through the layer's forward, which
 also raises the errors.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter, is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,10 @@ from ..runtime import torch_internals as internals
 from ..runtime.arguments import PLAN_LAYERS
 from ..runtime.eager import PLAIN_TYPES
 from . import fused
+from .whole.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from ._upstream import Called
 
 __all__ = ["again", "prepare"]
 
@@ -42,10 +46,33 @@ class Prepared:
     The layer has it as an attribute, so that both are freed together. It is not copied nor pickled with it.
     """
 
-    __slots__ = (
-        "after", "called", "classes", "dropout", "dtypes", "empty", "function", "layer", "loops", "methods",
-        "modules", "numbers", "parameters", "plan", "tensors", "values", "x_dtype",
-    )  # fmt: skip
+    def __init__(self, layer: Any, spec: LayerSpec, tensors: Any, dtype: torch.dtype, loops: bool | None):
+        own, cls = layer.__dict__, type(layer)
+        # Weak, because the layer has this object: without cycles both are freed at once.
+        self.layer, self.attention, self.loops = weakref.ref(layer), layer.attention, loops
+        self.after = getattr(cls, "_after", None)
+        # In torch_geometric's layers: what reads the methods and functions that the library's forward calls.
+        self.called: Called | None = getattr(layer, "_called", None)
+        self.methods = None if self.called is None else (layer._methods_of(cls), self.called.now())
+        self.values = [*own.values()]  # of the layer's attributes: the same objects, or equal ones
+        modules = [x for x in own["_modules"].values() if x is not None]
+        self.modules = [(x, type(x), x.__dict__, [*x.__dict__.values()]) for x in modules]
+        self.classes = [(kind, _called_of(kind)) for kind in {type(x) for x in modules}]
+        owned = [own["_modules"], *(x.__dict__["_parameters"] for x in [layer, *modules])]
+        self.owned = [(x, [*x.values()]) for x in owned if x]  # modules and parameters: the same objects
+        # Hooks, and modules within modules: these dictionaries are empty.
+        self.empty = [x.__dict__[name] for x in modules for name in (*_HOOKS, "_modules")]
+        self.empty += [own[x] for x in own if x.endswith("_hooks") and x.startswith(_HOOKED_STEPS)]
+        self.x_dtype, self.tensors = tensors.x.dtype, tensors[2:-1]  # but x, x_dst and seed
+        self.given = [x for x in self.tensors if x is not None]
+        self.dtypes = [*map(_dtype_of, self.given)]
+        self.drops = spec.dropout_p > 0
+        numbers = fused.numbers_of(spec, tensors, dtype)
+        size = tensors.value_weight.shape[0] // spec.heads + numbers.padding
+        shape = spec.heads, size, self.x_dtype, PLAN_LAYERS[spec.score], "auto", self.drops
+        # Whether gradients are wanted -> the arguments of the planner; and the numbers but the graph's.
+        self.plan = (*shape, False), (*shape, True)
+        self.numbers = numbers[1:], numbers._replace(train=True)[1:]
 
     def __deepcopy__(self, memo) -> None:
         return None
@@ -54,53 +81,23 @@ class Prepared:
         return type(None), ()
 
 
-def prepare(layer: Any, spec: Any, graph: Any, x: Tensor, loops: bool | None) -> None:
+def prepare(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, loops: bool | None) -> None:
     """Prepares the next usual call after one with this graph and x, if one operator computes it.
 
-    spec: the layer's `LayerSpec`, which says all that the layer does, but ``_after(result, x)``, a method
-    that some have. loops: whether the layer adds self loops to an ``edge_index``; None: it takes a Graph.
+    spec: it says all that the layer does but ``_after(result, x)``, a method that some have. loops: whether
+    the layer adds self loops to an ``edge_index``; None: it takes a Graph.
     """
-    if spec is None or spec.edges is not None or paths.recorder is not None:
-        return
-    if not type(layer).__module__.startswith("dfgnn."):  # a user's class, which may replace methods
-        return
-    if internals.is_any_autocast_enabled():
+    # A class of another module is a user's, which may replace methods.
+    is_ours = type(layer).__module__.startswith("dfgnn.")
+    if not is_ours or paths.recorder is not None or internals.is_any_autocast_enabled():
         return
     found = fused.checked_tensors(layer, spec, graph, x, None)
-    if type(found) is str:
-        return
-    tensors, dtype = found
-    self, own = Prepared(), layer.__dict__
-    # Weak, because the layer has this object: without cycles both are freed at once.
-    self.layer, self.function, self.loops = weakref.ref(layer), layer.attention, loops
-    self.after = getattr(type(layer), "_after", None)
-    modules = [x for x in own["_modules"].values() if x is not None]
-    self.called = getattr(layer, "_called", None)
-    self.methods = None if self.called is None else (layer._methods_of(type(layer)), self.called.now())
-    # Module -> its class, its attributes and their values, which are the same objects or equal.
-    self.modules = [(x, type(x), x.__dict__, [*x.__dict__.values()]) for x in modules]
-    self.classes = [(cls, _called_of(cls)) for cls in {type(x) for x in modules}]
-    dicts = [own["_modules"], *(x.__dict__["_parameters"] for x in [layer, *modules])]
-    self.parameters = [(d, [*d.values()]) for d in dicts if d]
-    # Hooks, and modules within modules: these dictionaries are empty.
-    self.empty = [x.__dict__[name] for x in modules for name in (*_HOOKS, "_modules")]
-    self.empty += [own[name] for name in own if name.endswith("_hooks") and name.startswith(_HOOKED_STEPS)]
-    self.x_dtype, self.tensors = tensors.x.dtype, tensors[2:-1]
-    given = [x for x in self.tensors if x is not None]
-    self.dtypes = given, [*map(_dtype_of, given)]
-    self.dropout = spec.dropout_p > 0
-    numbers = fused.numbers_of(spec, tensors, dtype)
-    self.numbers = {train: tuple(numbers._replace(train=train))[1:] for train in (False, True)}
-    size = tensors.value_weight.shape[0] // spec.heads + numbers.padding
-    edges = fused.needs_edge_ids(spec, tensors)
-    self.plan = {
-        train: (spec.heads, size, tensors.x.dtype, PLAN_LAYERS[spec.score], "auto", edges, train)
-        for train in (False, True)
-    }
-    own.pop(_KEY, None)
-    if not any(self.empty):
-        self.values = [*own.values()]
-        own[_KEY] = self  # the last of the attributes
+    if type(found) is not str and not fused.needs_rows(spec.score, spec.negative_slope):
+        layer.__dict__.pop(_KEY, None)
+        tensors, dtype = found
+        made = Prepared(layer, spec, tensors, dtype, loops)
+        if not any(made.empty):
+            layer.__dict__[_KEY] = made  # the last of the attributes
 
 
 def again(layer: Any, x: Any, edges: Any) -> Tensor | None:
@@ -129,7 +126,7 @@ def again(layer: Any, x: Any, edges: Any) -> Tensor | None:
         or internals.is_functional_tensor(x)
         or internals.is_wrapped_by_functorch(x)
         or F.linear is not internals.linear
-        or layer.attention is not known.function
+        or layer.attention is not known.attention
         or x.dim() != 2
     ):
         return None
@@ -137,22 +134,21 @@ def again(layer: Any, x: Any, edges: Any) -> Tensor | None:
         now = [*own.values()]
         if now.pop() is not known or now != known.values:
             return None
-        for module, cls, attributes, values in known.modules:
-            if type(module) is not cls or [*attributes.values()] != values:
+        for module, kind, attributes, values in known.modules:
+            if type(module) is not kind or [*attributes.values()] != values:
                 return None
-    except Exception:  # a new value that cannot be compared with the old one, a tensor say
+    except (RuntimeError, TypeError, ValueError):  # a new value cannot be compared: a tensor, say
         return None
-    for owned, values in known.parameters:
+    for owned, values in known.owned:
         if len(owned) != len(values) or not all(map(is_, owned.values(), values)):
             return None
-    for cls, called in known.classes:
-        if _called_of(cls) != called:
+    for cls, methods in known.classes:
+        if _called_of(cls) != methods:
             return None
-    given, dtypes = known.dtypes
-    if [*map(_dtype_of, given)] != dtypes:
+    if [*map(_dtype_of, known.given)] != known.dtypes:
         return None
-    called = known.called
-    if called is not None and (layer._methods_of(type(layer)), called.now()) != known.methods:
+    library = known.called
+    if library is not None and (layer._methods_of(type(layer)), library.now()) != known.methods:
         return None
     if known.loops is None:
         graph = edges
@@ -167,10 +163,10 @@ def again(layer: Any, x: Any, edges: Any) -> Tensor | None:
         graph, _ = cache.graph_of(edges, n, n, known.loops, type(layer).__name__)
     else:
         return None
-    train = torch.is_grad_enabled() and (x.requires_grad or any(map(_learns, given)))
+    train = torch.is_grad_enabled() and (x.requires_grad or any(map(_learns, known.given)))
     handle = graph._planner.handle(*known.plan[train])
     numbers = handle.number, *known.numbers[train]
-    seed = fused.draw_seed(graph) if known.dropout else None
+    seed = fused.draw_seed(graph) if known.drops else None
     try:
         if train:
             out = Layer.at_once(fused.formula, numbers, graph, handle, x, None, *known.tensors, seed)

@@ -1,5 +1,5 @@
-"""A layer's usual call is prepared once (`dfgnn.nn.prepared`): every change that the call depends on is seen by
-the next one, which then gives what a new layer gives, or raises its error."""
+"""A layer's usual call is prepared once (`dfgnn.nn.prepared`): every change that the call depends on is seen
+by the next one, which then gives what a new layer gives, or raises its error."""
 
 import copy
 import gc
@@ -155,9 +155,7 @@ def test_a_parameter_of_another_shape(case):
 
 def test_attributes(case):
     layer = case.layer
-    if hasattr(layer, "leaky_relu"):
-        layer.negative_slope = 0.7
-    elif hasattr(layer, "negative_slope"):
+    if hasattr(layer, "leaky_relu") or hasattr(layer, "negative_slope"):
         layer.negative_slope = 0.7
     else:
         layer.attention = functional.dot_attention

@@ -152,8 +152,8 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         return out if out is None or joined else self._with_skip(out, x_dst), seed
 
     def _joins_skip(self) -> bool:
-        """Whether the fused layer also projects the skip connection and adds it: if it has H * C columns (heads
-        are not averaged) and no gate (beta). Otherwise `_with_skip` adds it afterwards."""
+        """Whether the fused layer also projects the skip connection and adds it: if it has H * C columns
+        (heads are not averaged) and no gate (beta). Otherwise `_with_skip` adds it afterwards."""
         return self.lin_beta is None and (self.concat or self.heads == 1)
 
     def _spec(self, edges: tuple[Tensor, Any] | None) -> LayerSpec:
