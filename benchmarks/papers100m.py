@@ -40,6 +40,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import torch
+from score import json_files
 from torch import Tensor
 
 from dfgnn import Graph, functional
@@ -52,7 +53,7 @@ NODES, EDGES = 111_059_956, 1_615_685_872
 MAX_DEGREE = 100_000
 HEADS, HEAD_DIM, DTYPE = 1, 64, torch.bfloat16
 PASSES = 2
-BOUNDS = {"out": 2**-8, "feat": 2**-8, "alpha_src": 2e-2, "alpha_dst": 2e-2}
+BOUNDS = {"out": 2**-8, "value": 2**-8, "score_src": 2e-2, "score_dst": 2e-2}
 
 # Edges drawn or searched at a time, and edges of one float64 computation.
 _PART, _EXACT_PART = 2**26, 2**20
@@ -145,16 +146,16 @@ def blocks(graph: Graph, rows: Tensor):
 
 
 def exact_gat(graph: Graph, inputs: dict, grad_out: Tensor, rows: Tensor, sources: Tensor) -> dict:
-    """float64 results by name: ``out`` and ``alpha_dst``'s gradient for rows; the gradients of ``feat`` and
-    ``alpha_src`` for sources, in rising order. rows must include all destinations of sources."""
-    feat, alpha_src, alpha_dst = inputs.values()
-    by_row = {"out": [], "alpha_dst": []}
+    """float64 results by name: ``out`` and ``score_dst``'s gradient for rows; the gradients of ``value`` and
+    ``score_src`` for sources, in rising order. rows must include all destinations of sources."""
+    value, score_src, score_dst = inputs.values()
+    by_row = {"out": [], "score_dst": []}
     by_source = {
         name: torch.zeros(len(sources), *inputs[name].shape[1:], dtype=torch.float64, device=graph.device)
-        for name in ("feat", "alpha_src")
+        for name in ("value", "score_src")
     }
     for part, block, ids in blocks(graph, rows):
-        exact = accuracy.gat(block, feat[ids], alpha_src[ids], alpha_dst[part], grad_out[part])
+        exact = accuracy.gat(block, value[ids], score_src[ids], score_dst[part], grad_out[part])
         for name, found in by_row.items():
             found.append(exact[name])
         place = torch.searchsorted(sources, ids).clamp_(max=len(sources) - 1)
@@ -179,8 +180,8 @@ def errors(results: dict, exact: dict, rows: Tensor, sources: Tensor) -> dict[st
     """The errors of results [N, ...] against ``exact_gat``, by name."""
     found = {}
     for name, reference in exact.items():
-        x = results[name][rows if name in ("out", "alpha_dst") else sources]
-        if name in ("out", "feat"):
+        x = results[name][rows if name in ("out", "score_dst") else sources]
+        if name in ("out", "value"):
             difference = (x.double() - reference).flatten(1).norm(dim=1)
             found[name] = float((difference / reference.flatten(1).norm(dim=1).clamp(min=1e-30)).max())
         else:
@@ -258,8 +259,8 @@ def make_inputs(graph: Graph, head_dim: int = HEAD_DIM) -> tuple[dict[str, Tenso
         x = torch.randn(graph.num_src, *shape, dtype=dtype, generator=generator, device=graph.device)
         return x.requires_grad_()
 
-    inputs = {"feat": normal(HEADS, head_dim)}
-    inputs |= {name: normal(HEADS, dtype=torch.float32) for name in ("alpha_src", "alpha_dst")}
+    inputs = {"value": normal(HEADS, head_dim)}
+    inputs |= {name: normal(HEADS, dtype=torch.float32) for name in ("score_src", "score_dst")}
     return inputs, normal(HEADS, head_dim).detach()
 
 
@@ -308,7 +309,7 @@ def run(args: argparse.Namespace) -> dict:
         }
     inputs, grad_out = make_inputs(graph, args.head_dim)
     if in_one_piece:
-        dense = inputs["feat"].detach().view(n, -1)
+        dense = inputs["value"].detach().view(n, -1)
         exact = exact_sum(drawn, dense, rows)
         sums = phases("gather sums", lambda: gather_sums(graph, dense, exact, rows, args.budget))
     checked = phases("first step and check", lambda: check(graph, drawn, inputs, grad_out, rows, args.rows))
@@ -383,7 +384,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     result = run(args)
     print(text(result))
-    report.write_json(args.json, result)
+    json_files.write_json(args.json, result)
     return 1 if result["check"]["wrong"] else 0
 
 

@@ -23,10 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from score import json_files
 
 import dfgnn
 from dfgnn import Graph, functional
 from dfgnn.bench import measure, report
+from dfgnn.functional import EdgeTerm, Projected
 
 FEATURES = 11
 # The variants that ``contestants`` returns without a peer.
@@ -124,15 +126,18 @@ def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> d
     def projected(x):
         return F.linear(x, proj).view(num_edges, heads, head_dim)
 
+    def both(term):
+        return EdgeTerm(term, term)
+
     attend = functional.dot_attention
     calls = {
         "without edges": (lambda: attend(graph, query, key, value), ()),
-        "folded": (lambda: attend(graph, query, key, value, edge_attr=attr, edge_proj=proj), (proj,)),
+        "folded": (lambda: attend(graph, query, key, value, edge=both(Projected(attr, proj))), (proj,)),
         "folded + grad": (
-            lambda: attend(graph, query, key, value, edge_attr=learned, edge_proj=proj),
+            lambda: attend(graph, query, key, value, edge=both(Projected(learned, proj))),
             (proj, learned),
         ),
-        "unfolded": (lambda: attend(graph, query, key, value, edge_feat=projected(attr)), (proj,)),
+        "unfolded": (lambda: attend(graph, query, key, value, edge=both(projected(attr))), (proj,)),
     }
     src, dst = edge_index
     calls["PyG"] = (lambda: by_pyg(query, key, value, projected(attr), src, dst), (proj,))
@@ -242,7 +247,7 @@ def main(argv: list[str] | None = None) -> None:
             rows.append(row)
     if args.json:
         sizes = {"heads": args.heads, "head_dim": args.head_dim, "features": FEATURES}
-        report.write_json(args.json, {"environment": environment} | sizes | {"rows": rows})
+        json_files.write_json(args.json, {"environment": environment} | sizes | {"rows": rows})
 
 
 if __name__ == "__main__":

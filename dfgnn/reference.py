@@ -5,16 +5,17 @@ the inputs, on any device, and tensors with an edge dimension (E x H and E x H x
 :mod:`dfgnn.functional` for work. Gradients come from autograd and may be differentiated again. The graph is a
 Graph.
 
-    z_ij = gate_ij raw_ij (+ b_ij)       s_ij = LeakyReLU(z_ij) (+ b_ij), -inf where masked
+    z_ij = gate_ij raw_ij + e^s_ij       s_ij = LeakyReLU(z_ij) + b_ij, -inf where masked
     alpha_ij = softmax of s_ij over the edges into i         a_ij = w_ij m_ij / (1 - p) alpha_ij
     out_i = sum_j a_ij v_ij
 
-where gate, b and w are ``edge_gate``, ``edge_bias`` (added before or, with ``bias_after``, after the
-LeakyReLU) and ``edge_weight``, p is ``dropout_p``, m_ij is 0 for dropped edges and 1 for others, and
-raw_ij = alpha_src[j] + alpha_dst[i] (:func:`gat_attention`),
-<attn, LeakyReLU(x_src[j] + x_dst[i] + e_ij)> (:func:`gatv2_attention`) or scale <q_i, k_j + e_ij>
+where b and w are ``bias`` and ``weight``, e^s is ``edge.score``, p is ``dropout_p``, m_ij is 0 for dropped
+edges and 1 for others, gate is 1, or dot_attention's ``scale`` of edges, and
+raw_ij = score_src[j] + score_dst[i] (:func:`gat_attention`),
+<att, LeakyReLU(q_i + k_j + e_ij)> (:func:`gatv2_attention`) or scale <q_i, k_j + e_ij>
 (:func:`dot_attention`). A sink is one more score of each softmax, without a value. A row without edges, or
-whose scores are all -inf, is zero and so are its gradients.
+whose scores are all -inf, is zero and so are its gradients. Beside their own arguments the functions take
+those that layers pass within the library: ``gate`` and ``out_bias``, and dot_attention a ``negative_slope``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,18 @@ from torch import Tensor
 from .graph import Graph
 from .runtime.batches import batched
 from .runtime.compiling import sums_of_rows
+from .runtime.options import (
+    OF_LAYERS,
+    AttentionResult,
+    BiasOptions,
+    EdgeOptions,
+    EdgeProductResult,
+    EdgeTerm,
+    Projected,
+    ScoreOptions,
+    SinkOptions,
+    public,
+)
 from .runtime.rules import rows_at
 
 _MASK32 = 0xFFFFFFFF
@@ -41,49 +54,48 @@ def _edge_index(graph: Graph) -> Tensor:
     return graph.edge_index
 
 
-@batched("feat")
+@public(EdgeOptions, more=OF_LAYERS)
+@batched("value")
 def gat_attention(
     graph: Graph,
-    feat: Tensor,
-    alpha_src: Tensor | None,
-    alpha_dst: Tensor | None,
+    value: Tensor,
+    score_src: Tensor | None,
+    score_dst: Tensor | None,
     *,
     negative_slope: float = 0.2,
-    edge_feat: Tensor | None = None,
+    edge: EdgeTerm | None = None,
     **options: Any,
 ) -> Any:
     """Additive attention of GAT; see :func:`dfgnn.functional.gat_attention`."""
     src, dst = _edge_index(graph)
-    raw = feat.new_zeros(src.shape[0], feat.shape[1]) if alpha_src is None else rows_at(alpha_src, src)
-    if alpha_dst is not None:
-        raw = raw + rows_at(alpha_dst, dst)
-    value = rows_at(feat, src) if edge_feat is None else rows_at(feat, src) + edge_feat
-    return attend(graph, raw, value, negative_slope, **options)
+    raw = value.new_zeros(src.shape[0], value.shape[1]) if score_src is None else rows_at(score_src, src)
+    if score_dst is not None:
+        raw = raw + rows_at(score_dst, dst)
+    _, of_value, term = edge or EdgeTerm()
+    return attend(graph, raw, _plus(rows_at(value, src), of_value), negative_slope, term, **options)
 
 
-@batched("x_src")
+@public(EdgeOptions, more=OF_LAYERS)
+@batched("query")
 def gatv2_attention(
     graph: Graph,
-    x_src: Tensor,
-    x_dst: Tensor,
-    attn: Tensor,
+    query: Tensor,
+    key: Tensor,
+    att: Tensor,
     *,
     negative_slope: float = 0.2,
-    edge_feat: Tensor | None = None,
-    edge_attr: Tensor | None = None,
-    edge_proj: Tensor | None = None,
+    edge: EdgeTerm | None = None,
     **options: Any,
 ) -> Any:
     """Dynamic attention of GATv2; see :func:`dfgnn.functional.gatv2_attention`."""
     src, dst = _edge_index(graph)
-    z = rows_at(x_src, src) + rows_at(x_dst, dst)
-    if edge_attr is not None:
-        edge_feat = F.linear(edge_attr, edge_proj).unflatten(1, attn.shape)  # type: ignore[arg-type]
-    if edge_feat is not None:
-        z = z + edge_feat
-    return attend(graph, sums_of_rows(attn * F.leaky_relu(z, negative_slope)), rows_at(x_src, src), **options)
+    of_key, _, term = edge or EdgeTerm()
+    z = _plus(rows_at(key, src) + rows_at(query, dst), of_key)
+    raw = sums_of_rows(att * F.leaky_relu(z, negative_slope))
+    return attend(graph, raw, rows_at(key, src), term=term, **options)
 
 
+@public(EdgeOptions, more=(*OF_LAYERS, "negative_slope"))
 @batched("query")
 def dot_attention(
     graph: Graph,
@@ -91,55 +103,39 @@ def dot_attention(
     key: Tensor,
     value: Tensor,
     *,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     negative_slope: float = 1.0,
-    edge_feat: Tensor | None = None,
-    edge_feat_in: str = "both",
-    edge_feat_value: Tensor | None = None,
-    edge_attr: Tensor | None = None,
-    edge_proj: Tensor | None = None,
-    edge_proj_bias: Tensor | None = None,
-    edge_proj_value: Tensor | None = None,
-    edge_proj_bias_value: Tensor | None = None,
-    key_at: str = "nodes",
+    edge: EdgeTerm | None = None,
     **options: Any,
 ) -> Any:
     """Dot-product attention; see :func:`dfgnn.functional.dot_attention`."""
     src, dst = _edge_index(graph)
-    if scale is None:
-        scale = 1.0 / math.sqrt(query.shape[-1])
-    keys, values = (key, value) if key_at == "edges" else (rows_at(key, src), rows_at(value, src))
-    heads = query.shape[1]
-    if edge_proj is not None:
-        assert edge_attr is not None
-        edge_feat = F.linear(edge_attr, edge_proj, edge_proj_bias).unflatten(1, (heads, -1))
-    if edge_proj_value is not None:
-        assert edge_attr is not None
-        edge_feat_value = F.linear(edge_attr, edge_proj_value, edge_proj_bias_value).unflatten(1, (heads, -1))
-    if edge_feat is not None and edge_feat_in in ("key", "both"):
-        keys = keys + _of_heads(edge_feat)
-    if edge_feat_value is None and edge_feat_in in ("value", "both"):
-        edge_feat_value = edge_feat
-    if edge_feat_value is not None:
-        values = values + _of_heads(edge_feat_value)
-    return attend(graph, sums_of_rows(rows_at(query, dst) * keys) * scale, values, negative_slope, **options)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if isinstance(scale, Tensor) and scale.dim() > 0:
+        scale, options["gate"] = 1.0, scale
+    of_key, of_value, term = edge or EdgeTerm()
+    keys, values = _plus(rows_at(key, src), of_key), _plus(rows_at(value, src), of_value)
+    raw = sums_of_rows(rows_at(query, dst) * keys) * scale
+    return attend(graph, raw, values, negative_slope, term, **options)
 
 
-@batched("x_src")
+@public(ScoreOptions, more=OF_LAYERS)
+@batched("value")
 def agnn_attention(
     graph: Graph,
-    x_src: Tensor,
-    x_dst: Tensor | None = None,
+    value: Tensor,
+    query: Tensor | None = None,
     *,
     beta: float | Tensor = 1.0,
     **options: Any,
 ) -> Any:
     """Cosine attention of AGNN; see :func:`dfgnn.functional.agnn_attention`."""
-    key = F.normalize(x_src, dim=-1)
-    query = beta * (key if x_dst is None else F.normalize(x_dst, dim=-1))
-    return dot_attention(graph, query, key, x_src, scale=1.0, **options)
+    key = F.normalize(value, dim=-1)
+    unit = beta * (key if query is None else F.normalize(query, dim=-1))
+    return dot_attention(graph, unit, key, value, scale=1.0, **options)
 
 
+@public(SinkOptions, more=OF_LAYERS)
 @batched("value")
 def flex_attention(
     graph: Graph,
@@ -147,55 +143,50 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    edge_feat: Tensor | None = None,
+    edge_attr: Tensor | None = None,
     *,
     params: Sequence[Tensor] = (),
-    chunk_edges: int | None = None,
     **options: Any,
 ) -> Any:
     """Attention with any score; see :func:`dfgnn.functional.flex_attention`."""
     src, dst = _edge_index(graph)
     return attend(
         graph,
-        score_fn(rows_at(query, dst), rows_at(key, src), edge_feat, *params),
+        score_fn(rows_at(query, dst), rows_at(key, src), edge_attr, *params),
         rows_at(value, src),
         **options,
     )
 
 
+@public(BiasOptions)
 @batched("query")
 def edge_product_attention(
     graph: Graph,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    edge_feat: Tensor,
+    edge_attr: Tensor,
     *,
-    scale: float | None = None,
     clamp: float | None = None,
     return_edges: str | None = None,
     **options: Any,
 ) -> Any:
     """Attention with scores sum_d q_id k_jd e_ijd; see :func:`dfgnn.functional.edge_product_attention`."""
     src, dst = _edge_index(graph)
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    products = rows_at(query, dst) * rows_at(key, src) * edge_feat * scale
+    products = rows_at(query, dst) * rows_at(key, src) * edge_attr / math.sqrt(query.shape[-1])
     raw = sums_of_rows(products)
     found = attend(graph, raw if clamp is None else raw.clamp(-clamp, clamp), rows_at(value, src), **options)
-    if return_edges is None:
+    if isinstance(found, Tensor) and return_edges is None:
         return found
-    out, *attention = found if isinstance(found, tuple) else (found,)
-    return out, products if return_edges == "products" else raw, *attention
+    out, attention = (found, None) if isinstance(found, Tensor) else found
+    return EdgeProductResult(out, {None: None, "products": products, "scores": raw}[return_edges], attention)
 
 
+@public(SinkOptions)
 @batched("value")
-def score_attention(
-    graph: Graph, score: Tensor, value: Tensor, *, value_at: str = "auto", **options: Any
-) -> Any:
+def score_attention(graph: Graph, score: Tensor, value: Tensor, **options: Any) -> Any:
     """Attention with given scores; see :func:`dfgnn.functional.score_attention`."""
-    if value_at == "auto":
-        value_at = "edges" if len(value) == len(score) else "nodes"
-    values = value if value_at == "edges" else value[_edge_index(graph)[0]]
+    values = rows_at(value, _edge_index(graph)[0])
     return attend(graph, _per_head(score).expand(-1, value.shape[1]), values, **options)
 
 
@@ -204,57 +195,50 @@ def attend(
     raw: Tensor,
     value: Tensor,
     slope: float = 1.0,
+    term: Tensor | Projected | None = None,
     *,
-    edge_bias: Tensor | None = None,
-    bias_after: bool = False,
-    edge_gate: Tensor | None = None,
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
     return_attention: bool = False,
-    schedule: str = "auto",
-    sink: Tensor | None = None,
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    **options: Any,
+) -> Tensor | AttentionResult:
     """What all functions do with the scores ``raw [E, H]`` and the values ``value [E, H, D]`` of the edges.
 
-    Options are those of :func:`dfgnn.functional.gat_attention`. ``schedule`` and ``size`` are accepted for
-    symmetry and have no meaning here. slope: of the LeakyReLU.
+    Options are those of :func:`dfgnn.functional.gat_attention`; ``kernel_options`` have no meaning here.
+    slope: of the LeakyReLU.  term: [E, H], added to the scores before it.
     """
+    given = {name: x for name, x in options.items() if x is not None}
     _, dst = _edge_index(graph)
-    z = raw if edge_gate is None else raw * _per_head(edge_gate)
-    if edge_bias is not None and not bias_after:
-        z = z + edge_bias
+    z = raw * _per_head(given["gate"]) if "gate" in given else raw
+    term = F.linear(*term) if isinstance(term, Projected) else term
+    z = z if term is None else z + term
     score = F.leaky_relu(z, slope) if slope != 1 else z
-    if edge_bias is not None and bias_after:
-        score = score + edge_bias
-    if edge_mask is not None:
-        score = score.masked_fill(~_per_head(edge_mask), -math.inf)
-    attention = softmax_by(score, dst, graph.num_dst, sink)
+    if "bias" in given:
+        score = score + given["bias"]
+    if "mask" in given:
+        score = score.masked_fill(~_per_head(given["mask"]), -math.inf)
+    attention = softmax_by(score, dst, graph.num_dst, given.get("sink"))
+    dropout_p = given.get("dropout_p", 0.0)
     if dropout_p > 0:
-        if _seed is None:
-            _seed = torch.randint(0, 2**62, (1,), device=value.device)
-        mask = dropout_mask(_seed, graph.num_edges, score.shape[1], dropout_p, value.device)
+        seed = given.get("generator")
+        if not isinstance(seed, Tensor):
+            seed = torch.randint(0, 2**62, (1,), device=value.device, generator=seed)
+        mask = dropout_mask(seed, graph.num_edges, score.shape[1], dropout_p, value.device)
         attention = attention * mask.to(attention.dtype)
-    if edge_weight is not None:
-        attention = attention * _per_head(edge_weight)
+    if "weight" in given:
+        attention = attention * _per_head(given["weight"])
     attention = attention.to(value.dtype)
     out = value.new_zeros(graph.num_dst, *value.shape[1:])
     out = out.index_add(0, dst, attention[:, :, None] * value)
-    if out_bias is not None:
-        out = out + out_bias
-    return (out, attention) if return_attention else out
+    if "out_bias" in given:
+        out = out + given["out_bias"]
+    return AttentionResult(out, attention) if return_attention else out
 
 
 def edge_softmax(
     graph: Graph,
     score: Tensor,
     *,
-    schedule: str = "auto",
     sink: Tensor | None = None,
-    size: tuple[int, int] | None = None,
+    kernel_options: dict[str, Any] | None = None,
 ) -> Tensor:
     """Softmax over the edges into each destination; as :func:`dfgnn.functional.edge_softmax`."""
     flat = score.reshape(score.shape[0], math.prod(score.shape[1:]))
@@ -263,26 +247,18 @@ def edge_softmax(
 
 
 @batched("query")
-def sddmm(
-    graph: Graph,
-    query: Tensor,
-    key: Tensor,
-    *,
-    scale: float = 1.0,
-    size: tuple[int, int] | None = None,
-) -> Tensor:
-    """scale <q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
+def sddmm(graph: Graph, query: Tensor, key: Tensor) -> Tensor:
+    """<q_i, k_j> per edge and head; as :func:`dfgnn.functional.sddmm`."""
     src, dst = _edge_index(graph)
-    return sums_of_rows(rows_at(query, dst) * rows_at(key, src)) * scale
+    return sums_of_rows(rows_at(query, dst) * rows_at(key, src))
 
 
-@batched("feat")
-def spmm(graph: Graph, edge_weight: Tensor, feat: Tensor, *, size: tuple[int, int] | None = None) -> Tensor:
-    """Sum of w_ij x_j over the edges into i; as :func:`dfgnn.functional.spmm`."""
+@batched("value")
+def spmm(graph: Graph, weight: Tensor, value: Tensor) -> Tensor:
+    """Sum of w_ij v_j over the edges into i; as :func:`dfgnn.functional.spmm`."""
     src, dst = _edge_index(graph)
-    weight = edge_weight if edge_weight.dim() == 2 else edge_weight[:, None]
-    out = feat.new_zeros(graph.num_dst, *feat.shape[1:])
-    return out.index_add(0, dst, weight[:, :, None].to(feat.dtype) * rows_at(feat, src))
+    out = value.new_zeros(graph.num_dst, *value.shape[1:])
+    return out.index_add(0, dst, _per_head(weight)[:, :, None].to(value.dtype) * rows_at(value, src))
 
 
 def softmax_by(score: Tensor, dst: Tensor, num_dst: int, sink: Tensor | None = None) -> Tensor:
@@ -344,9 +320,13 @@ def _multiply_32(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
     return middle >> 16, (middle & 0xFFFF) << 16 | low & 0xFFFF
 
 
-def _of_heads(feat: Tensor) -> Tensor:
-    """[E, 1, D] from [E, D], which all heads share; [E, H, D] as it is."""
-    return feat if feat.dim() == 3 else feat[:, None]
+def _plus(rows: Tensor, term: Tensor | Projected | None) -> Tensor:
+    """rows [E, H, D] plus a term of the edges: [E, H, D], [E, D] for all heads, or projected."""
+    if term is None:
+        return rows
+    if isinstance(term, Projected):
+        return rows + F.linear(*term).unflatten(1, rows.shape[1:])
+    return rows + (term if term.dim() == 3 else term[:, None])
 
 
 def _per_head(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import sys
 from pathlib import Path
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
@@ -121,7 +122,19 @@ def _one_signature(analyze):
 ModuleAnalyzer.analyze = _one_signature(ModuleAnalyzer.analyze)
 
 
+def _errors(app):
+    """Writes the page of what wrong arguments give, from the calls that the tests make."""
+    import error_table
+
+    page = Path(app.srcdir, "internals", "errors.md")
+    text = error_table.page()
+    if not page.is_file() or page.read_text() != text:
+        page.write_text(text)
+
+
 def setup(app):
+    sys.path.insert(0, str(Path(app.srcdir).parent / "scripts"))
+    app.connect("builder-inited", _errors)
     app.connect("autodoc-process-signature", _public)
     app.connect("source-read", _outside)
     app.connect("viewcode-follow-imported", _written_in)

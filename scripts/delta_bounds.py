@@ -74,7 +74,7 @@ def measure(case, degree, dim, dtype, device):
     for schedule in SCHEDULES[device]:
         leaves = [x.to(device).requires_grad_() for x in (query, key, value)]
         try:
-            out = functional.dot_attention(graph, *leaves, schedule=schedule)
+            out = functional.dot_attention(graph, *leaves, kernel_options={"schedule": schedule})
         except ValueError:  # the schedule is not available for this type, or with repeated edges
             continue
         found = torch.autograd.grad(out, leaves[0], grad.to(device))[0].cpu().double()

@@ -1,6 +1,5 @@
-"""The errors that bad input gives, as a page of lists:
-
-    python scripts/error_table.py > docs/internals/errors.md
+"""The errors that bad input gives, as the page docs/internals/errors.md, which docs/conf.py writes when the
+site is built.
 
 The calls are those of tests/fuzz/bad_input.py and bad_layers.py, and the messages are what they raise.
 """
@@ -16,8 +15,8 @@ import bad_layers
 _HEAD = """# Errors: what wrong arguments give
 
 What wrong arguments give: the exception and its message, which says what was expected and what came.
-Nothing has been computed or changed by then. `scripts/error_table.py` writes this page from the calls of
-`tests/fuzz/bad_input.py` and `bad_layers.py`, which the tests check.
+Nothing has been computed or changed by then. The calls are those of `tests/fuzz/bad_input.py` and
+`bad_layers.py`, which the tests check.
 
 In the examples the graph has 4 sources, 3 destinations and 5 edges; there are 2 heads of 8 elements.
 """
@@ -49,7 +48,3 @@ def page() -> str:
             error, argument = raised(case), f"`{case.argument}`, " if case.argument else ""
             parts.append(f"- {argument}{case.wrong}: {type(error).__name__}\\\n  {_code(str(error))}\n")
     return "".join(parts)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -24,8 +24,8 @@ NODES, EDGES, HEADS, DIM = 200, 3000, 2, 32
 FUNCTIONS = {"GAT": "gat_attention", "GATv2": "gatv2_attention", "dot": "dot_attention"}
 # The gradients that pass through the softmax, by score.
 SCORES = {
-    "GAT": ("alpha_src", "alpha_dst"),
-    "GATv2": ("x_dst", "attn"),
+    "GAT": ("score_src", "score_dst"),
+    "GATv2": ("query", "att"),
     "dot": ("query", "key"),
 }
 CASES = {
@@ -71,13 +71,13 @@ def inputs_of(name, generator, edges, sharp=1.0, common=False, common_key=False,
         return 3 + 0.1 * x if common else x
 
     if name == "GAT":
-        found = {"feat": features(), "alpha_src": sharp * normal(NODES, HEADS)}
-        found["alpha_dst"] = sharp * normal(NODES, HEADS)
+        found = {"value": features(), "score_src": sharp * normal(NODES, HEADS)}
+        found["score_dst"] = sharp * normal(NODES, HEADS)
     elif name == "GATv2":
-        # x_src + x_dst lies on both sides of the LeakyReLU's bend: were all on one side, the gradient of
-        # x_dst would be 0.
-        found = {"x_src": features(), "x_dst": normal(NODES, HEADS, DIM) - (3 if common else 0)}
-        found["attn"] = sharp * normal(HEADS, DIM) / DIM**0.5
+        # query + key lies on both sides of the LeakyReLU's bend: were all on one side, the gradient of
+        # query would be 0.
+        found = {"key": features(), "query": normal(NODES, HEADS, DIM) - (3 if common else 0)}
+        found["att"] = sharp * normal(HEADS, DIM) / DIM**0.5
     else:
         # Queries and keys are projections: without a common part of their own, unless asked for.
         found = {"query": sharp * normal(NODES, HEADS, DIM), "key": normal(NODES, HEADS, DIM)}
@@ -85,7 +85,7 @@ def inputs_of(name, generator, edges, sharp=1.0, common=False, common_key=False,
         if common_key:
             found["key"] += 3
     if weight:
-        found["edge_weight"] = torch.rand(edges, generator=generator)
+        found["weight"] = torch.rand(edges, generator=generator)
     return found
 
 
@@ -146,7 +146,7 @@ def gradients(module, name, graph, inputs, grad, dtype, options):
 def error(name, found, exact, single):
     worst = 0.0
     if "x" in exact:  # 15 layers: the gradients of all weights that lead only to scores
-        names = [n for n in exact if n != "x" and (name == "dot" or n.startswith("attn"))]
+        names = [n for n in exact if n != "x" and (name == "dot" or n.startswith("att"))]
         if name == "dot":  # the third is the projection of the values
             found, exact = ({n: x[n][:2] for n in names} for x in (found, exact))
         found, exact = (torch.cat([x[n].double().flatten() for n in names]) for x in (found, exact))
@@ -178,14 +178,22 @@ def _measure(name, case, dtype, device, seed) -> dict[str, float]:
     grad = torch.randn(NODES, HEADS, DIM, generator=generator).to(device, dtype)
     more = {"layers": layers} if layers else {}
     if "dropout_p" in options:
-        more |= dict(dropout_p=options["dropout_p"], _seed=torch.tensor([5 + seed], device=device))
+        more |= dict(dropout_p=options["dropout_p"], generator=torch.tensor([5 + seed], device=device))
     exact = gradients(reference, name, graph, inputs, grad, torch.float64, more)
     errors = {
         "plain": error(name, gradients(reference, name, graph, inputs, grad, dtype, more), exact, single)
     }
     for schedule in SCHEDULES if device == "cuda" else ("natural",):
         try:
-            found = gradients(functional, name, graph, inputs, grad, dtype, more | {"schedule": schedule})
+            found = gradients(
+                functional,
+                name,
+                graph,
+                inputs,
+                grad,
+                dtype,
+                more | {"kernel_options": {"schedule": schedule}},
+            )
         except ValueError:  # the schedule is not available for this type or these options
             continue
         errors[schedule if device == "cuda" else "CPU"] = error(name, found, exact, single)
@@ -201,14 +209,20 @@ def measure_all(device) -> list[dict]:
 
 
 def lines_of(rows) -> list[str]:
-    columns = ["plain", *(c for c in ("CPU", *SCHEDULES) if any(c in row["errors"] for row in rows))]
-    names = ["plain PyTorch", *(f"dfgnn, {c}" for c in columns[1:])]
-    lines = [f"| function | case | type | {' | '.join(names)} |", "|---|---|---|" + "---|" * len(columns)]
+    """A line per function and case, and per type: plain PyTorch's error, dfgnn's on the CPU, and that of the
+    worst schedule on a GPU."""
+
+    def cell(errors: dict[str, float]) -> str:
+        of_gpu = max((errors[s] for s in SCHEDULES if s in errors), default=None)
+        found = (errors.get("plain"), errors.get("CPU"), of_gpu)
+        return ", ".join("–" if x is None else f"{x:.1e}" if x else "0" for x in found)
+
+    kinds = list(dict.fromkeys(row["dtype"] for row in rows))
+    lines = [f"| function | case | {' | '.join(kinds)} |", "|---|---|" + "---|" * len(kinds)]
+    cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        errors = row["errors"]
-        cells = (f"{errors[c]:.1e}" if errors.get(c) else "0" if c in errors else "" for c in columns)
-        lines.append(f"| {row['function']} | {row['case']} | {row['dtype']} | {' | '.join(cells)} |")
-    return lines
+        cells.setdefault((row["function"], row["case"]), {})[row["dtype"]] = cell(row["errors"])
+    return lines + [f"| {' | '.join([*key, *(of[kind] for kind in kinds)])} |" for key, of in cells.items()]
 
 
 def add(rows, others) -> None:

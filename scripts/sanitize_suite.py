@@ -13,8 +13,12 @@ import re
 import sys
 import time
 from functools import wraps
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from attention import function
 
 from dfgnn import Graph, functional
 from dfgnn.nn.fused import computed
@@ -34,10 +38,10 @@ CASES = (
     ("gat", set()),
     ("gat", {"bias", "weight"}),
     ("gat", {"grad"}),
-    ("gat", {"grad", "no alpha_dst"}),
+    ("gat", {"grad", "no score_dst"}),
     ("gat", {"grad", "dropout", "bias", "shared weight", "out bias"}),
     ("gat", {"grad", "dropout", "bias", "weight", "edge grad", "attention"}),
-    ("gat", {"grad", "attention", "no alpha_dst"}),
+    ("gat", {"grad", "attention", "no score_dst"}),
     ("dot", set()),
     ("dot", {"attention", "shared weight"}),
     ("dot", {"grad"}),
@@ -122,38 +126,38 @@ def call(graph, score, options, heads, dim, dtype, schedule):
 
     edge_grad = "edge grad" in options
     keywords = {"schedule": schedule, "return_attention": "attention" in options}
+    place = {"gat": "edge_value", "gatv2": "edge_key", "dot": "edge_both"}[score]
     if "bias" in options:  # in the accumulation type, which kernels also accept
         accumulated = torch.float64 if dtype == torch.float64 else torch.float32
-        keywords["edge_bias"] = tensor(graph.num_edges, heads, grad=edge_grad, dtype=accumulated)
+        term = "edge_score" if score == "gat" else "bias"
+        keywords[term] = tensor(graph.num_edges, heads, grad=edge_grad, dtype=accumulated)
     if "weight" in options:
-        keywords["edge_weight"] = tensor(graph.num_edges, heads, grad=edge_grad)
+        keywords["weight"] = tensor(graph.num_edges, heads, grad=edge_grad)
     if "shared weight" in options:
-        keywords["edge_weight"] = tensor(graph.num_edges, grad=edge_grad)
+        keywords["weight"] = tensor(graph.num_edges, grad=edge_grad)
     if "gate" in options:
-        keywords["edge_gate"] = tensor(graph.num_edges, grad=edge_grad)
+        keywords["gate"] = tensor(graph.num_edges, grad=edge_grad)
     if "mask" in options:
-        keywords["edge_mask"] = torch.rand(graph.num_edges, device=graph.device) < 0.7
+        keywords["mask"] = torch.rand(graph.num_edges, device=graph.device) < 0.7
     if "feat" in options:
-        keywords["edge_feat"] = tensor(graph.num_edges, heads, dim, grad=edge_grad)
+        keywords[place] = tensor(graph.num_edges, heads, dim, grad=edge_grad)
     if "projected" in options:  # with sizes that are no multiple of a load
         keywords["edge_attr"] = tensor(graph.num_edges, dim % 13 + 1, grad=edge_grad)
-        keywords["edge_proj"] = tensor(heads * dim, dim % 13 + 1)
+        keywords[place + "_weight"] = tensor(heads * dim, dim % 13 + 1)
     if "out bias" in options:
         keywords["out_bias"] = tensor(heads, dim)
     if "dropout" in options:
         keywords["dropout_p"] = 0.4
     if score == "gat":
-        alpha_dst = None if "no alpha_dst" in options else tensor(graph.num_dst, heads)
-        inputs = [tensor(graph.num_src, heads, dim), tensor(graph.num_src, heads), alpha_dst]
-        results = functional.gat_attention(graph, *inputs, **keywords)
+        score_dst = None if "no score_dst" in options else tensor(graph.num_dst, heads)
+        inputs = [tensor(graph.num_src, heads, dim), tensor(graph.num_src, heads), score_dst]
     elif score == "gatv2":
-        inputs = [tensor(n, heads, dim) for n in (graph.num_src, graph.num_dst)] + [tensor(heads, dim)]
-        results = functional.gatv2_attention(graph, *inputs, **keywords)
+        inputs = [tensor(n, heads, dim) for n in (graph.num_dst, graph.num_src)] + [tensor(heads, dim)]
     else:
         value_dim = dim // 2 + 1 if "other value size" in options else dim
         sizes = (graph.num_dst, dim), (graph.num_src, dim), (graph.num_src, value_dim)
         inputs = [tensor(n, heads, d) for n, d in sizes]
-        results = functional.dot_attention(graph, *inputs, **keywords)
+    results = function(score)(graph, *inputs, **keywords)
 
     results = list(results) if isinstance(results, tuple) else [results]
     if "grad" in options:
@@ -217,7 +221,7 @@ def spoilt(graph, attention, shapes, dtype):
     for x in inputs:
         x[1] = torch.inf
     inputs = [x.requires_grad_() for x in inputs]
-    out = attention(graph, *inputs, schedule="tiles")
+    out = attention(graph, *inputs, kernel_options={"schedule": "tiles"})
     results = (out, *torch.autograd.grad(out.sum(), inputs))
     assert not all(x.detach().cpu().isfinite().all() for x in results), (dtype, shapes)
 

@@ -81,19 +81,21 @@ def call_function(rng, graph, dtype):
     if rng.random() < 0.4:
         options["return_attention"] = True
     if rng.random() < 0.4:
-        options["edge_weight"] = edge
+        options["weight"] = edge
     if rng.random() < 0.3:
-        options["edge_mask"] = torch.rand(num_edges, device=graph.device) < 0.7
+        options["mask"] = torch.rand(num_edges, device=graph.device) < 0.7
     if name == "agnn":
         result = functional.agnn_attention(graph, x, **options)
     elif name == "flex":
-        result = functional.flex_attention(graph, _score, x, y, z, chunk_edges=500, **options)
+        result = functional.flex_attention(
+            graph, _score, x, y, z, kernel_options={"chunk_edges": 500}, **options
+        )
     elif name == "gatv2":
-        attn = _leaf(rng, graph, dtype, heads, dim)
-        result = functional.gatv2_attention(graph, x, y, attn, **options)
+        att = _leaf(rng, graph, dtype, heads, dim)
+        result = functional.gatv2_attention(graph, x, y, att, **options)
     else:
         if rng.random() < 0.4:
-            options["edge_bias"] = _leaf(rng, graph, dtype, num_edges, heads)
+            options["bias"] = _leaf(rng, graph, dtype, num_edges, heads)
         if name == "dot":
             result = functional.dot_attention(graph, x, y, z, **options)
         else:

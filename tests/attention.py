@@ -8,16 +8,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
+from dfgnn.functional import EdgeTerm, Projected, additive, dot
 
 SCORES = ("gat", "gatv2", "dot")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Inputs whose gradients pass through the softmax: their terms may cancel, so that the result is near 0.
 SCORE_INPUTS = (
-    *("alpha_src", "alpha_dst", "edge_bias", "edge_gate", "edge_feat"),
-    *("edge_attr", "edge_proj", "edge_proj_bias"),
-    *("query", "key", "x_src", "x_dst", "attn"),
+    *("score_src", "score_dst", "bias", "gate", "edge_score", "edge_key", "edge_both", "edge_attr"),
+    *("edge_key_weight", "edge_key_bias", "edge_both_weight", "edge_both_bias"),
+    *("query", "key", "att"),
 )
-VALUES = {"gat": "feat", "gatv2": "x_src", "dot": "value"}
+VALUES = {"gat": "value", "gatv2": "key", "dot": "value"}
+#: The name of the term of edges that `make_inputs` adds to the score.
+TERMS = {"gat": "edge_score", "gatv2": "bias", "dot": "bias"}
+#: The name of the features of edges that it adds.
+EDGES = {"gat": "edge_value", "gatv2": "edge_key", "dot": "edge_both"}
 
 HEADS = (1, 3, 8)
 DIMS = (1, 7, 33, 300, 4, 8, 32, 64, 128, 256)
@@ -31,10 +36,34 @@ def shapes(device, turn, num_edges):
     return [pairs[7 * turn % len(pairs)]]
 
 
+def packed(given):
+    """A call's arguments from tensors by flat names: ``edge_key``, ``edge_value``, ``edge_score`` and
+    ``edge_both`` (key and value) are terms of an EdgeTerm, with ``_weight`` and ``_bias`` behind that of a
+    Projected, of ``edge_attr``; ``schedule`` is one of the kernel_options."""
+    terms, attr = {}, given.get("edge_attr")
+    for place in ("key", "value", "score", "both"):
+        term, weight = given.get(f"edge_{place}"), given.get(f"edge_{place}_weight")
+        if weight is not None:
+            term, attr = Projected(given["edge_attr"], weight, given.get(f"edge_{place}_bias")), None
+        if term is not None:
+            terms |= {"key": term, "value": term} if place == "both" else {place: term}
+    found = {name: x for name, x in given.items() if not name.startswith("edge_")}
+    if attr is not None:
+        found["edge_attr"] = attr
+    if terms:
+        found["edge"] = EdgeTerm(**terms)
+    if "schedule" in found:
+        found["kernel_options"] = {"schedule": found.pop("schedule")}
+    return found
+
+
 def function(score, module=functional):
-    return getattr(
-        module, {"gat": "gat_attention", "gatv2": "gatv2_attention", "dot": "dot_attention"}[score]
-    )
+    """The attention, whose tensors have flat names (`packed`), with the options that only layers have."""
+    if module is functional:
+        call = {"gat": additive.gat, "gatv2": additive.gatv2, "dot": dot.dot}[score]
+    else:
+        call = getattr(module, f"{score}_attention")
+    return lambda graph, *inputs, **given: call(graph, *inputs, **packed(given))
 
 
 def make_inputs(
@@ -45,23 +74,25 @@ def make_inputs(
     dtype=torch.float32,
     *,
     value_dim=None,
-    edge_bias=False,
-    edge_weight=None,
-    edge_gate=None,
-    edge_feat=False,
+    term=False,
+    weight=None,
+    gate=None,
+    edge=False,
 ):
-    """Random arguments by name; ``edge_weight`` and ``edge_gate`` are None, 1 or "H": their heads."""
+    """Random arguments by name. term: a term of edges in the score, of GAT's before the LeakyReLU, or with
+    "bias" behind it. weight and gate are None, 1 or "H": their heads. edge: features of edges, as the name in
+    `EDGES` or another."""
     value_dim = value_dim or dim
     sizes = {
         "gat": {
-            "feat": (graph.num_src, heads, dim),
-            "alpha_src": (graph.num_src, heads),
-            "alpha_dst": (graph.num_dst, heads),
+            "value": (graph.num_src, heads, dim),
+            "score_src": (graph.num_src, heads),
+            "score_dst": (graph.num_dst, heads),
         },
         "gatv2": {
-            "x_src": (graph.num_src, heads, dim),
-            "x_dst": (graph.num_dst, heads, dim),
-            "attn": (heads, dim),
+            "query": (graph.num_dst, heads, dim),
+            "key": (graph.num_src, heads, dim),
+            "att": (heads, dim),
         },
         "dot": {
             "query": (graph.num_dst, heads, dim),
@@ -69,16 +100,16 @@ def make_inputs(
             "value": (graph.num_src, heads, value_dim),
         },
     }[score]
-    if edge_bias:
-        sizes["edge_bias"] = (graph.num_edges, heads)
-    for name, wanted in (("edge_weight", edge_weight), ("edge_gate", edge_gate)):
+    if term:
+        sizes["bias" if term == "bias" else TERMS[score]] = (graph.num_edges, heads)
+    for name, wanted in (("weight", weight), ("gate", gate)):
         if wanted:
             sizes[name] = (graph.num_edges,) if wanted == 1 else (graph.num_edges, heads)
-    if edge_feat:
-        sizes["edge_feat"] = (graph.num_edges, heads, dim)
+    if edge:
+        sizes[edge if isinstance(edge, str) else EDGES[score]] = (graph.num_edges, heads, dim)
     inputs = {name: torch.randn(size).to(graph.device, dtype) for name, size in sizes.items()}
     if score == "gatv2":  # scores of the size of 1, as the other families have
-        inputs["attn"] /= dim**0.5
+        inputs["att"] /= dim**0.5
     return inputs
 
 
@@ -88,7 +119,7 @@ def run(attention, graph, inputs, dtype=None, **options):
         name: x.detach().to(dtype or x.dtype, copy=True).requires_grad_() if x is not None else None
         for name, x in inputs.items()
     }
-    result = attention(graph, **leaves, **options)
+    result = attention(graph, **packed({**leaves, **options}))
     results = {"out": result}
     if options.get("return_attention"):
         results = {"out": result[0], "attention": result[1]}

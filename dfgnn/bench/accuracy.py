@@ -24,48 +24,48 @@ def error(x: Tensor, reference: Tensor) -> float:
 
 
 def gat(
-    graph, feat: Tensor, alpha_src: Tensor, alpha_dst: Tensor, grad_out: Tensor | None = None
+    graph, value: Tensor, score_src: Tensor, score_dst: Tensor, grad_out: Tensor | None = None
 ) -> dict[str, Tensor]:
     """``out`` of :func:`dfgnn.functional.gat_attention` and, with ``grad_out``, the gradient of every input.
 
-    feat [N_src, H, D], alpha_src [N_src, H], alpha_dst [N_dst, H], any floating dtype. Results in float64, by
-    name.
+    value [N_src, H, D], score_src [N_src, H], score_dst [N_dst, H], any floating dtype. Results in float64,
+    by name.
     """
-    feat, alpha_src, alpha_dst = feat.double(), alpha_src.double(), alpha_dst.double()
+    value, score_src, score_dst = value.double(), score_src.double(), score_dst.double()
 
     def score(src, dst):
-        return F.leaky_relu(alpha_src[src] + alpha_dst[dst], _SLOPE)
+        return F.leaky_relu(score_src[src] + score_dst[dst], _SLOPE)
 
     def gradients(grads, src, dst, ds):
-        dz = torch.where(alpha_src[src] + alpha_dst[dst] > 0, ds, _SLOPE * ds)
-        grads["alpha_src"].index_add_(0, src, dz)
-        grads["alpha_dst"].index_add_(0, dst, dz)
+        dz = torch.where(score_src[src] + score_dst[dst] > 0, ds, _SLOPE * ds)
+        grads["score_src"].index_add_(0, src, dz)
+        grads["score_dst"].index_add_(0, dst, dz)
 
-    inputs = {"feat": feat, "alpha_src": alpha_src, "alpha_dst": alpha_dst}
-    return _attention(graph, inputs, "feat", score, gradients, grad_out)
+    inputs = {"value": value, "score_src": score_src, "score_dst": score_dst}
+    return _attention(graph, inputs, "value", score, gradients, grad_out)
 
 
 def gatv2(
-    graph, x_src: Tensor, x_dst: Tensor, attn: Tensor, grad_out: Tensor | None = None
+    graph, key: Tensor, query: Tensor, att: Tensor, grad_out: Tensor | None = None
 ) -> dict[str, Tensor]:
     """``out`` of :func:`dfgnn.functional.gatv2_attention` and, with ``grad_out``, the gradient of each input.
 
-    x_src [N_src, H, D], x_dst [N_dst, H, D], attn [H, D], any floating dtype. Results in float64, by name.
+    key [N_src, H, D], query [N_dst, H, D], att [H, D], any floating dtype. Results in float64, by name.
     """
-    x_src, x_dst, attn = x_src.double(), x_dst.double(), attn.double()
+    key, query, att = key.double(), query.double(), att.double()
 
     def score(src, dst):
-        return (attn * F.leaky_relu(x_src[src] + x_dst[dst], _SLOPE)).sum(-1)
+        return (att * F.leaky_relu(key[src] + query[dst], _SLOPE)).sum(-1)
 
     def gradients(grads, src, dst, ds):
-        u, ds = x_src[src] + x_dst[dst], ds[..., None]
-        du = torch.where(u > 0, ds * attn, _SLOPE * ds * attn)
-        grads["x_src"].index_add_(0, src, du)
-        grads["x_dst"].index_add_(0, dst, du)
-        grads["attn"] += (ds * F.leaky_relu(u, _SLOPE)).sum(0)
+        u, ds = key[src] + query[dst], ds[..., None]
+        du = torch.where(u > 0, ds * att, _SLOPE * ds * att)
+        grads["key"].index_add_(0, src, du)
+        grads["query"].index_add_(0, dst, du)
+        grads["att"] += (ds * F.leaky_relu(u, _SLOPE)).sum(0)
 
-    inputs = {"x_src": x_src, "x_dst": x_dst, "attn": attn}
-    return _attention(graph, inputs, "x_src", score, gradients, grad_out)
+    inputs = {"key": key, "query": query, "att": att}
+    return _attention(graph, inputs, "key", score, gradients, grad_out)
 
 
 def dot(
@@ -73,8 +73,8 @@ def dot(
 ) -> dict[str, Tensor]:
     """``out`` of :func:`dfgnn.functional.dot_attention` and, with ``grad_out``, the gradient of every input.
 
-    query [N_dst, H, D], key [N_src, H, D], value [N_src, H, Dv], any floating dtype. Results in float64, by
-    name.
+    query [N_dst, H, D], key [N_src, H, D], value [N_src, H, Dv], any floating dtype. Results in float64,
+    by name.
     """
     query, key, value = query.double(), key.double(), value.double()
     scale = 1 / math.sqrt(query.shape[-1])

@@ -69,8 +69,8 @@ _V2_FORWARD = Kernel(rows=1, dst=2)
 KERNELS = {
     ("gat", "forward"): (Kernel(rows=1, stats=1, dst=1, dst_terms=1),),
     ("gat", "train"): (
-        Kernel(rows=1, stats=1, dst=2, dst_terms=4),  # out, its part from scores > 0; alpha_dst, stats, mass
-        # delta and grad_alpha_dst from g, out and its part from scores > 0
+        Kernel(rows=1, stats=1, dst=2, dst_terms=4),  # out, its part from scores > 0; score_dst, stats, mass
+        # delta and grad_score_dst from g, out and its part from scores > 0
         Kernel(dst=3, dst_terms=2 + 1 + _GATHERED_STATS + 1),
         Kernel(rows=1, stats=_GATHERED_STATS, src=2, src_terms=2),
     ),
@@ -83,7 +83,7 @@ KERNELS = {
     ("gatv2", "forward"): (_V2_FORWARD,),
     ("gatv2", "train"): (
         Kernel(rows=1, dst=2, dst_terms=2),
-        Kernel(rows=1, dst=4, dst_terms=2 + _GATHERED_STATS),  # x_dst, g, out; grad_x_dst
+        Kernel(rows=1, dst=4, dst_terms=2 + _GATHERED_STATS),  # query, g, out; grad_query
         Kernel(rows=2, stats=_GATHERED_STATS, src=2),
     ),
 }

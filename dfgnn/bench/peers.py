@@ -27,11 +27,11 @@ def pyg(layer: str, graph, dropout: float = 0.0):
         alpha = F.dropout(softmax(score, dst, num_nodes=n), dropout)
         return scatter(alpha.unsqueeze(-1) * value[src], dst, dim=0, dim_size=n, reduce="sum")
 
-    def gat(feat, alpha_src, alpha_dst):
-        return aggregate(F.leaky_relu(alpha_src[src] + alpha_dst[dst], SLOPE), feat)
+    def gat(value, score_src, score_dst):
+        return aggregate(F.leaky_relu(score_src[src] + score_dst[dst], SLOPE), value)
 
-    def gatv2(x_src, x_dst, attn):
-        return aggregate((F.leaky_relu(x_src[src] + x_dst[dst], SLOPE) * attn).sum(-1), x_src)
+    def gatv2(key, query, att):
+        return aggregate((F.leaky_relu(key[src] + query[dst], SLOPE) * att).sum(-1), key)
 
     def dot(query, key, value):
         return aggregate((query[dst] * key[src]).sum(-1) / math.sqrt(query.shape[-1]), value)
@@ -60,13 +60,13 @@ def dgl(layer: str, graph, dropout: float = 0.0):
     def weights(score):
         return F.dropout(theirs.edge_softmax(g, score), dropout)
 
-    def gat(feat, alpha_src, alpha_dst):
-        score = F.leaky_relu(theirs.u_add_v(g, alpha_src.unsqueeze(-1), alpha_dst.unsqueeze(-1)), SLOPE)
-        return theirs.u_mul_e_sum(g, feat, weights(score))
+    def gat(value, score_src, score_dst):
+        score = F.leaky_relu(theirs.u_add_v(g, score_src.unsqueeze(-1), score_dst.unsqueeze(-1)), SLOPE)
+        return theirs.u_mul_e_sum(g, value, weights(score))
 
-    def gatv2(x_src, x_dst, attn):
-        score = (F.leaky_relu(theirs.u_add_v(g, x_src, x_dst), SLOPE) * attn).sum(-1, keepdim=True)
-        return theirs.u_mul_e_sum(g, x_src, weights(score))
+    def gatv2(key, query, att):
+        score = (F.leaky_relu(theirs.u_add_v(g, key, query), SLOPE) * att).sum(-1, keepdim=True)
+        return theirs.u_mul_e_sum(g, key, weights(score))
 
     def dot(query, key, value):
         score = theirs.u_dot_v(g, key, query) / math.sqrt(query.shape[-1])
@@ -88,11 +88,11 @@ def turbo_gnn(layer: str, graph, dropout: float = 0.0):
     if dropout:
         raise NotImplementedError("turbo-gnn has no dropout of attention weights")
 
-    def gatv2(adjacency, warps, x_src, x_dst, attn):
+    def gatv2(adjacency, warps, key, query, att):
         out = library.gatv2_aggr(
-            adjacency, x_dst, x_neighbors=x_src, attention_weights=attn, negative_slope=SLOPE, **warps
+            adjacency, query, x_neighbors=key, attention_weights=att, negative_slope=SLOPE, **warps
         )
-        return out.view_as(x_dst)
+        return out.view_as(query)
 
     def dot(adjacency, warps, query, key, value):
         scale = 1 / math.sqrt(query.shape[-1])
@@ -164,31 +164,27 @@ def dgnn(layer: str, graph, dropout: float = 0.0):
 
     class Gat(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, feat, alpha_src, alpha_dst):
-            out, largest, total, mask = library.gat_forward(alpha_dst, alpha_src, *rows, SLOPE, feat, dropout)
-            ctx.save_for_backward(feat, alpha_src, alpha_dst, largest, total, mask)
+        def forward(ctx, value, score_src, score_dst):
+            out, *more = library.gat_forward(score_dst, score_src, *rows, SLOPE, value, dropout)
+            largest, total, mask = more
+            ctx.save_for_backward(value, score_src, score_dst, largest, total, mask)
             return out
 
         @staticmethod
         def backward(ctx, grad):
-            feat, alpha_src, alpha_dst, largest, total, mask = ctx.saved_tensors
+            value, score_src, score_dst, largest, total, mask = ctx.saved_tensors
             of_feat, of_dst, of_src = library.gat_backward(
-                SLOPE, dropout, *rows, *columns, permute, largest, total, mask, feat, alpha_dst, alpha_src,
+                SLOPE, dropout, *rows, *columns, permute, largest, total, mask, value, score_dst, score_src,
                 grad.contiguous(),
             )  # fmt: skip
             return of_feat, of_src, of_dst
 
-    def gat(feat, alpha_src, alpha_dst):
-        if feat.dtype is not torch.float32:
+    def gat(value, score_src, score_dst):
+        if value.dtype is not torch.float32:
             raise NotImplementedError("dgNN computes in float32 only")
-        return Gat.apply(feat, alpha_src, alpha_dst)
+        return Gat.apply(value, score_src, score_dst)
 
     return gat
 
 
-PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn, "dgNN": dgnn}
-# Peers in plain PyTorch, which are timed in CUDA graphs, too. Other libraries' launches may not be capturable
-# (turbo-gnn's end the process).
-CAPTURED = ("pyg", "pyg-compile")
-# Names of the ratio of a peer's time to ours, by kind of timing.
-SPEEDUPS = {"eager": "speedup", "kernels": "speedup_kernels"}
+PEERS = {"PyG": pyg, "DGL": dgl, "turbo-gnn": turbo_gnn, "dgNN": dgnn}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -21,7 +22,7 @@ class Layer:
     baseline is passes x the time of a plain sum."""
 
     name: str  # the layer's name in plans
-    attention: Callable  # (graph, **inputs, schedule=...) -> out
+    attention: Callable  # (graph, **inputs, kernel_options=...) -> out
     exact: Callable  # (graph, **inputs, grad_out=...) -> {"out" or name of an input: value or gradient}
     passes: dict[str, int]
     features: tuple[str, ...]  # inputs [N, H, D]
@@ -36,18 +37,18 @@ LAYERS = {
         functional.gat_attention,
         accuracy.gat,
         {"forward": 1, "train": 2},
-        ("feat",),
-        "alpha_dst",
-        terms=("alpha_src", "alpha_dst"),
+        ("value",),
+        "score_dst",
+        terms=("score_src", "score_dst"),
     ),
     "gatv2": Layer(
         "gatv2",
         functional.gatv2_attention,
         accuracy.gatv2,
         {"forward": 1, "train": 4},
-        ("x_src", "x_dst"),
-        "x_dst",
-        vectors=("attn",),
+        ("key", "query"),
+        "query",
+        vectors=("att",),
     ),
     "dot": Layer(
         "dot",
@@ -94,6 +95,11 @@ class Workload:
         """The same values with every input in the features' dtype, as other libraries require it."""
         inputs = {name: x.detach().to(self.dtype).requires_grad_() for name, x in self.inputs.items()}
         return replace(self, inputs=inputs)
+
+    def attention(self, schedule: str) -> Callable:
+        """The layer's attention on the graph, by this schedule."""
+        options = None if schedule == "auto" else {"schedule": schedule}
+        return partial(self.layer.attention, self.graph, kernel_options=options)
 
     def call(self, attention: Callable, mode: str) -> Callable[[], tuple[Tensor, ...]]:
         """A function that returns (out,), or (out, gradients of the inputs in their order) in training."""

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from .. import functional
 from ..engine.compiler_graph import EdgeList, kept
+from ..engine.edge_rows import by_edges
 from ..graph.cache import graph_of
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_plain
+from ..runtime.options import EdgeTerm, Projected
 
 #: A tensor, and the steps that make rows of it.
 Spec: TypeAlias = tuple[Tensor, tuple]
@@ -127,7 +129,7 @@ def _options(layout: Layout, weights, sink: float | None, dropout_p: float, valu
     acc = _ops.acc_type(value.dtype)
     options: dict[str, Any] = dict(dropout_p=dropout_p)
     if weights:
-        options["edge_weight"] = _known(_scores(product(weights), layout), value)
+        options["weight"] = _known(_scores(product(weights), layout), value)
     if sink is not None:
         options["sink"] = torch.full(value.shape[1:2], sink, dtype=acc, device=value.device)
     return options
@@ -153,11 +155,10 @@ def score_attention(
         values = _by_head(product(value), layout, like.dtype)
         num_dst = like.shape[dim]
         graph = _graph(edge_index, num_dst if at_edges else values.shape[0], num_dst)
+        graph = by_edges(graph) if at_edges else graph
         scores = _known(_scores(rows(score), layout), values)
-        out = functional.score_attention(
-            graph, scores, values, value_at="edges" if at_edges else "nodes",
-            **_options(layout, weights, sink, dropout_p, values),
-        )  # fmt: skip
+        options = _options(layout, weights, sink, dropout_p, values)
+        out = functional.score_attention(graph, scores, values, **options)
         return _as_summed(out, layout, like, dim, fill)
 
 
@@ -171,12 +172,12 @@ def gat_attention(
     with _ours(like):
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, values.shape[0], like.shape[dim])
-        src, dst, bias = (
+        of_value = _by_head(total(value_feat), layout, like.dtype) if value_feat else None
+        src, dst, term = (
             _known(_scores(total(x), layout), values) if x else None for x in (of_src, of_dst, of_edges)
         )
         out = functional.gat_attention(
-            graph, values, src, dst, negative_slope=slope, edge_bias=bias,
-            edge_feat=_by_head(total(value_feat), layout, like.dtype) if value_feat else None,
+            graph, values, src, dst, negative_slope=slope, edge=EdgeTerm(value=of_value, score=term),
             **_options(layout, weights, sink, dropout_p, values),
         )  # fmt: skip
         return _as_summed(out, layout, like, dim, fill)
@@ -194,8 +195,8 @@ def gatv2_attention(
         graph = _graph(edge_index, src.shape[0], like.shape[dim])
         vector = _by_head(product(attn), layout, like.dtype)[0]
         out = functional.gatv2_attention(
-            graph, src, dst, vector * scale if scale != 1 else vector, negative_slope=slope,
-            edge_feat=_by_head(total(edge_feat), layout, like.dtype) if edge_feat else None,
+            graph, dst, src, vector * scale if scale != 1 else vector, negative_slope=slope,
+            edge=EdgeTerm(_by_head(total(edge_feat), layout, like.dtype)) if edge_feat else None,
             **_options(layout, weights, sink, dropout_p, src),
         )  # fmt: skip
         return _as_summed(out, layout, like, dim, fill)
@@ -213,45 +214,39 @@ def dot_attention(
         queries, keys = (_by_head(product(x), key_layout, like.dtype) for x in (query, key))
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, keys.shape[0], like.shape[dim])
-        of_edges = _edge_terms(key_feat, value_feat, key_layout, layout, like.dtype, values.shape[1])
+        edge = _edge_terms(key_feat, value_feat, key_layout, layout, like.dtype, values.shape[1])
         out = functional.dot_attention(
             graph, queries, keys, values, scale=scale,
-            edge_bias=_known(_scores(total(bias), layout), values) if bias else None, **of_edges,
+            bias=_known(_scores(total(bias), layout), values) if bias else None, edge=edge,
             **_options(layout, weights, sink, dropout_p, values),
         )  # fmt: skip
         return _as_summed(out, layout, like, dim, fill)
 
 
-def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> dict[str, Any]:
-    """The arguments of edge terms of `functional.dot_attention`."""
-    shared = bool(key_feat) and bool(value_feat) and _same_terms(key_feat, value_feat)
+def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> EdgeTerm | None:
+    """The edges' terms of `functional.dot_attention`."""
     given = [x for x in (key_feat, value_feat) if x]
     if not given:
-        return {}
+        return None
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
-    if projected:  # which dot_attention folds into the attention where that is less
-        attr, place = _ops.as_type(given[0][1], dtype), "both" if shared else "key" if key_feat else "value"
-        weight, bias = (None if x is None else _ops.as_type(x, dtype) for x in given[0][2:])
-        terms: dict[str, Any] = dict(edge_attr=attr, edge_proj=weight, edge_proj_bias=bias)
-        if len(given) == 2 and not shared:
-            weight, bias = (None if x is None else _ops.as_type(x, dtype) for x in value_feat[2:])
-            return {**terms, "edge_proj_value": weight, "edge_proj_bias_value": bias}
-        return {**terms, "edge_feat_in": place}
+    # Projections, which dot_attention folds into the attention where that is less.
+    attr = _ops.as_type(given[0][1], dtype) if projected else None
 
-    def feature(x, of: Layout) -> Tensor:
+    def term(x, of: Layout) -> Tensor | Projected:
+        if attr is not None:
+            _, _, weight, bias = x
+            bias = None if bias is None else _ops.as_type(bias, dtype)
+            return Projected(attr, _ops.as_type(weight, dtype), bias)
         if x[0] == "proj":
             return _by_head(
                 torch.nn.functional.linear(*x[1:]).unflatten(1, (heads, -1)), ((heads, -1), (0,), ()), dtype
             )
         return _by_head(total(x[1]), of, dtype)
 
-    if shared:
-        return dict(edge_feat=feature(key_feat, key_layout))
-    if len(given) == 2:
-        return dict(edge_feat=feature(key_feat, key_layout), edge_feat_value=feature(value_feat, layout))
-    if key_feat:
-        return dict(edge_feat=feature(key_feat, key_layout), edge_feat_in="key")
-    return dict(edge_feat=feature(value_feat, layout), edge_feat_in="value")
+    key = term(key_feat, key_layout) if key_feat else None
+    if key is not None and value_feat and _same_terms(key_feat, value_feat):
+        return EdgeTerm(key, key)
+    return EdgeTerm(key, term(value_feat, layout) if value_feat else None)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,10 +12,20 @@ from ..runtime import library as _library
 from ..runtime import ops as _ops
 from ..runtime.arguments import NO_EDGES, EdgeArgs
 from ..runtime.eager import transformed
+from ..runtime.options import AttentionResult
 from . import compiler_graph as _edges
 from .compiler_graph import EdgeList
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+class Settings(NamedTuple):
+    """The options of a call as the operators take them."""
+
+    edge: EdgeArgs
+    sink: Tensor | None
+    schedule: str
+    out_bias: Tensor | None
 
 
 class Checker:
@@ -64,32 +74,65 @@ class Checker:
         if isinstance(x, (str, bytes)) or x is None:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
-    def options(self, edge: EdgeArgs, heads: int, feat_dim: int, out_bias, dim: int, dropout_p) -> EdgeArgs:
-        """Checks the options of all attention functions; returns the operator's edge arguments: [E] tensors
-        as [E, 1], and a new seed if there is dropout and none was given. feat_dim, dim: columns of a head of
-        edge_feat and of out_bias."""
-        bias, gate, mask, weight, feat, seed = edge
-        if not bias is gate is mask is weight is feat is None:
-            self._edge_tensors(edge, heads, feat_dim)
-            bias, gate, weight, feat = map(self.in_use, (bias, gate, weight, feat))
+    def settings(self, options: dict[str, Any], heads: int, dim: int, dropout_p: float = 0.0) -> Settings:
+        """Checks the options that attention functions share (`runtime.options`) and those of layers; [E]
+        tensors become [E, 1], and with dropout there is a seed. dim: columns of a head of values."""
+        given = {name: x for name, x in options.items() if x is not None}
+        seed = self._seed(dropout_p, given.pop("generator", None))
+        schedule = self.kernel_options(given.pop("kernel_options", None)).get("schedule", "auto")
+        floats, num_edges = (self.dtype, self.acc), self.graph.num_edges
+        per_edge, per_head = (num_edges,), (num_edges, heads)
+        for name in ("bias", "gate", "mask", "weight"):
+            if name in given:
+                shapes = [per_head] if name == "bias" else [per_edge, per_head]
+                self.tensor(name, given[name], shapes, (torch.bool,) if name == "mask" else floats)
+        bias, gate, weight = (self.in_use(given.pop(name, None)) for name in ("bias", "gate", "weight"))
+        mask, sink, out_bias = (given.pop(name, None) for name in ("mask", "sink", "out_bias"))
+        if given:
+            raise TypeError(f"{self.function} has no option {', '.join(given)}")
+        if sink is not None:
+            self.tensor("sink", sink, [(heads,)], floats)
+            sink = _ops.as_type(sink, self.acc)
         if out_bias is not None:
             self.tensor("out_bias", out_bias, [(heads, dim)])
+        if seed is bias is gate is mask is weight is None:
+            return Settings(NO_EDGES, sink, schedule, out_bias)
+        edge = EdgeArgs(bias, _column(gate), _column(mask), _column(weight), None, seed)
+        return Settings(edge, sink, schedule, out_bias)
+
+    def _seed(self, dropout_p: Any, generator: Any) -> Tensor | None:
+        """The seed of dropout, int64 [1]; None without dropout."""
         self.number("dropout_p", dropout_p)
         if not 0 <= dropout_p <= 1:
             raise self.error(ValueError, "dropout_p", "a probability in [0, 1]", dropout_p)
-        if dropout_p > 0 and seed is None:
-            seed = torch.randint(0, 2**62, (1,), device=self.device)
-        seed = seed if dropout_p > 0 else None
-        if seed is bias is gate is mask is weight is feat is None:
-            return NO_EDGES
-        return EdgeArgs(bias, _column(gate), _column(mask), _column(weight), feat, seed)
-
-    def sink(self, sink: Tensor | None, heads: int) -> Tensor | None:
-        """The sink as [H], in the accumulation type."""
-        if sink is None:
+        if isinstance(generator, torch.Generator):
+            if generator.device.type != self.device.type:
+                what = f"one on {self.device} {self.whose}"
+                raise self.error(ValueError, "generator", what, f"one on {generator.device}")
+        elif isinstance(generator, Tensor):
+            self.tensor("generator", generator, [(1,)], (torch.int64,))
+        elif generator is not None:
+            what = "a torch.Generator or a tensor, the seed"
+            raise self.error(TypeError, "generator", what, type(generator).__name__)
+        if dropout_p == 0:
             return None
-        self.tensor("sink", sink, [(heads,)], (self.dtype, self.acc))
-        return _ops.as_type(sink, self.acc)
+        if isinstance(generator, Tensor):
+            return generator
+        return torch.randint(0, 2**62, (1,), device=self.device, generator=generator)
+
+    def kernel_options(self, given: Any, known: tuple[str, ...] = ("schedule",)) -> dict[str, Any]:
+        """The dict ``kernel_options``, or an empty one."""
+        if given is None:
+            return {}
+        if not isinstance(given, dict):
+            raise self.error(TypeError, "kernel_options", "a dict or None", type(given).__name__)
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise self.error(ValueError, "kernel_options", f"the keys {', '.join(known)}", unknown[0])
+        if not isinstance(given.get("schedule", ""), str):
+            what = type(given["schedule"]).__name__
+            raise self.error(TypeError, 'kernel_options["schedule"]', "a string", what)
+        return given
 
     def in_use(self, x: Any) -> Any:
         """The edge tensor x. In a graph of fixed capacity the rows of unused edges, which kernels neither
@@ -98,31 +141,21 @@ class Checker:
             return x
         return _edges.in_use(self.graph.edge_mask, x)
 
-    def _edge_tensors(self, edge: EdgeArgs, heads: int, feat_dim: int) -> None:
-        floats, num_edges = (self.dtype, self.acc), self.graph.num_edges
-        per_edge, per_head = (num_edges,), (num_edges, heads)
-        allowed = (
-            ("edge_bias", [per_head], floats),
-            ("edge_gate", [per_edge, per_head], floats),
-            ("edge_mask", [per_edge, per_head], (torch.bool,)),
-            ("edge_weight", [per_edge, per_head], floats),
-            ("edge_feat", [(*per_head, feat_dim)], (self.dtype,)),
-        )
-        for x, (name, shapes, dtypes) in zip(edge, allowed):
-            if x is not None:
-                self.tensor(name, x, shapes, dtypes)
-
     def results(self, out: Tensor, attention: Any, size: int, return_attention: bool) -> Any:
         """What a public function returns: ``out`` cut to heads of ``size`` columns, without padding, and the
         attention if asked for, in the dtype of the features."""
         out = without_padding(out, size)
-        return (out, _ops.as_type(self.in_use(attention), self.dtype)) if return_attention else out
+        if not return_attention:
+            return out
+        return AttentionResult(out, _ops.as_type(self.in_use(attention), self.dtype))
 
 
 def no_graph(got: Any, expected: str) -> str:
     """What an error says if something else was passed for a graph, and what to do about it."""
     text = f"expected {expected}, got {type(got).__name__}"
-    if isinstance(got, Tensor) and got.is_floating_point():
+    if isinstance(got, Tensor) and (got.is_floating_point() or got.is_complex()):
+        if got.dim() == 2 and got.shape[0] == 2:
+            return f"{text} of {got.dtype}; edge_index.long() has ids"
         return f"{text} of {got.dtype}; the graph comes before the features"
     if isinstance(got, (Tensor, tuple, list)):
         return f"{text}; dfgnn.Graph.from_edge_index(edge_index, num_nodes=...) makes one of [2, E] edges"

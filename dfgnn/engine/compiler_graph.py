@@ -102,6 +102,10 @@ class EdgeList:
         else None."""
         return self._appended()[1] if self.self_loops else None
 
+    def edges_as_sources(self) -> EdgeList:
+        """See `Graph.edges_as_sources`."""
+        return by_edges(self)
+
     def in_degrees(self) -> Tensor:
         """int64 [num_dst]."""
         dst = self.edge_index[1].to(torch.int64)

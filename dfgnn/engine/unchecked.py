@@ -29,6 +29,14 @@ _NO_EDGE_TENSORS = (None,) * 5
 _new = tuple.__new__  # makes a named tuple from all of its fields, without the Python frame of its __new__
 
 
+def are_none(options: dict[str, Any]) -> bool:
+    """Whether none of the options is given."""
+    for x in options.values():  # noqa: SIM110 - a comprehension is a frame of its own before Python 3.12
+        if x is not None:
+            return False
+    return True
+
+
 def attention(
     graph: Any,
     score: str,

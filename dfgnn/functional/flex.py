@@ -12,58 +12,93 @@ from ..engine.argument_checks import Checker
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.batches import batched
-from .additive import Options, gat_attention
+from ..runtime.options import AttentionResult, SinkOptions, public
+from .additive import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class FlexOptions(Options, total=False):
-    params: Sequence[Tensor]
-    out_bias: Tensor | None
-    chunk_edges: int | None
+@batched("value")
+def flex(
+    graph: Any,
+    score_fn: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_attr: Tensor | None = None,
+    *,
+    params: Sequence[Tensor] = (),
+    kernel_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """`flex_attention`."""
+    function = "flex_attention"
+    if type(graph) is not Graph:
+        graph = graph_of(function, graph, key, query)
+    check = Checker(function, graph, "query", query)
+    graph = check.graph
+    if not callable(score_fn):
+        raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
+    for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):
+        trailing = x.shape[2:] if isinstance(x, Tensor) else ()
+        check.tensor(name, x, [(rows, query.shape[1] if query.dim() > 1 else None, *trailing)])
+    check.tensor("value", value, [(graph.num_src, query.shape[1], None)])
+    if edge_attr is not None:
+        trailing = edge_attr.shape[1:] if isinstance(edge_attr, Tensor) else ()
+        check.tensor("edge_attr", edge_attr, [(graph.num_edges, *trailing)])
+    for k, x in enumerate(params):
+        if not isinstance(x, Tensor):
+            raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
+    of_kernels = dict(check.kernel_options(kernel_options, ("schedule", "chunk_edges")))
+    chunk = of_kernels.pop("chunk_edges", None)
+    where = 'kernel_options["chunk_edges"]'
+    if chunk is not None and not isinstance(chunk, int):
+        raise check.error(TypeError, where, "an integer", type(chunk).__name__)
+    if chunk is not None and chunk < 1:
+        raise check.error(ValueError, where, "a number >= 1", chunk)
+    _flex.try_out(check.error, score_fn, query, key, edge_attr, params)
+    chunk = chunk or _flex.chunk_size(query, key)
+    score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_attr, params)
+    return gat(
+        graph, value, None, None, negative_slope=1.0, bias=score, kernel_options=of_kernels or None,
+        function=function, **options,
+    )  # fmt: skip
 
 
 # fmt: off
 @overload
 def flex_attention(
     graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *,
-    return_attention: Literal[False] = ..., **options: Unpack[FlexOptions],
+    edge_attr: Tensor | None = ..., *, params: Sequence[Tensor] = ...,
+    return_attention: Literal[False] = ..., **options: Unpack[SinkOptions],
 ) -> Tensor: ...
 @overload
 def flex_attention(
     graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *,
-    return_attention: Literal[True], **options: Unpack[FlexOptions],
-) -> tuple[Tensor, Tensor]: ...
+    edge_attr: Tensor | None = ..., *, params: Sequence[Tensor] = ...,
+    return_attention: Literal[True], **options: Unpack[SinkOptions],
+) -> AttentionResult: ...
 @overload
 def flex_attention(
     graph: GraphLike, score_fn: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor,
-    edge_feat: Tensor | None = ..., *,
-    return_attention: bool, **options: Unpack[FlexOptions],
-) -> Tensor | tuple[Tensor, Tensor]: ...
+    edge_attr: Tensor | None = ..., *, params: Sequence[Tensor] = ...,
+    return_attention: bool, **options: Unpack[SinkOptions],
+) -> Tensor | AttentionResult: ...
 # fmt: on
-@batched("value")
+@public(SinkOptions, flex)
 def flex_attention(
     graph: Any,
     score_fn: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    edge_feat: Tensor | None = None,
+    edge_attr: Tensor | None = None,
     *,
     params: Sequence[Tensor] = (),
-    edge_mask: Tensor | None = None,
-    edge_weight: Tensor | None = None,
-    out_bias: Tensor | None = None,
-    dropout_p: float = 0.0,
     return_attention: bool = False,
-    chunk_edges: int | None = None,
-    schedule: str = "auto",
-    size: tuple[int, int] | None = None,
-    _seed: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    **options: Unpack[SinkOptions],
+) -> Any:
     r"""Attention with a score that you write in PyTorch.
 
     .. math::
@@ -76,55 +111,35 @@ def flex_attention(
 
     Args:
         graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
-            :func:`gat_attention`.
+            :func:`gat_attention`; its sizes are the rows of key and query.
         score_fn: called as ``score_fn(q, k, e, *params)`` with the rows of n edges, q and k [n, H, ...] of
-            the destinations and sources, e [n, ...] or None; returns their scores [n, H]. It sees the edges
-            in any number of chunks, none included. It may be compiled (``torch.compile(score_fn,
-            dynamic=True)``).
+            the destinations and sources, e [n, ...], or None without edge_attr; returns their scores [n, H].
+            It sees the edges in any number of chunks, none included. It may be compiled
+            (``torch.compile(score_fn, dynamic=True)``).
         query: [num_dst, H, ...]; float32, float64, float16 or bfloat16.
         key: [num_src, H, ...], same dtype.
         value: [num_src, H, Dv], same dtype.
-        edge_feat: [E, ...], same dtype, in the order in which the graph's edges were given; or None.
+        edge_attr: [E, ...], same dtype, in the order in which the graph's edges were given; or None.
         params: other tensors that the score depends on. A captured tensor that requires a gradient is an
             error.
-        chunk_edges: edges per call of score_fn; default: about 128 MB of query and key rows.
-        edge_mask, edge_weight, out_bias, dropout_p, return_attention, schedule: as in :func:`gat_attention`.
-        size: (num_src, num_dst) of an ``edge_index``. None: as many as key and query have rows.
+        {options}
+
+    ``kernel_options["chunk_edges"]`` is the number of edges per call of score_fn; default: about 128 MB of
+    query and key rows.
 
     Returns:
-        out [num_dst, H, Dv], or (out, attention [E, H]).
+        out [num_dst, H, Dv], or an AttentionResult.
 
-    Differentiable in query, key, value, edge_feat, params, edge_weight and out_bias. Backward computes the
+    Differentiable in query, key, value, edge_attr, params, weight and sink. Backward computes the
     score again, from the same random numbers and under the same autocast; a second derivative computes it of
     all edges at a time. Deterministic on
     the CPU; on CUDA the gradients of query and key are added up by ``index_add_``, which is deterministic
     only under ``torch.use_deterministic_algorithms``. Raises as :func:`gat_attention` does.
+
+    Example::
+
+        def score(q, k, e):  # e: the edges' distances, [n]
+            return (q * k).sum(-1).tanh() - e.unsqueeze(1)
+
+        out = flex_attention(edge_index, score, q, k, v, distance)
     """
-    if type(graph) is not Graph or size is not None:
-        graph = graph_of("flex_attention", graph, size, key, query)
-    check = Checker("flex_attention", graph, "query", query)
-    graph = check.graph
-    if not callable(score_fn):
-        raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
-    for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):
-        trailing = x.shape[2:] if isinstance(x, Tensor) else ()
-        check.tensor(name, x, [(rows, query.shape[1] if query.dim() > 1 else None, *trailing)])
-    check.tensor("value", value, [(graph.num_src, query.shape[1], None)])
-    if edge_feat is not None:
-        trailing = edge_feat.shape[1:] if isinstance(edge_feat, Tensor) else ()
-        check.tensor("edge_feat", edge_feat, [(graph.num_edges, *trailing)])
-    for k, x in enumerate(params):
-        if not isinstance(x, Tensor):
-            raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
-    if chunk_edges is not None and not isinstance(chunk_edges, int):
-        raise check.error(TypeError, "chunk_edges", "an integer", type(chunk_edges).__name__)
-    if chunk_edges is not None and chunk_edges < 1:
-        raise check.error(ValueError, "chunk_edges", "a number >= 1", chunk_edges)
-    _flex.try_out(check.error, score_fn, query, key, edge_feat, params)
-    chunk = chunk_edges or _flex.chunk_size(query, key)
-    score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_feat, params)
-    return gat_attention(  # type: ignore[call-overload]
-        graph, value, None, None, negative_slope=1.0, edge_bias=score, edge_mask=edge_mask,
-        edge_weight=edge_weight, out_bias=out_bias, dropout_p=dropout_p, return_attention=return_attention,
-        schedule=schedule, _seed=_seed, _caller="flex_attention",
-    )  # fmt: skip

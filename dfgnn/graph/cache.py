@@ -20,7 +20,6 @@ from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 from ..sparse.packed import PackedGraph
 from . import Graph
-from . import constructors as _constructors
 from .build import of_edges
 from .fixed_capacity import OF_BUFFER, of_buffer
 
@@ -122,48 +121,24 @@ graph_of_uncompiled = not_compiled(graph_of)
 
 
 @not_compiled
-def cached(edge_index: Any, size: Any = None) -> Graph:
+def cached(edge_index: Any, num_src: int | None = None, num_dst: int | None = None) -> Graph:
     """See `Graph.cached`."""
     where = "Graph.cached"
     if isinstance(edge_index, Graph):
         raise TypeError(f"{where}: edge_index: expected a [2, E] tensor, got a Graph")
     check_type(edge_index, where)
-    pair = sizes_of(where, size)
-    if pair is not None:
-        return graph_of(edge_index, *pair, where=where, sizes="size says {}")[0]
+    sizes = ("num_src", num_src), ("num_dst", num_dst)
+    num_src, num_dst = (x if x is None else _csr.as_size(where, name, x) for name, x in sizes)
+    if num_src is not None and num_dst is not None:
+        return graph_of(edge_index, num_src, num_dst, where=where, sizes="{} were given")[0]
 
     def build() -> Graph:
-        sizes = _own_sizes(edge_index, where)
-        return graph_of(edge_index, *sizes, where=where, sizes="the largest id makes {}")[0]
+        own_src, own_dst = _own_sizes(edge_index, where)
+        own_src = own_src if num_src is None else num_src
+        own_dst = own_dst if num_dst is None else num_dst
+        return graph_of(edge_index, own_src, own_dst, where=where, sizes="the largest id makes {}")[0]
 
-    return once(parts_of(edge_index), ("cached",), build)
-
-
-_constructors.make_cached = cached  # constructors.py cannot import this module
-
-
-@not_compiled
-def at_least(edge_index: Tensor, num_dst: int, where: str) -> int:
-    """The number of sources: ``num_dst``, or the largest source in ``edge_index`` + 1 if that is more."""
-
-    def build() -> int:
-        sources = _csr.as_index(where, "edge_index", edge_index, (2, None))[0]
-        return int(sources.max()) + 1 if sources.numel() else 0
-
-    return max(num_dst, once(parts_of(edge_index), ("sources",), build))
-
-
-def sizes_of(where: str, size: Any) -> tuple[int, int] | None:
-    """(num_src, num_dst) of an argument ``size``: such a pair, one number for both, or None."""
-    if size is None:
-        return None
-    pair = (size, size) if isinstance(size, int) else size
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        got = f"{len(size)} numbers" if isinstance(size, (tuple, list)) else type(size).__name__
-        raise TypeError(f"{where}: size: expected (num_src, num_dst) or one number, got {got}")
-    if torch.compiler.is_compiling():  # sizes may be symbolic
-        return pair[0], pair[1]
-    return _csr.as_size(where, "size[0]", pair[0]), _csr.as_size(where, "size[1]", pair[1])
+    return once(parts_of(edge_index), ("cached", num_src, num_dst), build)
 
 
 def _own_sizes(edge_index: Any, where: str) -> tuple[int, int]:

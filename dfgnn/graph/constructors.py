@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-def _not_there(edge_index: Any, size: Any) -> Any:
-    raise AssertionError("graph/cache.py comes with every import of dfgnn")
+def _not_there(edge_index: Any, num_src: Any, num_dst: Any) -> Any:
+    raise AssertionError("engine/given.py comes with every import of dfgnn")
 
 
-#: Makes `Graph.cached`. cache.py, which imports this module, sets it.
-make_cached: Callable[[Any, Any], Any] = _not_there
+#: Makes `Graph.cached`. engine/given.py, which knows compilers and imports this module, sets it.
+make_cached: Callable[[Any, Any, Any], Any] = _not_there
 
 
 class Constructors:
@@ -145,7 +145,13 @@ class Constructors:
         return convert.from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
 
     @classmethod
-    def cached(cls, edge_index, size: int | tuple[int, int] | None = None) -> Self:
+    def cached(
+        cls,
+        edge_index,
+        num_nodes: int | None = None,
+        num_src: int | None = None,
+        num_dst: int | None = None,
+    ) -> Self:
         """The graph of an ``edge_index``, made at the first call, and found again as long as that tensor
         lives.
 
@@ -155,11 +161,16 @@ class Constructors:
         what it keeps.
 
         edge_index: int32 or int64 [2, E] tensor or EdgeIndex; or a SparseTensor or torch.sparse tensor,
-        transposed as in `from_pyg`. size: (num_src, num_dst), or a number for both; None: of a sparse tensor
-        or EdgeIndex its own, else the largest id + 1 of both rows, as in `from_edge_index`. Edges are in the
-        order of the columns. The first call waits for the device.
+        transposed as in `from_pyg`. The sizes are as in `from_edge_index`; of a sparse tensor or EdgeIndex
+        its own, if none is given. Edges are in the order of the columns. The first call waits for the device.
+        While a compiler records, both sizes have to be given.
 
         Raises TypeError (none of these, no sizes) and ValueError (shape, ids out of range, other sizes than a
         sparse tensor has).
         """
-        return make_cached(edge_index, size)
+        if num_nodes is not None:
+            if num_src is not None or num_dst is not None:
+                got = "both"
+                raise TypeError(f"Graph.cached: num_nodes: expected it or num_src and num_dst, got {got}")
+            num_src = num_dst = num_nodes
+        return make_cached(edge_index, num_src, num_dst)

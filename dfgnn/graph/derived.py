@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
@@ -14,12 +14,13 @@ from ..runtime.compiling import not_compiled, untraced
 from ..sparse.csr import CSR
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side
-from . import Graph
 
-_made: WeakKeyDictionary[Graph, dict[Any, Any]] = WeakKeyDictionary()
+#: Graphs whose edge e leads from source e, so that edges' rows are sources' rows.
+_with_edges_as_sources: WeakSet[Any] = WeakSet()
+_made: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
 
-def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
+def of_graph(graph: Any, key: Any, make: Callable[[Any], Any]) -> Any:
     """``make(graph)``, called once for this key. For a graph of fixed capacity it is called again after
     the edges were replaced. Its result must not refer to the graph."""
     structure = graph._structure
@@ -30,7 +31,7 @@ def of_graph(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
 
 
 @not_compiled
-def _make(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
+def _make(graph: Any, key: Any, make: Callable[[Any], Any]) -> Any:
     structure = graph._structure
     with untraced(structure.indices):
         value = make(graph)
@@ -40,16 +41,29 @@ def _make(graph: Graph, key: Any, make: Callable[[Graph], Any]) -> Any:
     return value
 
 
-def edges_as_sources(graph: Graph, reverse: bool = False) -> Graph:
+def edges_as_sources(graph: Any, reverse: bool = False) -> Any:
     """The graph whose edge e leads from source e, which is edge e of ``graph``, to that edge's destination
     (reverse: to its source). Its other direction, which has a row per edge, needs no sort."""
     return of_graph(graph, ("edges as sources", reverse), partial(_edges_as_sources, reverse=reverse))
 
 
-def _edges_as_sources(graph: Graph, reverse: bool) -> Graph:
+def has_edges_as_sources(graph: Any) -> bool:
+    """Whether the graph was made by `edges_as_sources`."""
+    return (
+        hasattr(graph, "_structure") and not torch.compiler.is_compiling() and graph in _with_edges_as_sources
+    )
+
+
+def _edges_as_sources(graph: Any, reverse: bool) -> Any:
+    made = _make_edges_as_sources(graph, reverse)
+    _with_edges_as_sources.add(made)
+    return made
+
+
+def _make_edges_as_sources(graph: Any, reverse: bool) -> Any:
     structure = graph._structure
     if isinstance(structure, FixedStructure):
-        return Graph._of(structure.edges_as_sources(reverse))
+        return type(graph)._of(structure.edges_as_sources(reverse))
     csr = graph.reverse_csr(need_eids=True) if reverse else graph.csr()
     ends = structure.endpoints(torch.int32)[0 if reverse else 1]
     num_edges, eids = ends.numel(), csr.eids
@@ -59,4 +73,4 @@ def _edges_as_sources(graph: Graph, reverse: bool) -> Graph:
     by_row, by_edge = CSR(csr.indptr, eids, csr.eids), CSR(one_each, ends, None)
     num_rows = graph.num_src if reverse else graph.num_dst
     sides = Side(num_rows, (by_row, True)), Side(num_edges, (by_edge, True))
-    return Graph._make(*sides, graph.is_one_shot)
+    return type(graph)._make(*sides, graph.is_one_shot)

@@ -21,7 +21,7 @@ from ..runtime.compiling import untraced
 from ..sparse.csr import CSR, DegreeStats
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side, Structure
-from . import build, fixed_capacity
+from . import build, derived, fixed_capacity
 from .constructors import Constructors
 from .part import GraphPart
 from .reorder import Reordering, reorder
@@ -43,7 +43,7 @@ class Graph(Constructors):
     edge ids int32, so nodes and edges must each be fewer than 2**31. With more edges, `from_csr`, `from_coo`
     and `from_edge_index` make a `dfgnn.graph.RangedGraph`, which functions and layers also take.
 
-    **Edge order.** Tensors with an edge dimension (edge_bias, edge_weight, returned attention) are always in
+    **Edge order.** Tensors with an edge dimension (bias, mask, weight, returned attention) are always in
     the user's order, which each constructor states; `edge_index` has the sources and destinations in that
     order.
 
@@ -394,6 +394,17 @@ class Graph(Constructors):
         """
         graph, edge_map = build.with_self_loops(self, remove_existing)
         return (graph, edge_map) if return_edge_map else graph
+
+    def edges_as_sources(self) -> Graph:
+        """The graph on which rows of edges are rows of sources: its edge e leads from source e to the
+        destination of this graph's edge e, so that num_src is num_edges. Cached as long as this graph lives.
+
+        With it the functions take keys and values that edges have instead of nodes, [E, H, D]::
+
+            edges = graph.edges_as_sources()
+            out = dfgnn.functional.dot_attention(edges, query, key_of_edges, value_of_edges)
+        """
+        return derived.edges_as_sources(self)
 
     @staticmethod
     def batch(graphs: Sequence[Graph]) -> Graph:

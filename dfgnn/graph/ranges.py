@@ -139,7 +139,7 @@ class RangedGraph(GraphPart):
 
     def as_one(self):
         raise NotImplementedError(
-            f"terms of edges other than edge_feat [E, H, D] and functions of scores do not know {self.kind}"
+            f"terms of edges other than one tensor [E, H, D] and functions of scores do not know {self.kind}"
         )
 
     def gathered(self, *tensors):

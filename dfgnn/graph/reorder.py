@@ -66,8 +66,8 @@ class _Gather(torch.autograd.Function):
 class Reordering(Generic[G]):
     """A relabelled graph, with functions to permute tensors to its order and back.
 
-    graph: the new graph. Its edge e is the old graph's edge e: tensors with an edge dimension (edge_bias,
-    edge_weight, returned attention, …) stay as they are, and so does the mask of dropout for a seed.
+    graph: the new graph. Its edge e is the old graph's edge e: tensors with an edge dimension (bias,
+    weight, returned attention, …) stay as they are, and so does the mask of dropout for a seed.
 
     src, dst: the `Permutation` of sources and of destinations, on the graph's device; the same one if
     num_src == num_dst. Node ids, such as those of a training set, become ``r.dst.rank[ids]``. In a sampled

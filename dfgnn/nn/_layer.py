@@ -165,7 +165,7 @@ class AttentionLayer(GraphLayer):
         refuse_parameters(self, spec)
         source, destination = names_of_ends("feat", feat)
         prefix = ends[0].shape[1:-1]
-        more = {**(options or {}), **({} if seed is None else {"_seed": seed})}
+        more = {**(options or {}), **({} if seed is None else {"generator": seed})}
 
         def project(name: str) -> Any:
             if name == "edge":
@@ -183,7 +183,7 @@ class AttentionLayer(GraphLayer):
                 edges["scale"] = spec.scale
             else:
                 attn = spec.vectors[0][0].to(value.dtype).expand(*prefix, -1, -1)
-                inputs = value, query, attn.flatten(0, -2)
+                inputs = query, value, attn.flatten(0, -2)
                 edges["negative_slope"] = spec.negative_slope
             return self.attention(
                 graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -114,13 +113,13 @@ class EdgeGraphTransformerConv(AttentionLayer):
         value = self._rows(value)
         query, key, edge = map(self._rows, (query, key, edge))
         found = self.attention(
-            fused, query, key, value, edge, scale=1 / math.sqrt(self.out_feats), clamp=self.clamp,
+            fused, query, key, value, edge, clamp=self.clamp,
             dropout_p=dropout_p(self.attn_drop), return_edges="products" if self.edge_out else None,
             return_attention=get_attention,
         )  # fmt: skip
         heads = (*prefix, self.num_heads)
         if isinstance(found, tuple):
-            return tuple(x.unflatten(1, heads) for x in found)
+            return tuple(x.unflatten(1, heads) for x in found if x is not None)
         return found.unflatten(1, heads)
 
     def _rows(self, x: Tensor) -> Tensor:

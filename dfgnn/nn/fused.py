@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
 from ..engine import paths
 from ..engine.argument_checks import DTYPES
 from ..engine.layer import Layer, run
 from ..engine.paths import declined
+from ..functional.additive import gat, gatv2
+from ..functional.dot import dot
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
@@ -34,6 +35,7 @@ from ..runtime.arguments import (
     needs_rows,
 )
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
+from ..runtime.options import EdgeTerm
 from ._errors import check_parameters, check_sizes
 from ._terms import all_hooked, plain_linear
 from .whole import gated
@@ -64,9 +66,9 @@ _NO_VECTORS = None, None, None
 #: Score -> the function that a layer calls if it is not fused. If the layer's attribute `attention` is
 #: another function, the fused layer would not compute the same.
 _FUNCTIONS = {
-    "additive": functional.gat_attention,
-    "additive_v2": functional.gatv2_attention,
-    "dot": functional.dot_attention,
+    "additive": gat,
+    "additive_v2": gatv2,
+    "dot": dot,
 }
 
 
@@ -158,21 +160,20 @@ def formula(numbers: tuple, graph: Graph, *tensors: Tensor | None) -> Tensor:
 def _attention(graph: Graph, n: Any, t: Any, value, key, query, edges) -> Tensor:
     """The attention of rows [n, H, D] in plain operations, without the bias."""
     score = SCORE_OF_NUMBER[n.score]
-    options: dict[str, Any] = {"dropout_p": n.dropout_p, "_seed": t.seed}
+    options: dict[str, Any] = {"dropout_p": n.dropout_p, "generator": t.seed}
     if score == "additive":
         src, dst = ((value * attn.view(value.shape[1:])).sum(-1) for attn in (t.attn, t.attn_dst))
         if edges is not None:
-            options["edge_bias"] = edges
+            options["edge"] = EdgeTerm(score=edges)
         dst = dst[: graph.num_dst]
-        return functional.gat_attention(graph, value, src, dst, negative_slope=n.negative_slope, **options)
+        return gat(graph, value, src, dst, negative_slope=n.negative_slope, **options)
     query = value[: graph.num_dst] if query is None else query
     if score == "additive_v2":
         attn = t.attn.view(value.shape[1:]).to(value.dtype)
-        return functional.gatv2_attention(
-            graph, value, query, attn, negative_slope=n.negative_slope, **options
-        )
+        return gatv2(graph, query, value, attn, negative_slope=n.negative_slope, **options)
     key = value if key is None else key
-    return functional.dot_attention(graph, query, key, value, scale=n.scale, edge_feat=edges, **options)
+    edge = None if edges is None else EdgeTerm(edges, edges)
+    return dot(graph, query, key, value, scale=n.scale, edge=edge, **options)
 
 
 def _draws_seed(layer: Any, spec: LayerSpec, graph: Any, x: Tensor) -> bool:

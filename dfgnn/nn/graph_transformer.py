@@ -9,7 +9,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import functional
+from ..functional.dot import dot
+from ..runtime.options import EdgeTerm, Projected
 from ._errors import check_constructor, wrong_argument, wrong_features
 from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends
@@ -65,7 +66,7 @@ class GraphTransformerConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16), edge_bias=bias)  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(dot)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
@@ -137,7 +138,7 @@ class GraphTransformerConv(AttentionLayer):
             per_head = fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads
             check_per_edge(self, "edge_bias", edge_bias, (per_head,))
             check_per_edge(self, "edge_weight", edge_weight, (per_head[:1], per_head))
-            options = {"edge_bias": edge_bias, "edge_weight": edge_weight}
+            options = {"bias": edge_bias, "weight": edge_weight}
         out, attention = self._attend(
             self._spec(edge_attr), fused, feat, (h_src, h_dst), get_attention, options
         )
@@ -159,14 +160,16 @@ class GraphTransformerConv(AttentionLayer):
             wanted = expected or "None without edge_feats"
             raise ValueError(f"{type(self).__name__}: edge_attr: expected {wanted}, got {got}")
 
-    def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Tensor]:
+    def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
         if spec.edges is None:
             return {}
         edge_attr, linear = spec.edges
         if edge_attr.shape[1] < self.out_feats and is_plain(linear):
             edge_attr, proj = under_autocast(edge_attr, linear.weight)
-            return {"edge_attr": edge_attr, "edge_proj": proj.repeat(sets, 1)}
-        return {"edge_feat": self._heads(linear(edge_attr)).repeat(1, sets, 1)}
+            term: Any = Projected(edge_attr, proj.repeat(sets, 1))
+        else:
+            term = self._heads(linear(edge_attr)).repeat(1, sets, 1)
+        return {"edge": EdgeTerm(term, term)}
 
     def extra_repr(self) -> str:
         return f"out_feats={self.out_feats}, num_heads={self.num_heads}"

@@ -88,7 +88,7 @@ def prepare(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, loops: bool | No
     the layer adds self loops to an ``edge_index``; None: it takes a Graph.
     """
     # A class of another module is a user's, which may replace methods.
-    is_ours = type(layer).__module__.startswith("dfgnn.")
+    is_ours = type(layer).__module__.startswith(f"{__package__}.")
     if not is_ours or paths.recorder is not None or internals.is_any_autocast_enabled():
         return
     found = fused.checked_tensors(layer, spec, graph, x, None)

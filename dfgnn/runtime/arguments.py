@@ -128,14 +128,14 @@ class Score(NamedTuple):
     layer: str  # the name of its passes in plans (`plan.plans.Shape.layer`)
     reference: str  # the function of `dfgnn.reference` that computes it
     inputs: tuple[str, ...]  # the first arguments of that function, as they are called in `Tensors`
-    options: tuple[str, ...] = ()  # that function's options that not all scores have
+    scaled: bool = False  # whether that function has a scale
 
 
 #: The only table of scores (docs/adding_a_score.md).
 SCORE_TABLE = {
-    "additive": Score(0, "gat", "gat_attention", ("value", "src", "dst"), ("bias_after",)),
-    "additive_v2": Score(2, "gatv2", "gatv2_attention", ("value", "dst", "attn")),
-    "dot": Score(1, "dot", "dot_attention", ("dst", "src", "value"), ("bias_after", "scale", "edge_feat_in")),
+    "additive": Score(0, "gat", "gat_attention", ("value", "src", "dst")),
+    "additive_v2": Score(2, "gatv2", "gatv2_attention", ("dst", "value", "attn")),
+    "dot": Score(1, "dot", "dot_attention", ("dst", "src", "value"), scaled=True),
 }
 #: Name -> the operators' argument `score`; name -> the layer in plans; and the inverses.
 SCORES = {name: score.number for name, score in SCORE_TABLE.items()}

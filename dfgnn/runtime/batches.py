@@ -9,19 +9,17 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-# The arguments that may have a batch dimension, and how many dimensions they have without it. (edge_gate,
-# edge_mask and edge_weight may be [E] or [E, H]; with a batch of B they are [B, E, H].)
+from .options import EdgeTerm, Projected, ScoreOptions, table
+
+# The arguments that may have a batch dimension, and how many dimensions they have without it. (mask, weight
+# and a tensor of scales may be [E] or [E, H]; with a batch of B they are [B, E, H].)
 _DIMS = {
-    **dict.fromkeys(("feat", "x_src", "x_dst", "query", "key", "value", "edge_feat", "edge_feat_value"), 3),
-    **dict.fromkeys(("alpha_src", "alpha_dst", "attn", "out_bias"), 2),
-    **dict.fromkeys(("edge_bias", "edge_gate", "edge_mask", "edge_weight", "score"), 2),
-    "sink": 1,
+    **dict.fromkeys(("query", "key", "value", "edge_attr"), 3),
+    **dict.fromkeys(("score_src", "score_dst", "score", "att", "scale", "out_bias", "gate"), 2),
+    **{name: option.dims for name, option in table(ScoreOptions).items() if option.dims},
 }
 # Those of them whose first dimension without a batch is the heads; the others begin with nodes or edges.
-_WITHOUT_NODES = "attn", "out_bias", "sink"
-# Projections of edge features, whose rows belong to heads: they are the same for the whole batch, so that
-# their rows are repeated for each element of it.
-_PROJECTIONS = "edge_proj", "edge_proj_bias", "edge_proj_value", "edge_proj_bias_value"
+_WITHOUT_NODES = "att", "out_bias", "sink"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,24 +63,40 @@ def batched(name: str) -> Callable[[F], F]:
 
 def _over_batch(function: Callable, arguments: dict[str, Any], batch: int, heads: int) -> Any:
     score_fn = arguments.get("score_fn")
-    if score_fn is not None:  # flex_attention, whose query, key and edge_feat may have any shape
+    if score_fn is not None:  # flex_attention, whose query, key and edge_attr may have any shape
         arguments["score_fn"] = _for_batch(score_fn, batch)
         for name in ("query", "key"):
             arguments[name] = fold(arguments[name], 0, 1, batch, arguments[name].shape[2])
     for name, x in arguments.items():
-        if not isinstance(x, Tensor) or score_fn is not None and name in ("query", "key", "edge_feat"):
+        if isinstance(x, EdgeTerm):
+            arguments[name] = _folded_terms(function.__name__, x, batch, heads)
+        if not isinstance(x, Tensor) or score_fn is not None and name in ("query", "key", "edge_attr"):
             continue
         if name in _DIMS:
             arguments[name] = _folded(function.__name__, name, x, batch, heads)
-        elif name in _PROJECTIONS:
-            arguments[name] = x.repeat(batch, *[1] * (x.dim() - 1))
         elif name == "beta" and x.dim() > 1:  # it may be of any shape that broadcasts against [B, N, H, D]
             x = x[(None,) * (4 - x.dim())]
             arguments[name] = fold(x.expand(batch, -1, heads, -1), 0, 1, batch, heads)
     results = function(**arguments)
-    if isinstance(results, tuple):
-        return tuple(unfold(x, batch) for x in results)
-    return unfold(results, batch)
+    if isinstance(results, Tensor):
+        return unfold(results, batch)
+    return type(results)._make(x if x is None else unfold(x, batch) for x in results)
+
+
+def _folded_terms(function: str, terms: EdgeTerm, batch: int, heads: int) -> EdgeTerm:
+    """The edges' terms with their batch folded into the heads. What key and value share stays one object."""
+    done: dict[int, Any] = {}
+
+    def folded(name: str, x: Any) -> Any:
+        if id(x) not in done:
+            if isinstance(x, Projected):  # alike for the whole batch, as are the edges' attributes
+                bias = x.bias if x.bias is None else x.bias.repeat(batch)
+                done[id(x)] = Projected(x.attr, x.weight.repeat(batch, 1), bias)
+            else:
+                done[id(x)] = _folded(function, f"edge.{name}", x, batch, heads, 2 if name == "score" else 3)
+        return done[id(x)]
+
+    return EdgeTerm(*(x if x is None else folded(name, x) for name, x in terms._asdict().items()))
 
 
 def _for_batch(score_fn: Callable, batch: int) -> Callable:
@@ -101,8 +115,8 @@ def _for_batch(score_fn: Callable, batch: int) -> Callable:
     return call
 
 
-def _folded(function: str, name: str, x: Tensor, batch: int, heads: int) -> Tensor:
-    dims = _DIMS[name]
+def _folded(function: str, name: str, x: Tensor, batch: int, heads: int, dims: int | None = None) -> Tensor:
+    dims = _DIMS[name] if dims is None else dims
     if x.dim() < dims:  # [E], which needs no fold: it is shared by all heads
         return x
     is_batched = x.dim() > dims

@@ -15,8 +15,9 @@ from . import Change, Steps, absent, put_on_path, random_edges, repository
 
 # The key's and the value's terms of an edge, which `message` computes per edge, as one call.
 _ONE_CALL = (
-    "dfgnn.functional.dot_attention(edge_index, q, k, v, edge_attr=r, edge_proj=self.to_k_r.weight, "
-    "edge_proj_value=self.to_v_r.weight, edge_proj_bias_value=self.to_v_r.bias)"
+    "dfgnn.functional.dot_attention(edge_index, q, k, v, edge=dfgnn.functional.EdgeTerm("
+    "dfgnn.functional.Projected(r, self.to_k_r.weight), "
+    "dfgnn.functional.Projected(r, self.to_v_r.weight, self.to_v_r.bias)))"
 )
 
 

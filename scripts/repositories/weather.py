@@ -129,7 +129,7 @@ repository(
             _BLOCK,
             "self.conv = GraphTransformerConv(out_channels=self.out_channels_conv)",
             "self.conv = lambda q, k, v, e, edges, size: "
-            "dfgnn.functional.dot_attention(edges, q, k, v, edge_feat=e, size=size)",
+            "dfgnn.functional.dot_attention(edges, q, k, v, edge=dfgnn.functional.EdgeTerm(e, e))",
         ),
     ),
 )(_anemoi)  # fmt: skip

@@ -190,6 +190,21 @@ def test_the_graph_is_made_once():
         check([compiled(*x)], [case.fn(*x)])
 
 
+def test_sizes_that_change():
+    """Fifty batches of other sizes compile once more at most, for symbolic sizes."""
+    torch._dynamo.reset()
+    counts = torch._dynamo.utils.counters["stats"]
+    draw = torch.Generator().manual_seed(0)
+    for name in ("dot with projected edge; with projected edge", "gat; rows of edges"):
+        before, case = counts["unique_graphs"], CASES[name]
+        compiled = torch.compile(case.fn, backend=rewriting([], aot))
+        for seed in range(50):
+            nodes, edges = torch.randint(2, 90, (2,), generator=draw).tolist()
+            x = inputs(nodes, nodes, edges, seed=seed)
+            check([compiled(*x)], [case.fn(*x)])
+        assert counts["unique_graphs"] - before <= 2
+
+
 def test_explain():
     torch._dynamo.reset()
     model, x = Mine(), torch.randn(5, 8)

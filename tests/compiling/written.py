@@ -22,8 +22,8 @@ class Inputs(NamedTuple):
     query: Tensor  # [N, H, D]
     key: Tensor  # [M, H, D]
     value: Tensor  # [M, H, D]
-    alpha_dst: Tensor  # [N, H]
-    alpha_src: Tensor  # [M, H]
+    score_dst: Tensor  # [N, H]
+    score_src: Tensor  # [M, H]
     feat: Tensor  # [E, H, D]
     other_feat: Tensor  # [E, H, D]
     bias: Tensor  # [E, H]
@@ -213,16 +213,16 @@ SCORES: dict[str, tuple[Callable[[Inputs, Callable], Tensor], str]] = {
         lambda x, g: (g(x.query, x.dst) * g(x.key, x.src) * x.vector).sum(-1),
         "dot_attention",
     ),
-    "gat": (lambda x, g: F.leaky_relu(g(x.alpha_src, x.src) + g(x.alpha_dst, x.dst), 0.2), "gat_attention"),
+    "gat": (lambda x, g: F.leaky_relu(g(x.score_src, x.src) + g(x.score_dst, x.dst), 0.2), "gat_attention"),
     "gat with edge": (
-        lambda x, g: F.leaky_relu(g(x.alpha_src, x.src) + g(x.alpha_dst, x.dst) + x.bias, negative_slope=0.1),
+        lambda x, g: F.leaky_relu(g(x.score_src, x.src) + g(x.score_dst, x.dst) + x.bias, negative_slope=0.1),
         "gat_attention, with",
     ),
     "gat of edges and sources": (
-        lambda x, g: F.leaky_relu(x.bias + g(x.alpha_src, x.src)),
+        lambda x, g: F.leaky_relu(x.bias + g(x.score_src, x.src)),
         "gat_attention, with",
     ),
-    "sum of ends": (lambda x, g: g(x.alpha_src, x.src) + g(x.alpha_dst, x.dst), "gat_attention"),
+    "sum of ends": (lambda x, g: g(x.score_src, x.src) + g(x.score_dst, x.dst), "gat_attention"),
     "gatv2": (
         lambda x, g: (F.leaky_relu(g(x.value, x.src) + g(x.query, x.dst), 0.2) * x.vector).sum(-1),
         "gatv2_attention",
@@ -235,7 +235,7 @@ SCORES: dict[str, tuple[Callable[[Inputs, Callable], Tensor], str]] = {
         lambda x, g: (F.leaky_relu(g(x.key, x.src) + g(x.query, x.dst), 0.2) * x.vector).sum(-1),
         "score_attention",
     ),
-    "tanh": (lambda x, g: torch.tanh(g(x.alpha_src, x.src) + g(x.alpha_dst, x.dst)) * 2, "score_attention"),
+    "tanh": (lambda x, g: torch.tanh(g(x.score_src, x.src) + g(x.score_dst, x.dst)) * 2, "score_attention"),
     "of concatenated rows": (
         lambda x, g: torch.cat([g(x.query, x.dst), g(x.key, x.src), x.feat], -1).pow(2).mean(-1),
         "score_attention",

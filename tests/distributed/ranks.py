@@ -92,9 +92,9 @@ def _serve(rank, size, port, pipe):
 # ---- comparison with one process -------------------------------------------------------------------------
 
 SIDES = {
-    "src": ("feat", "alpha_src", "x_src", "key", "value"),
-    "dst": ("alpha_dst", "x_dst", "query", "out"),
-    "edges": ("edge_bias", "edge_weight", "edge_gate", "edge_feat", "attention"),
+    "src": ("value", "score_src", "key"),
+    "dst": ("score_dst", "query", "out"),
+    "edges": ("bias", "edge_score", "weight", "gate", "edge_key", "edge_value", "edge_both", "attention"),
 }
 SIDE_OF = {name: side for side, names in SIDES.items() for name in names}
 
@@ -152,10 +152,12 @@ def compare_attention(group, graph_name, kind, dtype, limit, cases):
         if options.get("out_bias"):
             inputs["out_bias"] = torch.randn(3, 7, dtype=dtype)
         options = {n: x for n, x in options.items() if n != "out_bias"}
-        options["_seed"] = torch.tensor([5 + dist.get_rank(group)])  # all ranks must take rank 0's seed, 5
+        options["generator"] = torch.tensor(
+            [5 + dist.get_rank(group)]
+        )  # all ranks must take rank 0's seed, 5
         options_rows.update(out=graph.num_dst, attention=graph.num_edges)
         call = function(score)
-        expected = results(call, graph, inputs, lambda n, x: x, **{**options, "_seed": torch.tensor([5])})
+        expected = results(call, graph, inputs, lambda n, x: x, **{**options, "generator": torch.tensor([5])})
 
         def local(name, x, part=part):
             return part.scatter(x, SIDE_OF[name]) if name in SIDE_OF else x
@@ -179,7 +181,7 @@ def compare_attention(group, graph_name, kind, dtype, limit, cases):
     return worst
 
 
-EDGES = ({}, {"edge_bias": True, "edge_weight": "H"}, {"edge_gate": 1, "edge_feat": True})
+EDGES = ({}, {"term": True, "weight": "H"}, {"gate": 1, "edge": True})
 OPTIONS = ({"out_bias": True}, {"dropout_p": 0.4}, {"return_attention": True, "dropout_p": 0.3})
 
 

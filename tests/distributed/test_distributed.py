@@ -10,6 +10,7 @@ from ranks import all_cases, both, compare_attention
 import dfgnn
 from dfgnn import Graph, functional
 from dfgnn.distributed import DistributedGraph
+from dfgnn.functional import EdgeTerm, Projected
 
 TWO, THREE = ranks.GROUPS
 
@@ -104,13 +105,14 @@ def _compare_functions(group):
         def score(q, k, e):
             return (q * k).sum(-1).tanh()
 
+        term = Projected(weight, proj)
         found = [
             functional.sddmm(graph, rows, rows),
             functional.edge_softmax(graph, weight),
             functional.spmm(graph, weight, rows),
             functional.agnn_attention(graph, rows, beta=2.0),
             functional.flex_attention(graph, score, rows, rows, rows),
-            functional.dot_attention(graph, rows, rows, rows, edge_attr=weight, edge_proj=proj),
+            functional.dot_attention(graph, rows, rows, rows, edge=EdgeTerm(term, term)),
             functional.edge_product_attention(
                 graph, rows, rows, rows, weight[:, :, None].expand(-1, -1, 4), clamp=0.5
             ),
@@ -119,8 +121,7 @@ def _compare_functions(group):
                 rows,
                 rows,
                 rows,
-                edge_feat=weight[:, :, None].expand(-1, -1, 4),
-                edge_feat_value=weight.repeat(1, 2),
+                edge=EdgeTerm(weight[:, :, None].expand(-1, -1, 4), weight.repeat(1, 2)),
             ),
         ]
         sum(x.square().sum() for x in found).backward()
@@ -190,9 +191,9 @@ def _only_some_gradients(group):
     """Gradients of features but not of scores, and the reverse: backward then exchanges other rows."""
     graph, part = both(group, "mixed_degrees")
     inputs = {
-        "feat": torch.randn(72, 2, 4, dtype=torch.float64),
-        "alpha_src": torch.randn(72, 2, dtype=torch.float64),
-        "alpha_dst": torch.randn(72, 2, dtype=torch.float64),
+        "value": torch.randn(72, 2, 4, dtype=torch.float64),
+        "score_src": torch.randn(72, 2, dtype=torch.float64),
+        "score_dst": torch.randn(72, 2, dtype=torch.float64),
     }
     for wanted in inputs:
         grads = []

@@ -16,10 +16,10 @@ def test_ids_beyond_the_edges(score, device):
     part = DistributedGraph.from_edge_index(edge_index, 300)
     part._edge_ids = (part._edge_ids * 7919 + 12_345_678).to(torch.int32)
     inputs = make_inputs(score, part, 4, 32)
-    options = {"dropout_p": 0.4, "_seed": torch.tensor([9], device=device)}
+    options = {"dropout_p": 0.4, "generator": torch.tensor([9], device=device)}
     by_id = run(function(score), part, inputs, **options)
     ones = torch.ones(part.num_edges, device=device)
-    by_place = run(function(score), part, {**inputs, "edge_weight": ones}, **options)
+    by_place = run(function(score), part, {**inputs, "weight": ones}, **options)
     for name, x in by_id.items():
         torch.testing.assert_close(x, by_place[name], rtol=1e-4, atol=1e-4)
     without = run(function(score), part, inputs)

@@ -260,7 +260,7 @@ def _from_files(group, folder, edge_index, features, weight):
     x = partition.load_nodes(folder, "x", rank)
     assert torch.equal(x, part.scatter(torch.from_numpy(features)))
     x, weight = x.view(-1, 2, 4), part.scatter(weight, "edges")
-    out = [functional.dot_attention(g, x, x, x, edge_weight=weight) for g in (part, whole)]
+    out = [functional.dot_attention(g, x, x, x, weight=weight) for g in (part, whole)]
     assert torch.equal(*out)
 
 

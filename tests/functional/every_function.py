@@ -3,6 +3,7 @@ letters `Case` explains."""
 
 from typing import NamedTuple
 
+import attention
 import torch
 
 from dfgnn import functional
@@ -14,12 +15,14 @@ B, H = 3, 2
 class Case(NamedTuple):
     """A function, and its tensors as name:dimensions, which are letters: b (sets of features), n (sources),
     m (destinations), e (edges), h (heads), d (elements of a head), v (of a head of values), k (attributes),
-    t (types), o (one), D and V (of all heads)."""
+    t (types), o (one), D and V (of all heads). The names are flat (`attention.packed`). function: a public
+    one's name, or that of a score, whose function takes the options of layers, too."""
 
     function: str
     text: str
     options: dict = {}
     folded: bool | None = None
+    at_edges: bool = False  # whether the sources' rows are those of the edges
 
     def tensors(self, graph, d=2, v=3, k=2, dtype=torch.float64, batch=True):
         generator = torch.Generator().manual_seed(0)
@@ -40,8 +43,12 @@ class Case(NamedTuple):
         given = dict(tensors)
         if "params" in given:
             given["params"] = (given["params"],)
-        found = getattr(module, self.function)(graph, **given, **self.options, **more)
-        return found if isinstance(found, tuple) else (found,)
+        if self.at_edges:
+            graph = graph.edges_as_sources()
+        scores = self.function in attention.SCORES
+        call = attention.function(self.function, module) if scores else getattr(module, self.function)
+        found = call(graph, **attention.packed({**given, **self.options, **more}))
+        return tuple(x for x in found if x is not None) if isinstance(found, tuple) else (found,)
 
     def choose(self, monkeypatch):
         if self.folded is not None:
@@ -61,63 +68,63 @@ def scores(q, k, e, w):
 QKV, QKW = "query:bmhd key:bnhd value:bnhd", "query:bmhd key:bnhd value:bnhv"
 WEIGHTS = dict(return_attention=True)
 CASES = {
-    "gat": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh"),
-    "gat shared": Case("gat_attention", "feat:bnhd alpha_src:nh alpha_dst:mh edge_bias:eh out_bias:hd"),
+    "gat": Case("gat", "value:bnhd score_src:bnh score_dst:bmh"),
+    "gat shared": Case("gat", "value:bnhd score_src:nh score_dst:mh edge_score:eh out_bias:hd"),
     "gat edges": Case(
-        "gat_attention",
-        "feat:bnhd alpha_src:bnh alpha_dst:bmh edge_bias:beh edge_gate:beh edge_weight:e edge_feat:behd "
+        "gat",
+        "value:bnhd score_src:bnh score_dst:bmh edge_score:beh gate:beh weight:e edge_value:behd "
         "out_bias:bhd",
         WEIGHTS,
     ),
     "gat without sources": Case(
-        "gat_attention", "feat:bnhd alpha_dst:bmh edge_weight:eh", {"alpha_src": None}
+        "gat", "value:bnhd score_dst:bmh weight:eh", {"score_src": None}
     ),
-    "gat sink": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh sink:h"),
-    "gat sink, attention": Case("gat_attention", "feat:bnhd alpha_src:bnh alpha_dst:bmh sink:h", WEIGHTS),
-    "gatv2": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_feat:ehd edge_gate:e"),
-    "gatv2 vectors": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:bhd edge_bias:eh", WEIGHTS),
+    "gat sink": Case("gat", "value:bnhd score_src:bnh score_dst:bmh sink:h"),
+    "gat sink, attention": Case("gat", "value:bnhd score_src:bnh score_dst:bmh sink:h", WEIGHTS),
+    "gatv2": Case("gatv2", "key:bnhd query:bmhd att:hd edge_key:ehd gate:e"),
+    "gatv2 vectors": Case("gatv2", "key:bnhd query:bmhd att:bhd bias:eh", WEIGHTS),
     "gatv2 projected": Case(
-        "gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd edge_attr:ek edge_proj:Dk edge_gate:e"
+        "gatv2", "key:bnhd query:bmhd att:hd edge_attr:ek edge_key_weight:Dk gate:e"
     ),
-    "gatv2 sink": Case("gatv2_attention", "x_src:bnhd x_dst:bmhd attn:hd sink:h"),
+    "gatv2 sink": Case("gatv2", "key:bnhd query:bmhd att:hd sink:h"),
     "dot": Case("dot_attention", QKV, {"scale": 0.7}),
     "dot sink": Case("dot_attention", f"{QKV} sink:h"),
     "dot sink, attention": Case("dot_attention", f"{QKV} sink:h", WEIGHTS),
-    "dot edges": Case("dot_attention", "query:bmhd key:nhd value:bnhd edge_feat:behd edge_weight:beh"),
-    "dot at edges": Case("dot_attention", "query:bmhd key:behd value:behv", {"key_at": "edges"}),
-    "terms of heads": Case("dot_attention", f"{QKW} edge_feat:ehd edge_feat_value:behv"),
-    "terms shared": Case("dot_attention", f"{QKW} edge_feat:ed edge_feat_value:ev"),
-    "terms of heads, shared": Case("dot_attention", f"{QKW} edge_feat:behd edge_feat_value:ev"),
-    "terms shared, of heads": Case("dot_attention", f"{QKW} edge_feat:ed edge_feat_value:ehv"),
-    "terms in values": Case("dot_attention", f"{QKW} edge_feat_value:ehv"),
-    "terms shared in values": Case("dot_attention", f"{QKW} edge_feat_value:ev"),
-    "one term shared": Case("dot_attention", f"{QKV} edge_feat:ed"),
-    "products": Case("edge_product_attention", f"{QKW} edge_feat:ehd", {"clamp": 3.0}),
+    "dot edges": Case("dot_attention", "query:bmhd key:nhd value:bnhd edge_both:behd weight:beh"),
+    "dot at edges": Case("dot_attention", "query:bmhd key:behd value:behv", at_edges=True),
+    "terms of heads": Case("dot_attention", f"{QKW} edge_key:ehd edge_value:behv"),
+    "terms shared": Case("dot_attention", f"{QKW} edge_key:ed edge_value:ev"),
+    "terms of heads, shared": Case("dot_attention", f"{QKW} edge_key:behd edge_value:ev"),
+    "terms shared, of heads": Case("dot_attention", f"{QKW} edge_key:ed edge_value:ehv"),
+    "terms in values": Case("dot_attention", f"{QKW} edge_value:ehv"),
+    "terms shared in values": Case("dot_attention", f"{QKW} edge_value:ev"),
+    "one term shared": Case("dot_attention", f"{QKV} edge_both:ed"),
+    "products": Case("edge_product_attention", f"{QKW} edge_attr:ehd", {"clamp": 3.0}),
     "products returned": Case(
-        "edge_product_attention", f"{QKW} edge_feat:behd",
+        "edge_product_attention", f"{QKW} edge_attr:behd",
         {"clamp": 3.0, "return_edges": "products", **WEIGHTS},
     ),
     "products and scores": Case(
-        "edge_product_attention", f"{QKW} edge_feat:ehd", {"clamp": 3.0, "return_edges": "scores"}
+        "edge_product_attention", f"{QKW} edge_attr:ehd", {"clamp": 3.0, "return_edges": "scores"}
     ),
-    "score": Case("score_attention", "score:beh value:bnhd", {"value_at": "nodes"}),
-    "score at edges": Case("score_attention", "score:beh value:behd", {"value_at": "edges", **WEIGHTS}),
-    "agnn": Case("agnn_attention", "x_src:bnhd x_dst:bmhd", {"beta": 0.5}),
-    "agnn beta": Case("agnn_attention", "x_src:bnhd x_dst:bmhd beta:o"),
+    "score": Case("score_attention", "score:beh value:bnhd"),
+    "score at edges": Case("score_attention", "score:beh value:behd", WEIGHTS, at_edges=True),
+    "agnn": Case("agnn_attention", "value:bnhd query:bmhd", {"beta": 0.5}),
+    "agnn beta": Case("agnn_attention", "value:bnhd query:bmhd beta:o"),
     "flex": Case("flex_attention", f"{QKV} params:hd", {"score_fn": scores}),
-    "flex edges": Case("flex_attention", f"{QKV} edge_feat:ehd params:hd", {"score_fn": scores}),
+    "flex edges": Case("flex_attention", f"{QKV} edge_attr:ehd params:hd", {"score_fn": scores}),
     "softmax": Case("edge_softmax", "score:eh"),
     "sddmm": Case("sddmm", "query:bmhd key:bnhd"),
-    "spmm": Case("spmm", "feat:bnhd edge_weight:beh"),
-    "spmm shared": Case("spmm", "feat:bnhd edge_weight:e"),
+    "spmm": Case("spmm", "value:bnhd weight:beh"),
+    "spmm shared": Case("spmm", "value:bnhd weight:e"),
 }  # fmt: skip
 PROJECTED = {
-    "projections": f"{QKW} edge_attr:ek edge_proj:Dk edge_proj_value:Vk",
+    "projections": f"{QKW} edge_attr:ek edge_key_weight:Dk edge_value_weight:Vk",
     "projections with biases": (
-        f"{QKW} edge_attr:ek edge_proj:Dk edge_proj_bias:D edge_proj_value:Vk edge_proj_bias_value:V"
+        f"{QKW} edge_attr:ek edge_key_weight:Dk edge_key_bias:D edge_value_weight:Vk edge_value_bias:V"
     ),
-    "projection of values": f"{QKW} edge_attr:ek edge_proj_value:Vk edge_proj_bias_value:V",
-    "one projection": f"{QKV} edge_attr:ek edge_proj:Dk edge_proj_bias:D",
+    "projection of values": f"{QKW} edge_attr:ek edge_value_weight:Vk edge_value_bias:V",
+    "one projection": f"{QKV} edge_attr:ek edge_both_weight:Dk edge_both_bias:D",
 }
 for _name, _text in PROJECTED.items():
     for _folded in (True, False):

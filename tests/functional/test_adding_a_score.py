@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding_a_score.md"
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh"}
 # Packages of dfgnn that may name a score, because they use it by the names of functions and layers.
-USERS = {"nn", "bench", "compat", "switch", "running"}
+USERS = {"nn", "bench", "compat", "switch", "run"}
 
 
 def blocks():
@@ -84,13 +84,13 @@ def test_flex_attention(device, name, dtype):
     inputs[-1] = inputs[-1].abs() / 8
     weight = torch.rand(graph.num_edges).to(device, dtype)
     mask = torch.rand(graph.num_edges, device=device) < 0.8
-    options = {"edge_mask": mask, "edge_weight": weight, "return_attention": True, "dropout_p": 0.2}
-    options["_seed"] = torch.tensor([5], device=device)
-    found, chunk_edges = [], max(97, graph.num_edges // 6)  # the last chunk of most graphs is shorter
+    options = {"mask": mask, "weight": weight, "return_attention": True, "dropout_p": 0.2}
+    options["generator"] = torch.tensor([5], device=device)
+    found, chunk = [], max(97, graph.num_edges // 6)  # the last chunk of most graphs is shorter
     for module, as_type in ((functional, dtype), (reference, dtype), (reference, torch.float64)):
         leaves = [x.to(as_type, copy=True).requires_grad_() for x in inputs]
         results = module.flex_attention(
-            graph, gaussian, *leaves[:4], params=leaves[4:], chunk_edges=chunk_edges, **options
+            graph, gaussian, *leaves[:4], params=leaves[4:], kernel_options={"chunk_edges": chunk}, **options
         )
         loss = sum((x * torch.linspace(-1, 1, x.numel(), device=device).view(x.shape)).sum() for x in results)
         found.append([*results, *torch.autograd.grad(loss, leaves)])
@@ -110,7 +110,9 @@ def test_gradients(device):
     leaves = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in sizes]
 
     def call(q, k, v, e, width):
-        return functional.flex_attention(graph, gaussian, q, k, v, e, params=[width], chunk_edges=3)
+        return functional.flex_attention(
+            graph, gaussian, q, k, v, e, params=[width], kernel_options={"chunk_edges": 3}
+        )
 
     assert torch.autograd.gradcheck(call, leaves)
     assert torch.autograd.gradgradcheck(call, leaves)
@@ -132,14 +134,14 @@ def test_random_scores(device):
     for attention in (functional.flex_attention, reference.flex_attention):
         ours = attention is functional.flex_attention
         torch.manual_seed(1)
-        more = {"chunk_edges": 37} if ours else {}
+        more = {"kernel_options": {"chunk_edges": 37}} if ours else {}
         out = attention(graph, score if ours else by_chunks, *leaves, **more)
         found.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
         states.append(torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state())
     torch.testing.assert_close(*found)
     assert torch.equal(*states)
     with pytest.raises(NotImplementedError, match="chunk_edges"):
-        out = functional.flex_attention(graph, score, *leaves, chunk_edges=37)
+        out = functional.flex_attention(graph, score, *leaves, kernel_options={"chunk_edges": 37})
         torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
 
 
@@ -199,7 +201,9 @@ def test_no_tensor_of_edges_times_features():
     width = torch.ones(2, requires_grad=True)
     assert graph.edge_index.shape == (2, graph.num_edges)  # cached now, so that its making is not counted
     with Largest() as largest:
-        functional.flex_attention(graph, gaussian, q, k, v, params=[width], chunk_edges=100).sum().backward()
+        functional.flex_attention(
+            graph, gaussian, q, k, v, params=[width], kernel_options={"chunk_edges": 100}
+        ).sum().backward()
     assert largest.numel <= max(2 * graph.num_edges, v.numel(), 100 * 2 * 64)
 
 
@@ -219,5 +223,5 @@ def test_errors():
             functional.flex_attention(graph, *arguments)
     with pytest.raises(TypeError, match=r"params\[0\]: expected a tensor, got float"):
         functional.flex_attention(graph, gaussian, q, k, v, params=[1.0])
-    with pytest.raises(ValueError, match="chunk_edges: expected a number >= 1, got 0"):
-        functional.flex_attention(graph, gaussian, q, k, v, params=[scale], chunk_edges=0)
+    with pytest.raises(ValueError, match=r'kernel_options\["chunk_edges"\]: expected a number >= 1, got 0'):
+        functional.flex_attention(graph, gaussian, q, k, v, params=[scale], kernel_options={"chunk_edges": 0})

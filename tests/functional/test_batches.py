@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from attention import function
 from graphs import make_graph
 
 from dfgnn import functional
@@ -26,11 +27,11 @@ def test_masks(device):
         mask = torch.rand(shape, device=device) < 0.5
         each = [
             functional.dot_attention(
-                graph, x[k], x[k], x[k], edge_mask=mask[k].expand(-1, H) if mask.dim() == 3 else mask
+                graph, x[k], x[k], x[k], mask=mask[k].expand(-1, H) if mask.dim() == 3 else mask
             )
             for k in range(B)
         ]
-        found = functional.dot_attention(graph, x, x, x, edge_mask=mask)
+        found = functional.dot_attention(graph, x, x, x, mask=mask)
         torch.testing.assert_close(found, torch.stack(each))
 
 
@@ -59,14 +60,14 @@ def test_in_place_and_second_order(device):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"alpha_src": (B + 1, 50, H)}, r"gat_attention: alpha_src: expected a batch of 3"),
-        ({"edge_feat": (2, B, 450, H, D)}, r"gat_attention: edge_feat: expected a batch of 3"),
-        ({"feat": (B, 49, H, D)}, r"gat_attention: feat: expected shape"),
+        ({"score_src": (B + 1, 50, H)}, r"gat_attention: score_src: expected a batch of 3"),
+        ({"edge_value": (2, B, 450, H, D)}, r"gat_attention: edge.value: expected a batch of 3"),
+        ({"value": (B, 49, H, D)}, r"gat_attention: value: expected shape"),
     ],
 )
 def test_errors(change, message):
     graph = make_graph("random")
-    shapes = {"feat": (B, 50, H, D), "alpha_src": (B, 50, H), "alpha_dst": (50, H)} | change
+    shapes = {"value": (B, 50, H, D), "score_src": (B, 50, H), "score_dst": (50, H)} | change
     inputs = {n: torch.randn(shape) for n, shape in shapes.items()}
     with pytest.raises(ValueError, match=message):
-        functional.gat_attention(graph, **inputs)
+        function("gat")(graph, **inputs)

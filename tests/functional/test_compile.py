@@ -17,7 +17,7 @@ FUNCTIONS = {
     "dot": lambda g, x, y: functional.dot_attention(g, y, x, x),
     "agnn": lambda g, x, y: functional.agnn_attention(g, x),
     "attention": lambda g, x, y: functional.gat_attention(g, x, x.sum(-1), None, return_attention=True)[1],
-    "edges": lambda g, x, y: functional.dot_attention(g, y, x, x, edge_bias=x.new_ones(g.num_edges, 2)),
+    "edges": lambda g, x, y: functional.dot_attention(g, y, x, x, bias=x.new_ones(g.num_edges, 2)),
     "spmm": lambda g, x, y: functional.spmm(g, x.new_ones(g.num_edges, 2), x),
     "sddmm": lambda g, x, y: functional.sddmm(g, y, x),
 }

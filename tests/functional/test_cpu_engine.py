@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, run
+from attention import DTYPES, SCORES, TERMS, VALUES, check, function, make_inputs, run
 from covering import covered
 from graphs import GRAPHS, make_graph
 
@@ -58,12 +58,14 @@ WAYS = ("grouped", "single")  # values of DFGNN_CPU_ROWS: short rows computed in
 def test_results_do_not_depend_on_the_number_of_threads(monkeypatch, threads, score, name, dtype, way):
     monkeypatch.setenv("DFGNN_CPU_ROWS", way)
     graph = make_graph(name)
-    inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True, edge_weight=1)
+    inputs = make_inputs(score, graph, 3, 8, dtype, term=True, weight=1)
     seed = torch.tensor([5])
     results = []
     for count in (1, 2, 3):
         threads(count)
-        results.append(run(function(score), graph, inputs, return_attention=True, dropout_p=0.2, _seed=seed))
+        results.append(
+            run(function(score), graph, inputs, return_attention=True, dropout_p=0.2, generator=seed)
+        )
     for other in results[1:]:
         for key, x in results[0].items():
             assert torch.equal(x, other[key]), key
@@ -97,14 +99,14 @@ def test_groups_of_short_rows(monkeypatch, score, name, isa):
 def test_options_of_grouped_rows(monkeypatch, score, dtype, heads, name, per_head):
     monkeypatch.setenv("DFGNN_CPU_ROWS", "grouped")
     graph = make_graph(name)
-    options = {"edge_bias": True, "edge_weight": per_head, "edge_gate": per_head}
+    options = {"term": True, "weight": per_head, "gate": per_head}
     inputs = make_inputs(score, graph, heads, 8, dtype, **options)
     mask = torch.rand((graph.num_edges, heads) if per_head == "H" else (graph.num_edges,)) < 0.7
     seed = torch.tensor([5])
-    check(score, graph, inputs, edge_mask=mask, dropout_p=0.2, _seed=seed)
-    check(score, graph, inputs, edge_mask=mask, return_attention=True)
-    del inputs["edge_gate"]
-    check(score, graph, inputs, note="no gate: ", dropout_p=0.2, _seed=seed)
+    check(score, graph, inputs, mask=mask, dropout_p=0.2, generator=seed)
+    check(score, graph, inputs, mask=mask, return_attention=True)
+    del inputs["gate"]
+    check(score, graph, inputs, note="no gate: ", dropout_p=0.2, generator=seed)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -125,7 +127,7 @@ def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, w
         assert torch.equal(out[~touched], clean[~touched])
         assert torch.equal(out[:, [0, 2]], clean[:, [0, 2]])
         # A value that is not finite has no effect where every edge to it is masked.
-        masked = function(score)(graph, **inputs, edge_mask=(src != 3) & ~touched[dst])
+        masked = function(score)(graph, **inputs, mask=(src != 3) & ~touched[dst])
         assert (masked[touched] == 0).all() and masked.isfinite().all()
 
 
@@ -141,9 +143,9 @@ def test_pairs_of_vectors(monkeypatch, score, isa, way, shape):
     monkeypatch.setenv("DFGNN_CPU_ROWS", way)
     turn, (heads, dim) = PAIRED_SHAPES.index(shape), shape
     graph = make_graph(("random", "isolated", "mixed_degrees", "super_source")[turn % 4])
-    inputs = make_inputs(score, graph, heads, dim, torch.bfloat16, edge_weight="H")
+    inputs = make_inputs(score, graph, heads, dim, torch.bfloat16, weight="H")
     inputs["out_bias"] = torch.randn(heads, dim).bfloat16()
-    check(score, graph, inputs, dropout_p=0.2, _seed=torch.tensor([5]))
+    check(score, graph, inputs, dropout_p=0.2, generator=torch.tensor([5]))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -153,7 +155,7 @@ def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
     use(monkeypatch, isa)
     graph = make_graph("random")
     inputs = make_inputs(score, graph, 3, dim, dtype)
-    near = inputs["key" if score == "dot" else "x_src"]
+    near = inputs["key"]
     near.copy_(3e3 * (near[:1] + 1e-3 * near))
     attention = []
     for way in WAYS:
@@ -178,8 +180,8 @@ def test_every_instruction_set(monkeypatch, score, isa, dtype, case):
     use(monkeypatch, isa)
     name, heads, dim = case
     graph = make_graph(name)
-    inputs = make_inputs(score, graph, heads, dim, dtype, edge_bias=True, edge_weight="H")
-    check(score, graph, inputs, dropout_p=0.2, _seed=torch.tensor([5]))
+    inputs = make_inputs(score, graph, heads, dim, dtype, term=True, weight="H")
+    check(score, graph, inputs, dropout_p=0.2, generator=torch.tensor([5]))
 
 
 def on_grid(score, graph, dim, shift, dtype):
@@ -192,17 +194,17 @@ def on_grid(score, graph, dim, shift, dtype):
         unit = 0  # every other score would overflow the 16 bits of some inputs
     inputs = {
         name: torch.randint(-2, 3, x.shape).to(dtype)
-        for name, x in make_inputs(score, graph, 2, dim, dtype, edge_bias=True).items()
+        for name, x in make_inputs(score, graph, 2, dim, dtype, term=True).items()
     }
-    inputs["edge_bias"] = torch.full((graph.num_edges, 2), shift, dtype=acc)
+    inputs.pop(TERMS[score])
+    inputs["bias"] = torch.full((graph.num_edges, 2), shift, dtype=acc)
     options = {"scale": unit} if score == "dot" else {"negative_slope": 0.5}
     if score == "gatv2":
-        inputs["attn"] *= 2 * unit
+        inputs["att"] *= 2 * unit
     if score == "gat":
-        inputs["alpha_src"], inputs["alpha_dst"] = (
-            inputs[name].to(acc) * (2 * unit) for name in ("alpha_src", "alpha_dst")
+        inputs["score_src"], inputs["score_dst"] = (
+            inputs[name].to(acc) * (2 * unit) for name in ("score_src", "score_dst")
         )
-        options["bias_after"] = True
     return inputs, options
 
 
@@ -225,14 +227,14 @@ def test_rows_of_masked_edges(score, low, dtype, name):
     """Edges masked by a large negative bias: some of a row, all of a row, and most chunks of a split row."""
     acc = torch.promote_types(dtype, torch.float32)
     graph = make_graph(name)
-    inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True)
-    for term in ("alpha_src", "alpha_dst", "query", "attn"):
+    inputs = make_inputs(score, graph, 3, 8, dtype, term=True)
+    for term in ("score_src", "score_dst", "query", "att"):
         if term in inputs:
             inputs[term].zero_()  # added to the large bias, these terms would be lost in rounding
     src, dst = graph.edge_index
     masked = (src % 3 == 0) | (dst % 2 == 0) & (src < 250)
-    inputs["edge_bias"] = inputs["edge_bias"].to(acc)
-    inputs["edge_bias"][masked] = torch.finfo(acc).min if low == "lowest" else low
+    inputs[TERMS[score]] = inputs[TERMS[score]].to(acc)
+    inputs[TERMS[score]][masked] = torch.finfo(acc).min if low == "lowest" else low
     options = {"negative_slope": 1.0} if score == "gat" else {}
     check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
 

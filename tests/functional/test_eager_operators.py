@@ -35,7 +35,7 @@ def make_call(score, options, device, graph="super_row", short=True, dtype=torch
     columns = {n: t.unsqueeze(1) if t.dim() == 1 else t for n, t in x.items() if n.startswith("edge_")}
     seed = torch.tensor([5], device=device) if dropout else None
     ends = {
-        "gat": lambda: (x["feat"], x["alpha_src"], x["alpha_dst"], None),
+        "gat": lambda: (x["feat"], x["score_src"], x["score_dst"], None),
         "gatv2": lambda: (x["x_src"], None, x["x_dst"], x["attn"]),
         "dot": lambda: (x["value"], x["key"], x["query"], None),
     }[score]()

@@ -7,11 +7,7 @@ from covering import covered
 from graphs import make_graph
 
 YES_OR_NO = False, True
-FEATURES = [("gat", None), ("gatv2", None), ("dot", "key"), ("dot", "value"), ("dot", "both")]
-
-
-def feat_options(where):
-    return {} if where is None else {"edge_feat_in": where}
+FEATURES = [("gat", "value"), ("gatv2", "key"), ("dot", "key"), ("dot", "value"), ("dot", "both")]
 
 
 CASES = [
@@ -25,17 +21,18 @@ CASES = [
 def test_edge_features(device, features, dtype, case):
     (score, where), (name, heads, dim) = features, case
     graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, heads, dim, dtype, edge_feat=True)
-    check(score, graph, inputs, **feat_options(where))
+    inputs = make_inputs(score, graph, heads, dim, dtype, edge=f"edge_{where}")
+    check(score, graph, inputs)
 
 
-@covered(features=FEATURES, dim=[600, 1100], dtype=[torch.float32, torch.float16], edge_feat=[True, False])
-def test_wide_heads(device, features, dim, dtype, edge_feat):
+@covered(features=FEATURES, dim=[600, 1100], dtype=[torch.float32, torch.float16], edge=[True, False])
+def test_wide_heads(device, features, dim, dtype, edge):
     """Heads of more columns than the registers of a warp hold."""
     graph, (score, where) = make_graph("isolated", device), features
-    inputs = make_inputs(score, graph, 2, dim, dtype, edge_feat=edge_feat, edge_gate=1 if edge_feat else None)
+    place = f"edge_{where}" if edge else False
+    inputs = make_inputs(score, graph, 2, dim, dtype, edge=place, gate=1 if edge else None)
     inputs["out_bias"] = torch.randn(2, dim).to(device, dtype)
-    check(score, graph, inputs, **feat_options(where))
+    check(score, graph, inputs)
 
 
 @covered(
@@ -47,9 +44,9 @@ def test_wide_heads(device, features, dim, dtype, edge_feat):
 def test_gate(device, score, heads, case, return_attention):
     name, dtype = case
     graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, dtype, edge_gate=heads)
+    inputs = make_inputs(score, graph, 3, 8, dtype, gate=heads)
     if dtype == torch.float16 and return_attention:
-        inputs["edge_gate"] = inputs["edge_gate"].float()
+        inputs["gate"] = inputs["gate"].float()
     check(score, graph, inputs, return_attention=return_attention)
 
 
@@ -65,14 +62,14 @@ def test_mask(device, score, heads):
         mask[dst == 1] = False
         mask = mask[:, 0].contiguous() if heads == 1 else mask
         for slope in (0.2, 0.0):  # slope 0: LeakyReLU of a score -inf would be 0 * -inf, NaN
-            options = {"edge_mask": mask, "negative_slope": slope}
+            options = {"mask": mask, "negative_slope": slope}
             results = check(score, graph, inputs, note=f"{name}: ", return_attention=True, **options)
         assert results["out"][1].eq(0).all() and results["attention"][~mask].eq(0).all()
     if heads == 1:
         kept = mask.nonzero().squeeze(1)
         part = type(graph).from_coo(*graph.edge_index[:, kept], num_src=graph.num_src, num_dst=graph.num_dst)
         alone = run(function(score), part, inputs)
-        masked = run(function(score), graph, inputs, edge_mask=mask)
+        masked = run(function(score), graph, inputs, mask=mask)
         for name, expected in alone.items():
             torch.testing.assert_close(masked[name], expected, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -85,13 +82,13 @@ def test_mask(device, score, heads):
 )
 def test_bias_behind_the_activation(device, score, slope, name, return_attention):
     graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
-    options = {"bias_after": True, "negative_slope": slope, "return_attention": return_attention}
+    inputs = make_inputs(score, graph, 3, 8, term="bias")
+    options = {"negative_slope": slope, "return_attention": return_attention}
     check(score, graph, inputs, **options)
 
 
 @covered(
-    3, score=SCORES, bias=["no", "before", "after"], gate=[None, 1, "H"], mask=YES_OR_NO, feat=YES_OR_NO,
+    3, score=SCORES, bias=[False, True, "bias"], gate=[None, 1, "H"], mask=YES_OR_NO, feat=YES_OR_NO,
     dropout=YES_OR_NO, weight=[None, 1, "H"], return_attention=YES_OR_NO,
     case=[
         ("mixed_degrees", 5, 8, torch.float32),
@@ -104,16 +101,13 @@ def test_options_together(device, score, bias, gate, mask, feat, dropout, weight
     name, heads, dim, dtype = case
     graph = make_graph(name, device)
     inputs = make_inputs(
-        score, graph, heads, dim, dtype, edge_bias=bias != "no", edge_gate=gate, edge_feat=feat,
-        edge_weight=weight,
+        score, graph, heads, dim, dtype, term=bias, gate=gate, edge=feat, weight=weight,
     )  # fmt: skip
     options = {"return_attention": return_attention}
     if mask:
-        options["edge_mask"] = torch.rand(graph.num_edges, device=device) < 0.7
+        options["mask"] = torch.rand(graph.num_edges, device=device) < 0.7
     if dropout:
-        options |= {"dropout_p": 0.4, "_seed": torch.tensor([77], device=device)}
-    if bias == "after" and score != "gatv2":
-        options["bias_after"] = True
+        options |= {"dropout_p": 0.4, "generator": torch.tensor([77], device=device)}
     check(score, graph, inputs, **options)
 
 
@@ -121,17 +115,15 @@ def test_options_together(device, score, bias, gate, mask, feat, dropout, weight
 def test_options_on_empty_graphs(device, score):
     for name in ("no_nodes", "no_edges", "no_destinations"):
         graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, 3, 8, edge_bias=True, edge_gate=1, edge_feat=True, edge_weight="H")
-        check(
-            score, graph, inputs, note=f"{name}: ", edge_mask=torch.ones(0, dtype=torch.bool, device=device)
-        )
+        inputs = make_inputs(score, graph, 3, 8, term=True, gate=1, edge=True, weight="H")
+        check(score, graph, inputs, note=f"{name}: ", mask=torch.ones(0, dtype=torch.bool, device=device))
 
 
 @pytest.mark.parametrize("score, where", FEATURES)
 def test_bitwise_reproducible(device, score, where):
     graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs(score, graph, 3, 8, edge_gate="H", edge_feat=True)
-    one, other = (run(function(score), graph, inputs, **feat_options(where)) for _ in range(2))
+    inputs = make_inputs(score, graph, 3, 8, gate="H", edge=f"edge_{where}")
+    one, other = (run(function(score), graph, inputs) for _ in range(2))
     for name in one:
         assert torch.equal(one[name], other[name]), name
 
@@ -140,7 +132,7 @@ def test_leaky_dot_product(device):
     """SuperGAT's SD attention."""
     graph = make_graph("mixed_degrees", device)
     for dtype in (torch.float32, torch.float64):
-        inputs = make_inputs("dot", graph, 3, 8, dtype, edge_bias=True)
+        inputs = make_inputs("dot", graph, 3, 8, dtype, term=True)
         check("dot", graph, inputs, negative_slope=0.2)
 
 
@@ -155,21 +147,21 @@ def test_leaky_dot_product_of_features(device, slope, where, case, together):
     """Scores on both sides of the LeakyReLU's bend, in whole and in split rows, with and without edge ids."""
     name, heads, dim, dtype = case
     graph = make_graph(name, device)
-    more = dict(edge_bias=True, edge_gate="H", edge_weight=1) if together else {}
-    inputs = make_inputs("dot", graph, heads, dim, dtype, edge_feat=True, **more)
-    options = feat_options(where) | {"negative_slope": slope, "return_attention": together}
+    more = dict(term=True, gate="H", weight=1) if together else {}
+    inputs = make_inputs("dot", graph, heads, dim, dtype, edge=f"edge_{where}", **more)
+    options = {"negative_slope": slope, "return_attention": together}
     check("dot", graph, inputs, **options)
 
 
-@pytest.mark.parametrize("frozen", ["edge_feat", "edge_gate", "edge_weight", "edge_bias"])
+@pytest.mark.parametrize("frozen", ["edge_both", "gate", "weight", "bias"])
 def test_gradients_not_wanted(device, frozen):
     """If one edge tensor needs no gradient, the gradients of the others stay the same."""
     graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs("dot", graph, 3, 8, edge_feat=True, edge_bias=True, edge_gate="H", edge_weight="H")
+    inputs = make_inputs("dot", graph, 3, 8, edge=True, term=True, gate="H", weight="H")
     all_of_them = run(function("dot"), graph, inputs)
     constant = inputs.pop(frozen)
     others = run(function("dot"), graph, inputs, **{frozen: constant})
-    # With the gradient of edge_feat a CPU saves each edge's weight instead of computing it twice.
-    error = 1e-5 if frozen == "edge_feat" else 0
+    # With the gradient of edge_both a CPU saves each edge's weight instead of computing it twice.
+    error = 1e-5 if frozen == "edge_both" else 0
     for name, found in others.items():
         torch.testing.assert_close(found, all_of_them[name], rtol=error, atol=error, msg=name)

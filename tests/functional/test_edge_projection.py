@@ -1,8 +1,8 @@
-"""Projected edge features: dot_attention(edge_attr=..., edge_proj=...), and the products behind it."""
+"""Projected edge features: dot_attention with Projected terms, and the products behind it."""
 
 import pytest
 import torch
-from attention import DTYPES, Made, check, make_inputs, relative_error, rounding_band, run
+from attention import DTYPES, Made, check, function, make_inputs, relative_error, rounding_band, run
 from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
 from torch import library
@@ -11,6 +11,7 @@ from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection as _edge_projection
 from dfgnn.engine import edge_terms as _edge_terms
 from dfgnn.engine import operators
+from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.plan.cost import lanes_per_head
 from dfgnn.runtime.arguments import ops
 
@@ -21,9 +22,9 @@ def with_projection(inputs, graph, features, bias=False, where="both"):
     _, heads, dim = inputs["value" if where == "value" else "query"].shape
     like = inputs["query"]
     inputs["edge_attr"] = torch.randn(graph.num_edges, features).to(like)
-    inputs["edge_proj"] = (torch.randn(heads * dim, features) / features**0.5).to(like)
+    inputs[f"edge_{where}_weight"] = (torch.randn(heads * dim, features) / features**0.5).to(like)
     if bias:
-        inputs["edge_proj_bias"] = torch.randn(heads * dim).to(like)
+        inputs[f"edge_{where}_bias"] = torch.randn(heads * dim).to(like)
     return inputs
 
 
@@ -102,22 +103,6 @@ def test_fake_kernels(device):
         library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_products_do_not_depend_on_threads():
-    graph = make_graph("super_row")
-    rows, attr = torch.randn(graph.num_dst, 3, 5), torch.randn(graph.num_edges, 5)
-    weight = torch.randn(graph.num_edges, 3)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(
-                [_edge_terms.edge_dot(graph, rows, attr), _edge_terms.edge_sum(graph, weight, attr, 5)]
-            )
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other))
-
-
 # ---- attention -------------------------------------------------------------------------------------------
 
 
@@ -136,28 +121,31 @@ OPTIONS = {
     "dropout": dict(dropout_p=0.4),
     "dropout and attention": dict(dropout_p=0.4, return_attention=True),
     "activation": dict(negative_slope=0.2),
-    "key": dict(edge_feat_in="key"),
-    "value": dict(edge_feat_in="value"),
+    "key": dict(where="key"),
+    "value": dict(where="value"),
     "scale": dict(scale=2.5),
 }
 EDGES = {
     "none": {},
-    "bias and weight": dict(edge_bias=True, edge_weight="H"),
-    "one weight": dict(edge_weight=1),
-    "gate": dict(edge_gate="H", edge_bias=True),
-    "one gate": dict(edge_gate=1),
+    "bias and weight": dict(term=True, weight="H"),
+    "one weight": dict(weight=1),
+    "gate": dict(gate="H", term=True),
+    "one gate": dict(gate=1),
 }
 
 
 @covered(edges=EDGES, options=OPTIONS, dtype=[torch.float64, torch.float32])
 def test_options(device, options, edges, dtype):
     graph = make_graph("mixed_degrees", device)
-    where = options.get("edge_feat_in", "both")
+    options = dict(options)
+    where = options.pop("where", "both")
     inputs = make_inputs("dot", graph, 3, 8, dtype, value_dim=8 if where == "both" else 5, **edges)
     with_projection(inputs, graph, 4, bias=True, where=where)
     inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
     mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
-    more = dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
+    more = dict(mask=mask, generator=torch.tensor([11], device=device))
+    if "negative_slope" in options and where != "value":  # a bias is added behind the LeakyReLU
+        inputs.pop("bias", None)
     # extra: the terms of the bias's gradient, times query and scale, cancel in every row.
     check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
 
@@ -169,7 +157,7 @@ def test_without_a_projection_of_edges_it_is_the_same(device):
     plain = run(functional.dot_attention, graph, inputs)
     inputs |= dict(
         edge_attr=torch.zeros(graph.num_edges, 4).to(inputs["query"]),
-        edge_proj=torch.randn(24, 4).to(inputs["query"]),
+        edge_both_weight=torch.randn(24, 4).to(inputs["query"]),
     )
     found = run(functional.dot_attention, graph, inputs)
     for name, x in plain.items():
@@ -201,11 +189,12 @@ def test_second_derivatives_of_one_tensor_in_two_places(device):
     """A tensor that is both query and (a part of) key gets the sum of two gradients."""
     graph = tiny_graph(device)
     inputs = with_projection(make_inputs("dot", graph, 2, 2, torch.float64), graph, 3)
-    x, value, attr, proj = (inputs[name] for name in ("query", "value", "edge_attr", "edge_proj"))
+    x, value, attr, proj = (inputs[name] for name in ("query", "value", "edge_attr", "edge_both_weight"))
 
     def call(x):
         y = torch.cat([x, x[:1]])  # num_src = num_dst + 1
-        return functional.dot_attention(graph, x, y, value, edge_attr=attr, edge_proj=proj)
+        term = Projected(attr, proj)
+        return functional.dot_attention(graph, x, y, value, edge=EdgeTerm(term, term))
 
     assert torch.autograd.gradgradcheck(call, x.requires_grad_())
 
@@ -231,7 +220,7 @@ def test_no_tensor_of_edges_and_channels(device):
     most = 4000 * 2 * 64
 
     with Made() as made:
-        functional.dot_attention(graph, **leaves).sum().backward()
+        function("dot")(graph, **leaves).sum().backward()
     assert 4000 * 3 <= max(made.sizes) < most / 8
     with Made() as made:  # Made notices a call that makes such a tensor
         functional.sddmm(graph, leaves["query"], leaves["key"]).unsqueeze(2).expand(-1, -1, 64).clone()
@@ -293,11 +282,11 @@ def test_options_in_one(gpu, passes, dtype, learned):
     heads, dim, features = 3, 64, 11
     inputs = with_projection(make_inputs("dot", graph, heads, dim, dtype), graph, features)
     more = dict(
-        edge_bias=torch.randn(graph.num_edges, heads, device=gpu),
-        edge_weight=torch.rand(graph.num_edges, device=gpu),
-        edge_mask=torch.rand(graph.num_edges, heads, device=gpu) < 0.8,
+        bias=torch.randn(graph.num_edges, heads, device=gpu),
+        weight=torch.rand(graph.num_edges, device=gpu),
+        mask=torch.rand(graph.num_edges, heads, device=gpu) < 0.8,
         out_bias=torch.randn(heads, dim).to(gpu, dtype),
-        _seed=torch.tensor([11], device=gpu),
+        generator=torch.tensor([11], device=gpu),
     )
     names = [name for name in inputs if learned or name != "edge_attr"]
 
@@ -305,7 +294,7 @@ def test_options_in_one(gpu, passes, dtype, learned):
         given = {n: x.to(kind) if x.is_floating_point() else x for n, x in {**inputs, **more}.items()}
         leaves = [given[n].requires_grad_() for n in names]
         options = dict(dropout_p=0.4, scale=0.2)
-        out = module.dot_attention(graph, **given, **options)
+        out = function("dot", module)(graph, **given, **options)
         grad = torch.linspace(-1, 1, out.numel(), device=gpu).view_as(out).to(kind)
         return dict(zip(("out", *names), (out, *torch.autograd.grad(out, leaves, grad))))
 

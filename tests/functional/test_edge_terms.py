@@ -2,54 +2,54 @@
 
 import pytest
 import torch
-from attention import DTYPES, Made, check, make_inputs, run
+from attention import DTYPES, Made, check, function, make_inputs, run
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection
+from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.functional import dot as dot_functions
 
 HEADS, DIM, VALUE_DIM, FEATURES = 3, 8, 5, 13
 # What a call has of edges: tensors by name, of E edges, H heads, D and Dv elements per head and d features.
 TERMS = {
-    "of heads": dict(edge_feat="E H D", edge_feat_value="E H Dv"),
-    "shared": dict(edge_feat="E D", edge_feat_value="E Dv"),
-    "of heads, shared": dict(edge_feat="E H D", edge_feat_value="E Dv"),
-    "shared, of heads": dict(edge_feat="E D", edge_feat_value="E H Dv"),
-    "in values alone": dict(edge_feat_value="E H Dv"),
-    "shared in values alone": dict(edge_feat_value="E Dv"),
-    "projections": dict(edge_attr="E d", edge_proj="HD d", edge_proj_value="HDv d"),
+    "of heads": dict(edge_key="E H D", edge_value="E H Dv"),
+    "shared": dict(edge_key="E D", edge_value="E Dv"),
+    "of heads, shared": dict(edge_key="E H D", edge_value="E Dv"),
+    "shared, of heads": dict(edge_key="E D", edge_value="E H Dv"),
+    "in values alone": dict(edge_value="E H Dv"),
+    "shared in values alone": dict(edge_value="E Dv"),
+    "projections": dict(edge_attr="E d", edge_key_weight="HD d", edge_value_weight="HDv d"),
     "projections with biases": dict(
-        edge_attr="E d", edge_proj="HD d", edge_proj_bias="HD", edge_proj_value="HDv d",
-        edge_proj_bias_value="HDv",
+        edge_attr="E d", edge_key_weight="HD d", edge_key_bias="HD", edge_value_weight="HDv d",
+        edge_value_bias="HDv",
     ),
-    "projection of values alone": dict(edge_attr="E d", edge_proj_value="HDv d", edge_proj_bias_value="HDv"),
+    "projection of values alone": dict(edge_attr="E d", edge_value_weight="HDv d", edge_value_bias="HDv"),
 }  # fmt: skip
 ONE = {
-    "shared": dict(edge_feat="E D"),
-    "shared in keys": dict(edge_feat="E D", edge_feat_in="key"),
-    "shared in values": dict(edge_feat="E Dv", edge_feat_in="value"),
-    "projection": dict(edge_attr="E d", edge_proj="HD d"),
+    "shared": dict(edge_both="E D"),
+    "shared in keys": dict(edge_key="E D"),
+    "projection": dict(edge_attr="E d", edge_both_weight="HD d"),
 }
 ALL = {**TERMS, **{f"one {name}": terms for name, terms in ONE.items()}}
 
 
 def with_terms(inputs, graph, terms, features=FEATURES):
-    """inputs with tensors of these shapes, and the options among ``terms``."""
+    """Adds tensors of these shapes to inputs."""
     like, value_dim = inputs["query"], inputs["value"].shape[2]
     heads, dim = like.shape[1:]
     sizes = {
         **dict(E=graph.num_edges, H=heads, D=dim, Dv=value_dim),
         **dict(d=features, HD=heads * dim, HDv=heads * value_dim),
     }
-    options = {}
     for name, text in terms.items():
-        if name == "edge_feat_in":
-            options[name] = text
-            continue
         x = torch.randn([sizes[part] for part in text.split()])
-        inputs[name] = (x / features**0.5 if "proj" in name else x).to(like)
-    return options
+        inputs[name] = (x / features**0.5 if "weight" in name else x).to(like)
+
+
+def value_dim_of(terms):
+    """The size of values: that of keys where both have one term."""
+    return DIM if any("both" in name for name in terms) else VALUE_DIM
 
 
 @pytest.fixture
@@ -73,7 +73,8 @@ def test_attention(device, name, dtype):
     if graph.num_edges * heads * max(dim, features) > 500_000:
         heads, dim, features = 2, 7, 9
     inputs = make_inputs("dot", graph, heads, dim, dtype)
-    options = with_terms(inputs, graph, ALL[text], features) | dict(return_attention=turn % 2 == 0)
+    with_terms(inputs, graph, ALL[text], features)
+    options = dict(return_attention=turn % 2 == 0)
     extra = 32 * torch.finfo(dtype).eps * ("biases" in text)  # the terms of a bias's gradient cancel
     check("dot", graph, inputs, f"{text} H={heads} D={dim} d={features}: ", extra=extra, **options)
 
@@ -86,13 +87,13 @@ OPTIONS = {
 }
 EDGES = {
     "none": {},
-    "bias and weight": dict(edge_bias=True, edge_weight="H"),
-    "gate": dict(edge_gate="H", edge_bias=True, edge_weight=1),
+    "bias and weight": dict(term=True, weight="H"),
+    "gate": dict(gate="H", term=True, weight=1),
 }
 
 
 # The calls with a projection, which may be folded or not.
-PROJECTED = {name: terms for name, terms in ALL.items() if any("proj" in key for key in terms)}
+PROJECTED = {name: terms for name, terms in ALL.items() if "edge_attr" in terms}
 
 
 @pytest.mark.parametrize(
@@ -105,13 +106,15 @@ def test_options(device, terms, edges, way):
     graph, turn = make_graph("random", device), list(ALL).index(terms)
     terms = ALL[terms]
     options = list(OPTIONS.values())[(turn + len(edges)) % len(OPTIONS)]
-    both = "edge_feat_in" not in terms and not any("value" in name for name in terms)
     dtype = (torch.float64, torch.float32)[turn % 2]
-    inputs = make_inputs("dot", graph, HEADS, DIM, dtype, value_dim=DIM if both else VALUE_DIM, **edges)
-    more = with_terms(inputs, graph, terms) | options
+    inputs = make_inputs("dot", graph, HEADS, DIM, dtype, value_dim=value_dim_of(terms), **edges)
+    with_terms(inputs, graph, terms)
+    more = dict(options)
+    if "negative_slope" in options:  # a bias is added behind the LeakyReLU, a term of the keys before it
+        inputs.pop("bias", None)
     inputs["out_bias"] = torch.randn(HEADS, inputs["value"].shape[2]).to(device, dtype)
     mask = torch.rand(graph.num_edges, HEADS, device=device) < 0.8
-    more |= dict(edge_mask=mask, _seed=torch.tensor([11], device=device))
+    more |= dict(mask=mask, generator=torch.tensor([11], device=device))
     check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **more)
 
 
@@ -127,18 +130,18 @@ def test_padded_heads(terms, way, monkeypatch):
     monkeypatch.setattr(dot_functions, "for_device", padded)
     graph = make_graph("random")
     inputs = make_inputs("dot", graph, HEADS, 7, torch.float32, value_dim=VALUE_DIM)
-    options = with_terms(inputs, graph, terms)
-    check("dot", graph, inputs, extra=32 * torch.finfo(torch.float32).eps, **options)
+    with_terms(inputs, graph, terms)
+    check("dot", graph, inputs, extra=32 * torch.finfo(torch.float32).eps)
 
 
 def test_bias_behind_the_activation(device):
-    """bias_after (the edge bias is added after the LeakyReLU) where only the value has an edge term, or the
-    kernels themselves add the key's."""
+    """The bias is added after the LeakyReLU where only the value has an edge term, or the kernels themselves
+    add the key's."""
     graph = make_graph("mixed_degrees", device)
-    for terms in (TERMS["shared in values alone"], TERMS["in values alone"], dict(edge_feat="E H D")):
-        inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, edge_bias=True)
+    for terms in (TERMS["shared in values alone"], TERMS["in values alone"], dict(edge_both="E H D")):
+        inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, term=True)
         with_terms(inputs, graph, terms)
-        check("dot", graph, inputs, bias_after=True, negative_slope=0.2)
+        check("dot", graph, inputs, negative_slope=0.2)
 
 
 @pytest.mark.parametrize("sizes", [(37, 8, 16, 128), (400, 8, 16, 128), (400, 2, 4, 7)], ids=str)
@@ -159,11 +162,10 @@ def test_one_tensor_in_both_is_one_term(device):
     for shape in ((graph.num_edges, HEADS, DIM), (graph.num_edges, DIM)):
         feat = torch.randn(shape, dtype=torch.float64, device=device, requires_grad=True)
         found = []
-        for more in ({}, {"edge_feat_value": feat}, {"edge_feat_value": feat.clone()}):
-            out = functional.dot_attention(graph, **inputs, edge_feat=feat, **more)
+        for key, value in ((feat, feat), (feat, feat.clone())):
+            out = functional.dot_attention(graph, **inputs, edge=EdgeTerm(key, value))
             found.append((out, *torch.autograd.grad(out.square().sum(), feat)))
         torch.testing.assert_close(found[1], found[0])
-        torch.testing.assert_close(found[2], found[0])
 
 
 @pytest.mark.parametrize("terms", ALL)
@@ -171,15 +173,14 @@ def test_terms_that_learn_under_autocast(device, terms):
     """Edge terms with gradients under autocast: the CPU kernels run, where without autocast plain operations
     would (they serve second derivatives)."""
     graph = make_graph("random", device)
-    both = "edge_feat_in" not in ALL[terms] and not any("value" in name for name in ALL[terms])
-    inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, value_dim=DIM if both else VALUE_DIM)
-    options = with_terms(inputs, graph, ALL[terms])
+    inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, value_dim=value_dim_of(ALL[terms]))
+    with_terms(inputs, graph, ALL[terms])
     with torch.autocast(device, dtype=torch.bfloat16):
-        check("dot", graph, inputs, **options)
+        check("dot", graph, inputs)
 
 
 def call_with(graph, inputs, module=functional, **options):
-    return lambda *tensors: module.dot_attention(graph, **dict(zip(inputs, tensors)), **options)
+    return lambda *tensors: function("dot", module)(graph, **dict(zip(inputs, tensors)), **options)
 
 
 @pytest.mark.parametrize("terms", ["of heads", "projections"])
@@ -208,7 +209,7 @@ def test_no_further_tensor_of_edges_and_channels(device, terms):
     made = {"of heads": 2, "shared": 2, "projections": 1}[terms]  # the gradients of what is given
 
     with Made() as tensors:
-        functional.dot_attention(graph, **leaves).sum().backward()
+        function("dot")(graph, **leaves).sum().backward()
     large = [n for n in tensors.sizes if n >= min(most, 4000 * 16)]
     assert max(tensors.sizes) <= most and len(large) <= made
 
@@ -216,28 +217,25 @@ def test_no_further_tensor_of_edges_and_channels(device, terms):
 def test_wrong_arguments():
     graph = make_graph("random")
     base = make_inputs("dot", graph, 3, 8, value_dim=5)
-    feats, edges = {**base}, graph.num_edges
-    with_terms(feats, graph, TERMS["of heads"])
-    proj = {**base}
-    with_terms(proj, graph, TERMS["projections with biases"])
-    for given, change, kind, message in (
-        (feats, dict(edge_feat=torch.ones(edges, 3, 5)), ValueError, "edge_feat: expected shape"),
-        (feats, dict(edge_feat_value=torch.ones(edges, 8)), ValueError, "edge_feat_value: expected shape"),
-        (feats, dict(edge_feat_value=feats["edge_feat_value"].double()), TypeError, "feat_value: expected"),
-        (feats, dict(edge_feat_in="key"), ValueError, "edge_feat_in: expected 'both' with edge_feat_value"),
-        (feats, dict(bias_after=True), ValueError, "bias_after: expected False with edge_feat_value"),
-        (base, dict(edge_feat=torch.ones(edges, 8), edge_feat_in="key", bias_after=True), ValueError,
-         r"bias_after: expected False with edge_feat \[E, D\]"),
-        (feats, dict(edge_proj_value=proj["edge_proj_value"]), ValueError, "None without edge_attr"),
-        (proj, dict(edge_feat_value=feats["edge_feat_value"]), ValueError, "edge_feat_value: expected None"),
-        (proj, dict(edge_feat_in="value"), ValueError, "edge_feat_in: expected 'both' with edge_proj_value"),
-        (proj, dict(edge_proj_value=proj["edge_proj"]), ValueError, r"expected shape \[15, 13\]"),
-        (proj, dict(edge_proj=None), ValueError, "edge_proj_bias: expected None without edge_proj"),
-        (proj, dict(edge_proj_bias_value=proj["edge_proj_bias"]), ValueError, "bias_value: expected"),
-        (base, dict(edge_attr=proj["edge_attr"], edge_proj=proj["edge_proj"], edge_feat_in="key",
-                    edge_proj_bias_value=proj["edge_proj_bias_value"]), ValueError,
-         "edge_proj_bias_value: expected None without edge_proj_value"),
-        (base, dict(edge_attr=proj["edge_attr"], edge_feat_in="key"), ValueError, "edge_proj: expected"),
-    ):  # fmt: skip
-        with pytest.raises(kind, match="dot_attention: .*" + message):
-            functional.dot_attention(graph, **{**given, **change})
+    edges = graph.num_edges
+    feats, rows = torch.ones(edges, 3, 5), torch.ones(edges, 8)
+    attr, weight, bias = torch.ones(edges, 13), torch.ones(24, 13), torch.ones(24)
+    for edge, kind, message in (
+        (EdgeTerm(feats), ValueError, r"edge.key: expected shape \[400, 3, 8\] or \[400, 8\]"),
+        (EdgeTerm(rows, rows), ValueError, "edge.value: expected shape"),
+        (EdgeTerm(value=feats.double()), TypeError, "edge.value: expected torch.float32"),
+        (EdgeTerm(score=torch.ones(edges, 3)), ValueError, "edge.score: expected None.*bias is added"),
+        (EdgeTerm("x"), TypeError, r"edge.key: expected a tensor or Projected\(attr, weight, bias\)"),
+        (rows, TypeError, r"edge: expected EdgeTerm.*EdgeTerm\(x, x\) adds x to keys and values"),
+        (EdgeTerm(Projected(attr, weight[:-1])), ValueError, r"edge.key.weight: expected shape \[24, 13\]"),
+        (
+            EdgeTerm(value=Projected(attr, weight)),
+            ValueError,
+            r"edge.value.weight: expected shape \[15, 13\]",
+        ),
+        (EdgeTerm(Projected(attr[1:], weight)), ValueError, "edge.key.attr: expected shape"),
+        (EdgeTerm(Projected(attr, weight, bias[1:])), ValueError, r"edge.key.bias: expected shape \[24\]"),
+        (EdgeTerm(Projected(None, weight)), TypeError, "edge.key.attr: expected a tensor, got NoneType"),
+    ):
+        with pytest.raises(kind, match="dot_attention: " + message):
+            functional.dot_attention(graph, **base, edge=edge)

@@ -5,7 +5,7 @@ import torch
 from graphs import make_graph
 
 import dfgnn
-from dfgnn.functional import dot_attention, gat_attention, gatv2_attention
+from dfgnn.functional import EdgeTerm, Projected, dot_attention, gat_attention, gatv2_attention
 
 
 def rows(graph, heads=2, dim=8, **options):
@@ -28,7 +28,7 @@ def test_eager_calls(graph):
     assert call.path == "eager" and [path for path, _ in call.declined] == ["parts"]
     assert call.what == "dot attention, 2 heads of 8, float32"
     bias = torch.zeros(graph.num_edges, 2)
-    call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge_bias=bias))
+    call = only(dfgnn.explain(dot_attention, graph, x, x, x, bias=bias))
     assert call.path == "eager"
     assert [path for path, _ in call.declined] == ["parts"]
     call = only(dfgnn.explain(gatv2_attention, graph, x, x, torch.ones(2, 8)))
@@ -38,7 +38,7 @@ def test_eager_calls(graph):
 def test_projected_edges(graph):
     x = rows(graph)
     attr, proj = torch.randn(graph.num_edges, 3), torch.randn(16, 3)
-    call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge_attr=attr, edge_proj=proj))
+    call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge=EdgeTerm(key=Projected(attr, proj))))
     assert call.path == "edge projection"
 
 

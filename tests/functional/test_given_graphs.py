@@ -27,19 +27,15 @@ def calls(graph):
 
     return {
         "gat": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, **o),
-        "gat, an option": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, edge_bias=score, **o),
-        "gatv2": lambda g, m=functional, **o: m.gatv2_attention(g, x, y, vector, **o),
+        "gat, an option": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, bias=score, **o),
+        "gatv2": lambda g, m=functional, **o: m.gatv2_attention(g, y, x, vector, **o),
         "dot": lambda g, m=functional, **o: m.dot_attention(g, y, x, v, **o),
-        "dot, at edges": lambda g, m=functional, **o: m.dot_attention(g, y, rows, rows, key_at="edges", **o),
         "agnn": lambda g, m=functional, **o: m.agnn_attention(g, x, y, **o),
         "flex": lambda g, m=functional, **o: m.flex_attention(g, dots, y, x, v, **o),
         "sddmm": lambda g, m=functional, **o: m.sddmm(g, y, x, **o),
-        # These have no tensor with a row per destination: they need `size` where num_dst is not num_src.
+        # These have no tensor with a row per destination: they need a Graph where num_dst is not num_src.
         "gat, one side": lambda g, m=functional, **o: m.gat_attention(g, x, a, None, **o),
-        "score": lambda g, m=functional, **o: m.score_attention(g, score, v, value_at="nodes", **o),
-        "score, at edges": lambda g, m=functional, **o: m.score_attention(
-            g, score, rows, value_at="edges", **o
-        ),
+        "score": lambda g, m=functional, **o: m.score_attention(g, score, v, **o),
         "softmax": lambda g, m=functional, **o: m.edge_softmax(g, score, **o),
         "spmm": lambda g, m=functional, **o: m.spmm(g, score, x, **o),
     }
@@ -54,12 +50,11 @@ TOLD = NAMES[: NAMES.index("gat, one side")]
 def test_an_edge_index(device, name, index_dtype):
     graph = make_graph(name, device)
     edge_index = graph.edge_index.to(index_dtype, copy=True)
-    size = graph.num_src, graph.num_dst
+    sizes = dict(num_src=graph.num_src, num_dst=graph.num_dst)
     for function, call in calls(graph).items():
         expected = call(graph)
-        torch.testing.assert_close(call(edge_index, size=size), expected)
-        torch.testing.assert_close(call(graph, size=size), expected)
-        if function in TOLD or size[0] == size[1] and function != "score, at edges":
+        torch.testing.assert_close(call(Graph.cached(edge_index, **sizes)), expected)
+        if function in TOLD or graph.num_src == graph.num_dst and function != "softmax":
             torch.testing.assert_close(call(edge_index), expected, msg=lambda m, f=function: f"{f}: {m}")
 
 
@@ -72,8 +67,8 @@ def test_it_is_made_once(device, monkeypatch):
     graph = make_graph("random", device)
     edge_index = graph.edge_index.clone()
     for call in calls(graph).values():
-        call(edge_index, size=(50, 50))
-    assert Graph.cached(edge_index, 50) is Graph.cached(edge_index, (50, 50))
+        call(edge_index)
+    assert Graph.cached(edge_index, 50) is Graph.cached(edge_index, num_src=50, num_dst=50)
     assert _kept.graph_of(edge_index, 50, 50)[0] is Graph.cached(edge_index, 50)
     assert len(built) == 1
     before = functional.dot_attention(edge_index, *torch.ones(3, 50, H, D, device=device))
@@ -98,12 +93,14 @@ def test_a_graph_costs_nothing(device, monkeypatch):
 @pytest.mark.parametrize("function", NAMES)
 def test_gradients_and_torch_func(device, function):
     graph = tiny_graph(device)
-    edge_index, size = graph.edge_index.clone(), (graph.num_src, graph.num_dst)
+    edge_index, sizes = graph.edge_index.clone(), dict(num_src=graph.num_src, num_dst=graph.num_dst)
     x = torch.randn(graph.num_src, H, D, dtype=torch.float64, device=device)
     y = torch.randn(graph.num_dst, H, D, dtype=torch.float64, device=device)
     if function != "dot":
         call = calls(graph)[function]
-        found = torch.func.vmap(lambda g: call(edge_index, size=size) * g)(torch.ones(2, device=device))
+        found = torch.func.vmap(lambda g: call(Graph.cached(edge_index, **sizes)) * g)(
+            torch.ones(2, device=device)
+        )
         torch.testing.assert_close(found[1].to(torch.float64), call(graph))
         return
 
@@ -118,11 +115,22 @@ def test_gradients_and_torch_func(device, function):
 
 
 def test_compiled_without_a_size(device):
-    """A call with scores alone does not tell the number of destinations, so that `size` is asked for."""
+    """A call with scores alone does not tell the number of destinations, so that a Graph is asked for, which
+    may be made while it is recorded, and with edges as sources."""
     graph = make_graph("random", device)
     compiled = torch.compile(calls(graph)["softmax"], fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="size: expected"):
+    with pytest.raises(Exception, match="graph: expected a Graph, which knows its sizes"):
         compiled(graph.edge_index.clone())
+    rows, query = torch.randn(graph.num_edges, H, D, device=device), torch.randn(50, H, D, device=device)
+
+    def told(edge_index, rows, query):
+        given = Graph.cached(edge_index, num_nodes=50)
+        out = functional.dot_attention(given.edges_as_sources(), query, rows, rows)
+        return functional.edge_softmax(given, rows), out
+
+    compiled = torch.compile(told, fullgraph=True, backend="aot_eager")
+    given = graph.edge_index.clone(), rows, query
+    torch.testing.assert_close(compiled(*given), told(*given))
 
 
 def test_dgl_graphs_of_compat(device):
@@ -163,7 +171,7 @@ def test_sparse_tensors(device):
     for call in calls(graph).values():
         torch.testing.assert_close(call(matrix), call(graph))
     with pytest.raises(ValueError, match=r"expected a sparse tensor \[num_dst=30, num_src=81\]"):
-        functional.edge_softmax(matrix, torch.ones(400, device=device), size=(81, 30))
+        functional.edge_softmax(Graph.cached(matrix, num_src=81, num_dst=30), torch.ones(400, device=device))
 
 
 def test_an_edge_index_of_pyg():
@@ -180,8 +188,9 @@ def test_cached(device):
     edge_index = torch.tensor([[0, 1, 4], [1, 0, 2]], device=device)
     graph = Graph.cached(edge_index)
     assert (graph.num_src, graph.num_dst) == (5, 5) and Graph.cached(edge_index) is graph
-    other = Graph.cached(edge_index, (6, 3))
-    assert (other.num_src, other.num_dst) == (6, 3) and Graph.cached(edge_index, (6, 3)) is other
+    other = Graph.cached(edge_index, num_src=6, num_dst=3)
+    assert (other.num_src, other.num_dst) == (6, 3)
+    assert Graph.cached(edge_index, num_src=6, num_dst=3) is other
     assert Graph.cached(edge_index) is graph is Graph.cached(edge_index, 5)
     assert torch.equal(other.edge_index, edge_index)
     edge_index[0, 2] = 8

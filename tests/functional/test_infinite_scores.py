@@ -101,10 +101,8 @@ def test_attention(device, dtype, sink):
     zero = torch.zeros(ROWS, 2, device=device, dtype=dtype)
     for out, attention in (
         functional.score_attention(graph, score, value, return_attention=True, **more),
-        functional.gat_attention(graph, value, zero, zero, edge_bias=score, return_attention=True, **more),
-        functional.dot_attention(
-            graph, value, value * 0, value, edge_bias=score, return_attention=True, **more
-        ),
+        functional.gat_attention(graph, value, zero, zero, bias=score, return_attention=True, **more),
+        functional.dot_attention(graph, value, value * 0, value, bias=score, return_attention=True, **more),
     ):
         rows = torch.zeros(ROWS, dtype=torch.bool)
         rows[IS_NAN] = True

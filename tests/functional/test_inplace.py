@@ -50,7 +50,7 @@ def gradients(attention, graph, inputs, modify, options, wrap=lambda f, *args: f
 @covered(score=SCORES, name=list(MODIFY), options=OPTIONS)
 def test_functions(device, score, name, options):
     graph = make_graph("random", device)
-    inputs = make_inputs(score, graph, 2, 4, torch.float64, edge_weight="H")
+    inputs = make_inputs(score, graph, 2, 4, torch.float64, weight="H")
     options = dict(options)
     if options.pop("out_bias", False):
         inputs["out_bias"] = torch.randn(2, 4, dtype=torch.float64, device=device)
@@ -124,8 +124,8 @@ def test_second_backward_without_retaining_is_refused(device):
 def test_a_modified_input_is_refused(device):
     graph = make_graph("random", device)
     inputs = {n: x.requires_grad_() for n, x in inputs_of(graph).items()}
-    feat = inputs["feat"] * 1
-    out = function("gat")(graph, **{**inputs, "feat": feat})
+    feat = inputs["value"] * 1
+    out = function("gat")(graph, **{**inputs, "value": feat})
     feat.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()

@@ -3,6 +3,7 @@ row is 0, however the output was rounded (csrc/cpu/kernels/long_rows.h)."""
 
 import pytest
 import torch
+from attention import EDGES, function
 
 from dfgnn import Graph, functional, reference
 
@@ -21,8 +22,8 @@ def make(score, degree, dtype, grads=(), **options):
     if score == "dot":
         tensors = [torch.randn(ROWS, HEADS, DIM), 3 + 0.1 * torch.randn(500, HEADS, DIM), common]
     else:
-        tensors = [common, torch.randn(ROWS, HEADS, DIM) - 3, torch.randn(HEADS, DIM)]
-    shapes = {"edge_feat": (HEADS, DIM)}
+        tensors = [torch.randn(ROWS, HEADS, DIM) - 3, common, torch.randn(HEADS, DIM)]
+    shapes = {"edge_key": (HEADS, DIM), "edge_both": (HEADS, DIM)}
     edges = {name: torch.rand(graph.num_edges, *shapes.get(name, (HEADS,))) for name in grads}
     tensors, grad = (
         [x.to(dtype) for x in (*tensors, *edges.values())],
@@ -31,8 +32,7 @@ def make(score, degree, dtype, grads=(), **options):
 
     def run(module, dtype):
         leaves = [x.to(dtype).requires_grad_() for x in tensors]
-        function = module.dot_attention if score == "dot" else module.gatv2_attention
-        out = function(graph, *leaves[:3], **dict(zip(grads, leaves[3:])), **options)
+        out = function(score, module)(graph, *leaves[:3], **dict(zip(grads, leaves[3:])), **options)
         return torch.autograd.grad(out, leaves, grad.to(dtype))
 
     return run
@@ -66,10 +66,10 @@ def test_equal_keys_give_the_query_no_gradient(degree):
 
 OPTIONS = {
     "dropout": ((), {"dropout_p": 0.5}),
-    "weight": (("edge_weight",), {"dropout_p": 0.5}),
-    "bias": (("edge_bias",), {}),
-    "gate": (("edge_gate", "edge_bias", "edge_weight"), {}),
-    "features": (("edge_feat",), {}),
+    "weight": (("weight",), {"dropout_p": 0.5}),
+    "bias": (("bias",), {}),
+    "gate": (("gate", "bias", "weight"), {}),
+    "features": (("edge",), {}),
 }
 
 
@@ -78,8 +78,9 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_with_options_on_edges(score, degree, name):
     grads, options = OPTIONS[name]
+    grads = tuple(EDGES[score] if grad == "edge" else grad for grad in grads)
     if "dropout_p" in options:
-        options = options | {"_seed": torch.tensor([5])}
+        options = options | {"generator": torch.tensor([5])}
     if score == "dot":
         options = options | {"negative_slope": 0.2}
     run = make(score, degree, torch.float32, grads, **options)
@@ -91,7 +92,7 @@ def test_with_options_on_edges(score, degree, name):
 
 @pytest.mark.parametrize("score", ["dot", "gatv2"])
 def test_threads_do_not_matter(score):
-    run = make(score, 9000, torch.float32, ("edge_bias",))
+    run = make(score, 9000, torch.float32, ("bias",))
     threads = torch.get_num_threads()
     try:
         results = []

@@ -93,7 +93,7 @@ def test_attention_and_products_of_one_long_row(device, kind):
     one.grad = None
     zero = torch.zeros(1, 1, device=device)
     out, attention = functional.gat_attention(
-        graph, one, zero, zero, negative_slope=1.0, edge_bias=bias, return_attention=True
+        graph, one, zero, zero, negative_slope=1.0, bias=bias, return_attention=True
     )
     assert abs(attention.sum(dtype=torch.float64) - 1) < bound
     assert (out.double() - 0.7).abs().max() < bound

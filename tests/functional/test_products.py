@@ -31,23 +31,23 @@ def test_sddmm_and_spmm(device, name, dtype):
     turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
     for heads, dim in shapes(device, turn, graph.num_edges):
         rows = torch.randn(graph.num_dst, heads, dim).to(device, dtype)
-        feat = torch.randn(graph.num_src, heads, dim).to(device, dtype)
+        value = torch.randn(graph.num_src, heads, dim).to(device, dtype)
         weight = torch.randn(graph.num_edges, heads).to(device, dtype)
-        compare("sddmm", graph, (rows, feat), f"H={heads} D={dim}: ", 2, scale=0.5)
-        compare("spmm", graph, (weight, feat), f"H={heads} D={dim}: ", 2)
+        compare("sddmm", graph, (rows, value), f"H={heads} D={dim}: ", 2)
+        compare("spmm", graph, (weight, value), f"H={heads} D={dim}: ", 2)
 
 
 def test_one_weight_for_all_heads(device):
     graph = make_graph("mixed_degrees", device)
-    feat = torch.randn(graph.num_src, 3, 8, device=device)
-    compare("spmm", graph, (torch.randn(graph.num_edges, device=device), feat))
+    value = torch.randn(graph.num_src, 3, 8, device=device)
+    compare("spmm", graph, (torch.randn(graph.num_edges, device=device), value))
 
 
 def test_gradients_of_any_order(device):
     graph = tiny_graph(device)
-    rows, feat = (torch.randn(n, 2, 4, dtype=torch.float64, device=device) for n in (4, 5))
+    rows, value = (torch.randn(n, 2, 4, dtype=torch.float64, device=device) for n in (4, 5))
     weight = torch.randn(10, 2, dtype=torch.float64, device=device)
-    for name, inputs in (("sddmm", (rows, feat)), ("spmm", (weight, feat))):
+    for name, inputs in (("sddmm", (rows, value)), ("spmm", (weight, value))):
         leaves = [x.requires_grad_() for x in inputs]
         call = getattr(functional, name)
         assert torch.autograd.gradcheck(lambda *x, f=call: f(graph, *x), leaves)
@@ -77,20 +77,20 @@ def test_edge_softmax_of_masked_edges(device):
 @pytest.mark.parametrize("name", ["mixed_degrees", "isolated", "fewer_sources"])
 def test_agnn(device, name):
     graph = make_graph(name, device)
-    x_src, x_dst = (torch.randn(n, 2, 9, device=device) for n in (graph.num_src, graph.num_dst))
+    value, query = (torch.randn(n, 2, 9, device=device) for n in (graph.num_src, graph.num_dst))
     beta = torch.tensor([0.7], device=device)
-    compare("agnn_attention", graph, (x_src, x_dst), band=4, beta=2.0)
+    compare("agnn_attention", graph, (value, query), band=4, beta=2.0)
     found = []
     for module in (functional, reference):
         b = beta.clone().requires_grad_()
         found.append(
-            torch.autograd.grad(module.agnn_attention(graph, x_src, x_dst, beta=b).square().sum(), b)[0]
+            torch.autograd.grad(module.agnn_attention(graph, value, query, beta=b).square().sum(), b)[0]
         )
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
     if graph.num_src == graph.num_dst:
         torch.testing.assert_close(
-            functional.agnn_attention(graph, x_src), functional.agnn_attention(graph, x_src, x_src)
+            functional.agnn_attention(graph, value), functional.agnn_attention(graph, value, value)
         )
     else:
-        with pytest.raises(ValueError, match="x_dst: expected a tensor"):
-            functional.agnn_attention(graph, x_src)
+        with pytest.raises(ValueError, match="query: expected a tensor"):
+            functional.agnn_attention(graph, value)

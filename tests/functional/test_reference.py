@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from attention import make_inputs, run
+from attention import TERMS, function, make_inputs, run
 from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import reference
@@ -13,11 +13,11 @@ SMALL = ("no_nodes", "no_edges", "no_destinations", "one_edge", "isolated", "dup
 def loop(score, graph, inputs, negative_slope=0.2, scale=None, mask=None):
     """Straight from the formula, one edge and one head at a time; also returns the attention."""
     src, dst = graph.edge_index.tolist()
-    value = inputs["feat" if score == "gat" else "value"]
+    value = inputs["value"]
     heads = value.shape[1]
     out = torch.zeros(graph.num_dst, heads, value.shape[2], dtype=torch.float64)
     attention = torch.zeros(graph.num_edges, heads, dtype=torch.float64)
-    bias, weight = inputs.get("edge_bias"), inputs.get("edge_weight")
+    bias, weight = inputs.get(TERMS[score]), inputs.get("weight")
     if weight is not None and weight.dim() == 1:
         weight = weight[:, None].expand(-1, heads)
     for h in range(heads):
@@ -26,8 +26,8 @@ def loop(score, graph, inputs, negative_slope=0.2, scale=None, mask=None):
             scores = []
             for e in edges:
                 if score == "gat":
-                    s = inputs["alpha_src"][src[e], h].item()
-                    s += inputs["alpha_dst"][i, h].item() if inputs["alpha_dst"] is not None else 0.0
+                    s = inputs["score_src"][src[e], h].item()
+                    s += inputs["score_dst"][i, h].item() if inputs["score_dst"] is not None else 0.0
                 else:
                     s = inputs["query"][i, h].dot(inputs["key"][src[e], h]).item()
                     s *= scale if scale is not None else inputs["key"].shape[2] ** -0.5
@@ -48,9 +48,9 @@ def loop(score, graph, inputs, negative_slope=0.2, scale=None, mask=None):
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_matches_the_formula(score, name, weight):
     graph = make_graph(name)
-    inputs = make_inputs(score, graph, 2, 3, torch.float64, edge_bias=weight is not None, edge_weight=weight)
+    inputs = make_inputs(score, graph, 2, 3, torch.float64, term=weight is not None, weight=weight)
     options = {"negative_slope": 0.3} if score == "gat" else {"scale": 0.7}
-    attention = getattr(reference, f"{score}_attention")
+    attention = function(score, reference)
     out, a = attention(graph, **inputs, **options, return_attention=True)
     expected = loop(score, graph, inputs, **options)
     torch.testing.assert_close(out, expected[0], rtol=1e-12, atol=1e-13)
@@ -61,7 +61,7 @@ def test_matches_the_formula(score, name, weight):
 def test_defaults_and_absent_destination_term():
     graph = make_graph("duplicates")
     inputs = make_inputs("gat", graph, 2, 3, torch.float64)
-    inputs["alpha_dst"] = None
+    inputs["score_dst"] = None
     torch.testing.assert_close(reference.gat_attention(graph, **inputs), loop("gat", graph, inputs)[0])
     inputs = make_inputs("dot", graph, 2, 3, torch.float64, value_dim=5)
     torch.testing.assert_close(reference.dot_attention(graph, **inputs), loop("dot", graph, inputs)[0])
@@ -72,7 +72,9 @@ def test_dropout_applies_the_mask_of_the_seed(score):
     graph = make_graph("duplicates")
     inputs = make_inputs(score, graph, 3, 2, torch.float64)
     mask = reference.dropout_mask(7, graph.num_edges, 3, 0.4)
-    out = getattr(reference, f"{score}_attention")(graph, **inputs, dropout_p=0.4, _seed=torch.tensor([7]))
+    out = getattr(reference, f"{score}_attention")(
+        graph, **inputs, dropout_p=0.4, generator=torch.tensor([7])
+    )
     options = {"negative_slope": 0.2} if score == "gat" else {}
     torch.testing.assert_close(out, loop(score, graph, inputs, mask=mask, **options)[0])
 
@@ -95,25 +97,25 @@ def test_rows_without_edges_are_zero(score, name):
     empty = graph.in_degrees() == 0
     assert results["out"][empty].eq(0).all()
     assert all(x.isfinite().all() for x in results.values())
-    assert results["grad_alpha_dst" if score == "gat" else "grad_query"][empty].eq(0).all()
+    assert results["grad_score_dst" if score == "gat" else "grad_query"][empty].eq(0).all()
 
 
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_rows_whose_scores_are_all_minus_infinity_are_zero(score):
     graph = make_graph("random")
-    inputs = make_inputs(score, graph, 2, 3, edge_bias=True)
+    inputs = make_inputs(score, graph, 2, 3, term=True)
     rows = graph.edge_index[1] < 10
-    inputs["edge_bias"][rows] = -math.inf
+    inputs[TERMS[score]][rows] = -math.inf
     results = run(getattr(reference, f"{score}_attention"), graph, inputs, return_attention=True)
     assert results["out"][:10].eq(0).all() and results["out"][10:].ne(0).any()
-    assert results["grad_edge_bias"][rows].eq(0).all()
+    assert results[f"grad_{TERMS[score]}"][rows].eq(0).all()
     assert all(x.isfinite().all() for x in results.values())
 
 
 def test_large_scores_do_not_overflow():
     graph = make_graph("random")
     inputs = make_inputs("gat", graph, 1, 2)
-    inputs["alpha_src"] += 1e4
+    inputs["score_src"] += 1e4
     _, attention = reference.gat_attention(graph, **inputs, return_attention=True)
     total = torch.zeros(graph.num_dst, 1).index_add(0, graph.edge_index[1], attention)
     torch.testing.assert_close(total, (graph.in_degrees() > 0).float()[:, None])
@@ -122,9 +124,9 @@ def test_large_scores_do_not_overflow():
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_gradcheck(score):
     graph = tiny_graph()
-    inputs = make_inputs(score, graph, 2, 2, torch.float64, edge_bias=True, edge_weight="H")
+    inputs = make_inputs(score, graph, 2, 2, torch.float64, term=True, weight="H")
     names = list(inputs)
-    attention = getattr(reference, f"{score}_attention")
+    attention = function(score, reference)
 
     def call(*tensors):
         return attention(graph, **dict(zip(names, tensors)), return_attention=True)

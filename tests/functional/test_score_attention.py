@@ -27,12 +27,14 @@ def make_inputs(name, graph, heads, dim, dtype, at):
     return {n: torch.randn(size).to(graph.device, dtype) for n, size in sizes.items()}
 
 
-def function(name, module, at, **options):
-    where = {"value_at" if name == "score" else "key_at": at}
+def at_rows(graph, at):
+    """The graph whose sources have the rows: those of the edges or of the nodes."""
+    return graph.edges_as_sources() if at == "edges" else graph
 
+
+def function(name, module, at, **options):
     def call(graph, **inputs):
-        given = {**options, **inputs}
-        return getattr(module, f"{name}_attention")(graph, **given, **where)
+        return getattr(module, f"{name}_attention")(at_rows(graph, at), **options, **inputs)
 
     return call
 
@@ -70,18 +72,18 @@ def test_options(device, at):
     inputs = make_inputs("score", graph, 3, 8, torch.float32, at)
     edges, heads = inputs["score"].shape
     seed = torch.tensor([3], device=device)
-    compare("score", at, graph, inputs, dropout_p=0.4, _seed=seed, return_attention=True)
-    compare("score", at, graph, inputs, edge_mask=torch.rand(edges, device=device) < 0.6)
-    compare("score", at, graph, inputs | {"out_bias": torch.randn(heads, 8, device=device)})
-    compare("score", at, graph, inputs | {"edge_weight": torch.rand(edges, heads, device=device)})
+    compare("score", at, graph, inputs, dropout_p=0.4, generator=seed, return_attention=True)
+    compare("score", at, graph, inputs, mask=torch.rand(edges, device=device) < 0.6)
+    compare("score", at, graph, inputs | {"weight": torch.rand(edges, heads, device=device)})
     inputs["score"] = torch.randn(edges, device=device)  # one score for all heads
     compare("score", at, graph, inputs)
     inputs["score"][::3] = -math.inf
-    found = functional.score_attention(graph, **inputs, value_at=at, return_attention=True)
-    expected = reference.score_attention(graph, **inputs, value_at=at, return_attention=True)
+    on = at_rows(graph, at)
+    found = functional.score_attention(on, **inputs, return_attention=True)
+    expected = reference.score_attention(on, **inputs, return_attention=True)
     torch.testing.assert_close(found, expected)
     inputs["value"] = inputs["value"].bfloat16()
-    out = functional.score_attention(graph, **inputs, value_at=at)  # float32 scores
+    out = functional.score_attention(on, **inputs)  # float32 scores
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), expected[0], rtol=2e-2, atol=2e-2)
 
@@ -92,37 +94,37 @@ def test_it_is_softmax_and_sum(device, at):
     graph = make_graph("random", device)
     inputs = make_inputs("score", graph, 2, 8, torch.float64, at)
     inputs["score"] -= 5
-    on = edges_as_sources(graph) if at == "edges" else graph
+    on = at_rows(graph, at)
     expected = functional.spmm(on, functional.edge_softmax(graph, inputs["score"]), inputs["value"])
-    torch.testing.assert_close(functional.score_attention(graph, **inputs, value_at=at), expected)
-    # Without value_at the number of rows of value tells where they lie.
-    torch.testing.assert_close(functional.score_attention(graph, **inputs), expected)
+    torch.testing.assert_close(functional.score_attention(on, **inputs), expected)
 
 
 def test_rows_of_edges_or_of_nodes(device):
-    """Where a graph has as many sources as edges, the number of rows does not tell: value_at is asked for."""
-    loops = make_graph("self_loops", device)
-    inputs = make_inputs("score", loops, 2, 4, torch.float32, "nodes")
-    with pytest.raises(ValueError, match="value_at: expected 'nodes' or 'edges', as there are 20 of both"):
-        functional.score_attention(loops, **inputs)
+    """Rows are those of the graph's sources, also where it has as many sources as edges; rows of edges on a
+    graph of nodes are an error that names the graph which has them."""
     shift = torch.arange(20, device=device)
     ring = Graph.from_coo((shift + 1) % 20, shift, num_nodes=20)
+    inputs = make_inputs("score", ring, 2, 4, torch.float32, "nodes")
     value = inputs["value"]
     for at, expected in (("nodes", value.roll(-1, 0)), ("edges", value)):
-        torch.testing.assert_close(functional.score_attention(ring, **inputs, value_at=at), expected)
-    # Keys of dot_attention lie at nodes unless key_at says otherwise.
-    torch.testing.assert_close(functional.dot_attention(ring, value, value, value), value.roll(-1, 0))
+        found = functional.score_attention(at_rows(ring, at), **inputs)
+        torch.testing.assert_close(found, expected)
+        found = functional.dot_attention(at_rows(ring, at), value, value, value)
+        torch.testing.assert_close(found, expected)
+    graph = make_graph("random", device)
+    for name, argument in (("score", "value"), ("dot", "key")):
+        inputs = make_inputs(name, graph, 2, 4, torch.float32, "edges")
+        with pytest.raises(ValueError, match=rf"{argument}: .*go with graph.edges_as_sources\(\)"):
+            getattr(functional, f"{name}_attention")(graph, **inputs)
 
 
 def test_a_compiled_call_keeps_the_graph_of_the_edges(device):
     """A traced call finds the graph of edges as sources that was made before, and does not sort again."""
     graph = make_graph("random", device)
     inputs = make_inputs("dot", graph, 2, 4, torch.float32, "edges")
-    call = torch.compile(function("dot", functional, "edges"), fullgraph=True, backend="aot_eager")
-    call(graph, **inputs)
-    made = edges_as_sources(graph)
-    expected = functional.dot_attention(graph, **inputs, key_at="edges")
-    torch.testing.assert_close(call(graph, **inputs), expected)
+    call = torch.compile(functional.dot_attention, fullgraph=True, backend="aot_eager")
+    made = graph.edges_as_sources()
+    torch.testing.assert_close(call(made, **inputs), functional.dot_attention(made, **inputs))
     assert edges_as_sources(graph) is made
 
 

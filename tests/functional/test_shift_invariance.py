@@ -49,7 +49,7 @@ def skip_unless_available(schedule, device, dtype, edges=True):
 def alike(score, graph, dtype):
     """Inputs whose scores are all 0; their values, and the gradients of the scores, are not 0."""
     inputs = make_inputs(score, graph, HEADS, DIM, dtype)
-    for name in {"gat": ("alpha_src", "alpha_dst"), "gatv2": ("attn",), "dot": ("query",)}[score]:
+    for name in {"gat": ("score_src", "score_dst"), "gatv2": ("att",), "dot": ("query",)}[score]:
         inputs[name] = torch.zeros_like(inputs[name])
     return inputs
 
@@ -74,13 +74,10 @@ def test_bias(score, shift, schedule, dtype, device):
     skip_unless_available(schedule, device, dtype)
     graph, (amount, acc) = make_graph(device), value_of(shift, dtype)
     inputs = alike(score, graph, dtype)
-    inputs["edge_bias"] = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
-    # GAT's bias is added after the LeakyReLU: before it, a negative shift would change the slope.
+    inputs["bias"] = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
     options = dict(schedule=schedule, return_attention=True)
-    if score == "gat":
-        options["bias_after"] = True
     expected = run(function(score), graph, inputs, **options)
-    found = run(function(score), graph, {**inputs, "edge_bias": inputs["edge_bias"] + amount}, **options)
+    found = run(function(score), graph, {**inputs, "bias": inputs["bias"] + amount}, **options)
     uniform = 1 / degrees_of(graph)[graph.edge_index[1]].to(acc)[:, None]
     for result in (expected, found):
         check_attention(result["attention"], uniform)
@@ -93,20 +90,20 @@ def test_score_terms(shift, schedule, dtype, device):
     skip_unless_available(schedule, device, dtype, edges=False)
     graph, (amount, acc) = make_graph(device), value_of(shift, dtype)
     inputs = alike("gat", graph, dtype)
-    for name, x in (("alpha_src", amount), ("alpha_dst", 0.0)):
+    for name, x in (("score_src", amount), ("score_dst", 0.0)):
         inputs[name] = torch.full_like(inputs[name], x, dtype=acc)
     expected = run(reference.gat_attention, graph, inputs, dtype=torch.float64)
     check(run(functional.gat_attention, graph, inputs, schedule=schedule), expected, dtype)
-    # grad_feat_j = sum of 1 / degree_i over its destinations, exactly, for a loss that is the sum.
-    feat = inputs["feat"].clone().requires_grad_()
+    # grad_value_j = sum of 1 / degree_i over its destinations, exactly, for a loss that is the sum.
+    value = inputs["value"].clone().requires_grad_()
     functional.gat_attention(
-        graph, feat, inputs["alpha_src"], inputs["alpha_dst"], schedule=schedule
+        graph, value, inputs["score_src"], inputs["score_dst"], kernel_options={"schedule": schedule}
     ).sum().backward()
     src, dst = graph.edge_index
     sums = torch.zeros(300, dtype=torch.float64, device=device).index_add_(
         0, src, 1 / degrees_of(graph)[dst].double()
     )
-    assert relative_error(feat.grad[:, 0, 0], sums) <= BAND[dtype] / 4
+    assert relative_error(value.grad[:, 0, 0], sums) <= BAND[dtype] / 4
 
 
 @covered(dtype=DTYPES, schedule=SCHEDULES, factor=[1, 1.75], exponent=[(10, 10), (12, 11), (15, -15)])
@@ -134,8 +131,8 @@ def test_masking_bias(score, masked, schedule, dtype, device):
     hidden = torch.rand(graph.num_edges, HEADS, device=device) < 0.5
     hidden[dst % 3 == 0] = True
     bias = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
-    inputs["edge_bias"] = torch.where(hidden, amount, torch.randn_like(bias))
-    options = dict(return_attention=True, **({"bias_after": True} if score == "gat" else {}))
+    inputs["bias"] = torch.where(hidden, amount, torch.randn_like(bias))
+    options = dict(return_attention=True)
     expected = run(function(score, reference), graph, inputs, dtype=torch.float64, **options)
     found = run(function(score), graph, inputs, schedule=schedule, **options)
     check_attention(found["attention"], expected["attention"])

@@ -12,9 +12,9 @@ from dfgnn import Graph, functional, reference
 
 OPTIONS = (
     {},
-    {"edge_bias": True, "edge_weight": "H"},
-    {"edge_gate": "H"},
-    {"edge_feat": True},
+    {"term": True, "weight": "H"},
+    {"gate": "H"},
+    {"edge": True},
 )
 
 
@@ -54,17 +54,15 @@ def test_it_is_an_edge_without_a_value(device, score):
     bias = sink.new_zeros(larger.num_edges, heads)
     bias[graph.num_edges :] = sink
     zero = {n: x.new_zeros(1, *x.shape[1:]) for n, x in inputs.items()}
-    ends = ("feat", "alpha_src") if score == "gat" else ("key", "value")
+    ends = ("value", "score_src") if score == "gat" else ("key", "value")
     extended = {n: torch.cat([x, zero[n]]) if n in ends else x for n, x in inputs.items()}
-    if score == "gat":  # all scores come as biases, because alpha_dst would be added to the sink, too
-        extended["alpha_src"], extended["alpha_dst"] = None, None
-        raw = torch.nn.functional.leaky_relu(inputs["alpha_src"][src] + inputs["alpha_dst"][dst], 0.2)
+    if score == "gat":  # all scores come as biases, because score_dst would be added to the sink, too
+        extended["score_src"], extended["score_dst"] = None, None
+        raw = torch.nn.functional.leaky_relu(inputs["score_src"][src] + inputs["score_dst"][dst], 0.2)
         bias = torch.cat([raw, bias[graph.num_edges :]])
-        out = functional.gat_attention(
-            larger, extended["feat"], None, None, edge_bias=bias, negative_slope=1.0
-        )
+        out = functional.gat_attention(larger, extended["value"], None, None, bias=bias, negative_slope=1.0)
     else:
-        out = functional.dot_attention(larger, **extended, edge_bias=bias)
+        out = functional.dot_attention(larger, **extended, bias=bias)
     has_edges = graph.in_degrees() > 0
     torch.testing.assert_close(found["out"][has_edges], out[has_edges])
     assert found["out"][~has_edges].eq(0).all()
@@ -114,7 +112,7 @@ def test_options_around_it(device):
     inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
     bias = torch.randn(3, 8, dtype=torch.float64, device=device)
     seed = torch.tensor([5], device=device)
-    for options in (dict(out_bias=bias), dict(dropout_p=0.5, _seed=seed)):
+    for options in (dict(out_bias=bias), dict(dropout_p=0.5, generator=seed)):
         check("dot", graph, inputs, return_attention=True, **options)
 
 
@@ -123,8 +121,8 @@ def test_with_projected_edge_attributes(device, in_):
     graph = make_graph("mixed_degrees", device)
     inputs = inputs_with_sink("dot", graph, 3, 8, torch.float64)
     inputs["edge_attr"] = torch.randn(graph.num_edges, 5, dtype=torch.float64, device=device)
-    inputs["edge_proj"] = torch.randn(24, 5, dtype=torch.float64, device=device)
-    check("dot", graph, inputs, edge_feat_in=in_, return_attention=True)
+    inputs[f"edge_{in_}_weight"] = torch.randn(24, 5, dtype=torch.float64, device=device)
+    check("dot", graph, inputs, return_attention=True)
 
 
 def test_softmax(device):

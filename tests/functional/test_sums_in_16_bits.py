@@ -16,7 +16,7 @@ def tensors_of(case, graph, sizes):
     """The case's tensors of positive numbers; small where they are elements of a product, so that a softmax
     does not choose one edge."""
     tensors = case.tensors(graph, *sizes, batch=False)
-    scale = {name: 1 if name in ("feat", "value", "score") else sizes[0] ** -0.5 for name in tensors}
+    scale = {name: 1 if name in ("value", "value", "score") else sizes[0] ** -0.5 for name in tensors}
     return {
         name: scale[name] * positive(x.shape, seed=k).to(x.device)
         for k, (name, x) in enumerate(tensors.items())

@@ -12,7 +12,7 @@ from dfgnn import functional, reference
 
 OPTIONS = {
     "plain": {},
-    "edges": {"edge_weight": 1, "edge_gate": 1, "edge_feat": True, "edge_bias": True},
+    "edges": {"weight": 1, "gate": 1, "edge": True, "term": True},
 }
 
 
@@ -67,7 +67,7 @@ def test_attention(device, score, transform, options, dropout):
     graph = tiny_graph(device)
     inputs = make_inputs(score, graph, 2, 2, torch.float64, **options)
     batch = [torch.randn(3, *x.shape, dtype=x.dtype, device=device) for x in inputs.values()]
-    more = {"dropout_p": 0.5, "_seed": torch.tensor([5], device=device)} if dropout else {}
+    more = {"dropout_p": 0.5, "generator": torch.tensor([5], device=device)} if dropout else {}
 
     def bound(attention):
         return lambda *x: attention(graph, **dict(zip(inputs, x)), **more)
@@ -148,10 +148,10 @@ def test_dropout_under_vmap(device, randomness):
     """The masks follow vmap's own rule."""
     graph = make_graph("complete", device)
     inputs = make_inputs("gat", graph, 2, 4, torch.float64)
-    batch = inputs["feat"].expand(4, -1, -1, -1)
+    batch = inputs["value"].expand(4, -1, -1, -1)
 
     def call(feat):
-        return functional.gat_attention(graph, **{**inputs, "feat": feat}, dropout_p=0.5)
+        return functional.gat_attention(graph, **{**inputs, "value": feat}, dropout_p=0.5)
 
     out = vmap(call, randomness=randomness)(batch)
     assert all(torch.equal(out[0], x) == (randomness == "same") for x in out[1:])
@@ -165,16 +165,16 @@ def test_nothing_of_a_transform_stays(device):
     import pickle
 
     graph = make_graph("random", device)
-    inputs = make_inputs("gat", graph, 2, 4, edge_bias=True)
+    inputs = make_inputs("gat", graph, 2, 4, term=True)
 
     def fails(feat):
-        functional.gat_attention(graph, **{**inputs, "feat": feat}, return_attention=True)
-        functional.gat_attention(graph, feat.double(), inputs["alpha_src"], inputs["alpha_dst"])
+        functional.gat_attention(graph, **{**inputs, "value": feat}, return_attention=True)
+        functional.gat_attention(graph, feat.double(), inputs["score_src"], inputs["score_dst"])
 
     with pytest.raises(TypeError):
-        vmap(grad(fails))(inputs["feat"].expand(3, -1, -1, -1))
+        vmap(grad(fails))(inputs["value"].expand(3, -1, -1, -1))
     with pytest.raises(TypeError):
-        jvp(fails, (inputs["feat"],), (inputs["feat"],))
+        jvp(fails, (inputs["value"],), (inputs["value"],))
     assert pickle.loads(pickle.dumps(graph)).num_edges == graph.num_edges
     fresh = make_graph("random", device)
     leaves = [x.clone().requires_grad_() for x in inputs.values()]

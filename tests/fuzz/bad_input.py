@@ -1,7 +1,8 @@
 """Calls of functions and graphs that must be refused, each with the error and the words that its message has
 to have; bad_layers.py has those of layers.
 
-tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to docs/internals/errors.md.
+tests/fuzz/test_bad_input.py checks them, and scripts/error_table.py writes them to the page
+docs/internals/errors.md when the site is built.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from dfgnn import Graph, accelerate, convert_state_dict, functional, patch
+from dfgnn.functional import EdgeTerm, Projected
 
 N_SRC, N_DST, HEADS, DIM = 4, 3, 2, 8
 SRC, DST = torch.tensor([0, 1, 2, 3, 1]), torch.tensor([0, 0, 1, 1, 1])
@@ -50,41 +52,37 @@ def rand(*shape, dtype=torch.float32):
 
 _SRC, _DST = (N_SRC, HEADS, DIM), (N_DST, HEADS, DIM)
 _PER_EDGE = {
-    "edge_bias": (EDGES, HEADS),
-    "edge_gate": (EDGES, HEADS),
-    "edge_weight": (EDGES,),
-    "edge_mask": (EDGES,),
-    "edge_feat": (EDGES, HEADS, DIM),
-    "out_bias": (HEADS, DIM),
+    "bias": (EDGES, HEADS),
+    "weight": (EDGES,),
+    "mask": (EDGES,),
     "sink": (HEADS,),
 }
 # Tensors by name with right shapes; the first one says which dtype the others have.
 FUNCTIONS = {
-    "gat_attention": {"feat": _SRC, "alpha_src": _SRC[:2], "alpha_dst": _DST[:2], **_PER_EDGE},
-    "gatv2_attention": {"x_src": _SRC, "x_dst": _DST, "attn": (HEADS, DIM), **_PER_EDGE},
+    "gat_attention": {"value": _SRC, "score_src": _SRC[:2], "score_dst": _DST[:2], **_PER_EDGE},
+    "gatv2_attention": {"query": _DST, "key": _SRC, "att": (HEADS, DIM), **_PER_EDGE},
     "dot_attention": {"query": _DST, "key": _SRC, "value": _SRC, **_PER_EDGE},
-    "agnn_attention": {"x_src": _SRC, "x_dst": _DST, "edge_mask": (EDGES,), "edge_weight": (EDGES,)},
+    "agnn_attention": {"value": _SRC, "query": _DST, **_PER_EDGE},
     "flex_attention": {
-        "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, 3), "edge_mask": (EDGES,),
-        "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
+        "query": _DST, "key": _SRC, "value": _SRC, "edge_attr": (EDGES, 3), "mask": (EDGES,),
+        "weight": (EDGES,), "sink": (HEADS,),
     },
     "edge_product_attention": {
-        "query": _DST, "key": _SRC, "value": _SRC, "edge_feat": (EDGES, HEADS, DIM),
-        "edge_bias": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,), "out_bias": (HEADS, DIM),
+        "query": _DST, "key": _SRC, "value": _SRC, "edge_attr": (EDGES, HEADS, DIM),
+        "bias": (EDGES, HEADS), "mask": (EDGES,), "weight": (EDGES,),
     },
     "score_attention": {
-        "value": _SRC, "score": (EDGES, HEADS), "edge_mask": (EDGES,), "edge_weight": (EDGES,),
-        "out_bias": (HEADS, DIM), "sink": (HEADS,),
+        "value": _SRC, "score": (EDGES, HEADS), "mask": (EDGES,), "weight": (EDGES,), "sink": (HEADS,),
     },
     "edge_softmax": {"score": (EDGES, HEADS), "sink": (HEADS,)},
     "sddmm": {"query": _DST, "key": _SRC},
-    "spmm": {"feat": _SRC, "edge_weight": (EDGES, HEADS)},
+    "spmm": {"value": _SRC, "weight": (EDGES, HEADS)},
 }  # fmt: skip
 _NUMBERS = {
     "gat_attention": ["negative_slope"],
     "gatv2_attention": ["negative_slope"],
-    "dot_attention": ["negative_slope", "scale"],
-    "edge_product_attention": ["scale", "clamp"],
+    "dot_attention": ["scale"],
+    "edge_product_attention": ["clamp"],
 }
 _ATTENTION = [name for name in FUNCTIONS if name.endswith("attention")]
 
@@ -98,10 +96,8 @@ def arguments(function):
     made = {"graph": block()}
     if function == "flex_attention":
         made["score_fn"] = score_fn
-    if function == "score_attention":
-        made["value_at"] = "nodes"
     for name, shape in FUNCTIONS[function].items():
-        made[name] = rand(*shape, dtype=torch.bool if name == "edge_mask" else torch.float32)
+        made[name] = rand(*shape, dtype=torch.bool if name == "mask" else torch.float32)
     return made
 
 
@@ -125,7 +121,7 @@ def _tensor_cases(function):
 
         yield case("a list", TypeError, "list", right.tolist())
         yield case("of integers", TypeError, "torch.int64", right.long())
-        if argument != "edge_mask":
+        if argument != "mask":
             yield case("complex", TypeError, "torch.complex64", right.to(torch.complex64))
         yield case("one row too many", ValueError, "", torch.cat([right, right[:1]]))
         yield case("a number", ValueError, "[]", right.flatten()[0])
@@ -146,7 +142,7 @@ def _tensor_cases(function):
                 function, list(tensors)[1], f"on another device than {first}", ValueError,
                 f"expected device meta like {first}", "got cpu", **{first: on_meta},
             )  # fmt: skip
-        if argument not in (first, "edge_mask"):
+        if argument not in (first, "mask"):
             yield case("of another dtype", TypeError, "torch.float64", right.double())
 
 
@@ -173,21 +169,16 @@ def _function_cases():
                 graph=torch.stack([SRC + 1, DST]),
             )
             yield dataclasses.replace(
-                case, words=(f"{function}: edge_index[0]: expected values in", "got 4", "size=(num_src")
+                case, words=(f"{function}: edge_index[0]: expected values in", "got 4", "num_src=")
             )
-        for wrong, error, words, size in (
-            ("one number too many", TypeError, "got 3 numbers", (4, 3, 1)),
-            ("a string", TypeError, "got str", "4"),
-            ("floats", TypeError, "expected an integer, got float", (4.0, 3)),
-            (
-                "other than the graph's",
-                ValueError,
-                "expected (4, 3), the graph's, or None, got (4, 4)",
-                (4, 4),
-            ),
-        ):
-            case = _function_case(function, "size", wrong, error, size=size)
-            yield dataclasses.replace(case, words=(f"{function}: size", words))
+        yield _function_case(
+            function, "graph", "an edge_index of floats", TypeError, "got Tensor of torch.float32",
+            "edge_index.long()", graph=torch.stack([SRC, DST]).float(),
+        )  # fmt: skip
+        unknown = _function_case(function, "edge_weight", "no argument", TypeError, edge_weight=None)
+        words = ("expected one of", "got edge_weight", "did you mean weight?")
+        if function in (*_ATTENTION, "spmm") and function != "spmm":
+            yield dataclasses.replace(unknown, words=words)
         yield _function_case(
             function, "graph", "features", TypeError, "got Tensor", "comes before the features",
             graph=rand(N_SRC, HEADS, DIM),
@@ -217,19 +208,34 @@ def _function_cases():
                     function, first, wrong, ValueError, f"got {list(size)}", **{first: rand(*size)}
                 )
     for function in (*_ATTENTION, "edge_softmax"):
+        argument = 'kernel_options["schedule"]'
         for wrong, error, words, schedule in (
             ("unknown", ValueError, ("expected", "got 'fastest'"), "fastest"),
             ("no string", TypeError, ("expected", "got int"), 3),
             ("a bound too small", ValueError, ("expected", "got 'natural<=1'"), "natural<=1"),
             ("not on the CPU", ValueError, ("'packed' is not available",), "packed"),
         ):
-            case = _function_case(function, "schedule", wrong, error, *words, schedule=schedule)
+            case = _function_case(
+                function, argument, wrong, error, *words, kernel_options={"schedule": schedule}
+            )
             yield dataclasses.replace(case, words=("schedule", *words))
-    yield _function_case("sddmm", "scale", "a string", TypeError, "a number", "got str", scale="0.5")
-    yield _function_case(
-        "dot_attention", "edge_feat_in", "unknown", ValueError, "'key', 'value' or 'both'", "got 'query'",
-        edge_feat_in="query",
-    )  # fmt: skip
+        yield _function_case(
+            function, "kernel_options", "a string", TypeError, "a dict or None", "got str",
+            kernel_options="natural",
+        )  # fmt: skip
+        yield _function_case(
+            function, "kernel_options", "an unknown key", ValueError, "the keys schedule", "got shedule",
+            kernel_options={"shedule": "natural"},
+        )  # fmt: skip
+    for function in _ATTENTION:
+        yield _function_case(
+            function, "generator", "a number", TypeError, "a torch.Generator or a tensor", "got int",
+            generator=3,
+        )  # fmt: skip
+        yield _function_case(
+            function, "generator", "of no element", ValueError, "expected shape [1]", "got [0]",
+            generator=torch.zeros(0, dtype=torch.int64),
+        )  # fmt: skip
     yield _function_case(
         "edge_product_attention", "clamp", "0", ValueError, "expected a number above 0", "got 0.0", clamp=0.0
     )
@@ -237,84 +243,54 @@ def _function_cases():
         "edge_product_attention", "return_edges", "unknown", ValueError, "'products' or 'scores'",
         "got 'all'", return_edges="all",
     )  # fmt: skip
-    for function, argument, at in (
-        ("dot_attention", "key_at", "'nodes' or 'edges'"),
-        ("score_attention", "value_at", "'auto', 'nodes' or 'edges'"),
-    ):
+    for function, argument in (("dot_attention", "key"), ("score_attention", "value")):
         yield _function_case(
-            function, argument, "unknown", ValueError, f"expected {at}, got 'ends'", **{argument: "ends"}
-        )
-    yield _function_case(
-        "dot_attention", "key", "at edges, which is not said", ValueError, "got [5, 2, 8]", 'key_at="edges"',
-        key=rand(EDGES, HEADS, DIM),
-    )  # fmt: skip
-    yield _function_case(
-        "score_attention", "value_at", "not told by the rows", ValueError, "as there are 5 of both",
-        graph=Graph.from_coo(SRC, DST, num_src=EDGES, num_dst=N_DST), value=rand(EDGES, HEADS, DIM),
-        value_at="auto",
-    )  # fmt: skip
-    yield _function_case(
-        "score_attention", "size", "None with an edge_index and a value per edge", ValueError, "got None",
-        graph=torch.stack([SRC, DST]), value=rand(EDGES, HEADS, DIM), value_at="edges",
-    )  # fmt: skip
-    attr, proj, proj_bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
-    projected = dict(edge_feat=None, edge_attr=attr, edge_proj=proj, edge_proj_bias=proj_bias)
-    for argument, wrong, error, words, changes in (
-        ("edge_attr", "a list", TypeError, "got list", dict(edge_attr=attr.tolist())),
-        ("edge_attr", "of integers", TypeError, "got torch.int64", dict(edge_attr=attr.long())),
-        (
-            "edge_attr",
-            "one row too many",
-            ValueError,
-            "got [6, 3]",
-            dict(edge_attr=torch.cat([attr, attr[:1]])),
-        ),
-        ("edge_attr", "without features", ValueError, "got [5, 0]", dict(edge_attr=attr[:, :0])),
-        ("edge_attr", "of another dtype", TypeError, "got torch.float64", dict(edge_attr=attr.double())),
-        ("edge_proj", "None", ValueError, "got None", dict(edge_proj=None)),
-        ("edge_proj", "transposed", ValueError, "shape [16, 3], got [3, 16]", dict(edge_proj=proj.T)),
-        ("edge_proj", "without edge_attr", ValueError, "None without edge_attr", dict(edge_attr=None)),
-        ("edge_proj_bias", "a matrix", ValueError, "got [16, 1]", dict(edge_proj_bias=proj_bias[:, None])),
-        ("edge_feat", "beside edge_attr", ValueError, "got both", dict(edge_feat=rand(EDGES, HEADS, DIM))),
-        ("bias_after", "with edge_attr", ValueError, "expected False", dict(bias_after=True)),
-        ("value", "of another size with edge_attr", ValueError, "got", dict(value=rand(N_SRC, HEADS, 4))),
-        ("edge_proj_value", "transposed", ValueError, "got [3, 16]", dict(edge_proj_value=proj.T)),
-        (
-            "edge_proj_bias_value",
-            "without edge_proj_value",
-            ValueError,
-            "expected None",
-            dict(edge_proj_bias_value=proj_bias),
-        ),
-        (
-            "edge_proj_bias",
-            "without edge_proj",
-            ValueError,
-            "None",
-            dict(edge_proj=None, edge_proj_value=proj),
-        ),
+            function, argument, "of edges", ValueError, "got [5, 2, 8]", "graph.edges_as_sources()",
+            **{argument: rand(EDGES, HEADS, DIM)},
+        )  # fmt: skip
+    attr, weight, bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
+    feat, number = rand(EDGES, HEADS, DIM), rand(EDGES, HEADS)
+    for place, function in (
+        ("key", "dot_attention"), ("value", "dot_attention"), ("key", "gatv2_attention"),
+        ("value", "gat_attention"),
+    ):  # fmt: skip
+        for argument, wrong, error, words, term in (
+            ("", "a list", TypeError, ("a tensor or Projected", "got list"), feat.tolist()),
+            ("", "of integers", TypeError, ("got torch.int64",), feat.long()),
+            ("", "of one head", ValueError, ("[5, 2, 8] or [5, 8]", "got [5, 1, 8]"), feat[:, :1]),
+            (".attr", "a list", TypeError, ("got list",), Projected(attr.tolist(), weight)),
+            (".attr", "of integers", TypeError, ("got torch.int64",), Projected(attr.long(), weight)),
+            (".attr", "too short", ValueError, ("got [4, 3]",), Projected(attr[1:], weight)),
+            (".attr", "without features", ValueError, ("got [5, 0]",), Projected(attr[:, :0], weight)),
+            (".weight", "None", TypeError, ("got NoneType",), Projected(attr, None)),
+            (".weight", "transposed", ValueError, ("[16, 3], got [3, 16]",), Projected(attr, weight.T)),
+            (".bias", "a matrix", ValueError, ("got [16, 1]",), Projected(attr, weight, bias[:, None])),
+        ):
+            yield _function_case(
+                function, f"edge.{place}{argument}", wrong, error, "expected", *words,
+                edge=EdgeTerm(**{place: term}),
+            )  # fmt: skip
+    for function, argument, wrong, error, words, edge in (
+        ("dot_attention", "edge", "a tensor", TypeError, "EdgeTerm(x, x) adds x to keys and values", feat),
+        ("gat_attention", "edge", "a tensor", TypeError, "EdgeTerm(score=...)", number),
+        ("dot_attention", "edge.score", "not there", ValueError, "bias is added", EdgeTerm(score=number)),
+        ("gatv2_attention", "edge.value", "not there", ValueError, "spmm", EdgeTerm(value=feat)),
+        ("gat_attention", "edge.key", "not there", ValueError, "EdgeTerm(score=...)", EdgeTerm(feat)),
+        ("gat_attention", "edge.score", "of features", ValueError, "[5, 2]", EdgeTerm(score=feat)),
     ):
-        changes = projected | changes
-        yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
-    feat = rand(EDGES, HEADS, DIM)
-    apart = dict(edge_feat=feat, edge_feat_value=feat + 1)
-    for argument, wrong, error, words, changes in (
-        ("edge_feat_value", "of one head", ValueError, "got [5, 1, 8]", dict(edge_feat_value=feat[:, :1])),
-        ("edge_feat_value", "of another dtype", TypeError, "float64", dict(edge_feat_value=feat.double())),
-        ("edge_feat_in", "with edge_feat_value", ValueError, "got 'key'", dict(edge_feat_in="key")),
-        ("bias_after", "with edge_feat_value", ValueError, "expected False", dict(bias_after=True)),
-        ("edge_proj_value", "without edge_attr", ValueError, "None without", dict(edge_proj_value=proj)),
-    ):
-        changes = apart | changes
-        yield _function_case("dot_attention", argument, wrong, error, "expected", words, **changes)
+        yield _function_case(function, argument, wrong, error, "expected", words, edge=edge)
+    yield _function_case(
+        "dot_attention", "scale", "of nodes", ValueError, "[5] or [5, 2]", "got [4, 2]",
+        scale=rand(N_SRC, HEADS),
+    )  # fmt: skip
     yield _function_case(
         "agnn_attention",
-        "x_dst",
+        "query",
         "None for a bipartite graph",
         ValueError,
         "expected a tensor",
         "got None",
-        x_dst=None,
+        query=None,
     )
     yield _function_case(
         "flex_attention", "score_fn", "no function", TypeError, "a function", "got int", score_fn=3
@@ -333,7 +309,9 @@ def _function_cases():
         ("zero", ValueError, "got 0", 0),
         ("a float", TypeError, "got float", 2.5),
     ):
-        yield _function_case("flex_attention", "chunk_edges", wrong, error, got, chunk_edges=chunk)
+        argument = 'kernel_options["chunk_edges"]'
+        options = {"chunk_edges": chunk}
+        yield _function_case("flex_attention", argument, wrong, error, got, kernel_options=options)
     for wrong, error, words, beta in (
         ("a string", TypeError, "got str", "1"),
         ("of another shape", ValueError, "got [5]", rand(5)),
@@ -390,9 +368,16 @@ def _graph_cases():
         ("edge_index", "a list", TypeError, "got list", [[0], [0]], None),
         ("edge_index", "a Graph", TypeError, "got a Graph", block(), None),
         ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3), None),
-        ("edge_index[0]", "beyond size", ValueError, ("got 1", "size says"), torch.tensor([[1], [0]]), 1),
-        ("size", "a string", TypeError, "got str", torch.tensor([[1], [0]]), "2"),
-        ("size", "negative", ValueError, "got -1", torch.tensor([[1], [0]]), (2, -1)),
+        (
+            "edge_index[0]",
+            "too large",
+            ValueError,
+            ("got 1", "1 rows were given"),
+            torch.tensor([[1], [0]]),
+            1,
+        ),
+        ("num_src", "a string", TypeError, "got str", torch.tensor([[1], [0]]), "2"),
+        ("num_src", "negative", ValueError, "got -1", torch.tensor([[1], [0]]), -1),
     ):
         yield case("cached", argument, wrong, error, words, lambda v=value, s=size: cached(v, s))
     for argument, wrong, error, words, sizes in (

@@ -9,6 +9,7 @@ import pickle
 from dataclasses import dataclass, field
 
 import torch
+from attention import EDGES, SCORES, TERMS, function, packed
 from hypothesis import strategies as st
 
 from dfgnn import Graph, functional
@@ -64,6 +65,8 @@ SQUARE = {
     "super_row": _super_row,
     "super_source": lambda n, seed: _super_row(n, seed).flip(0),
 }
+#: The functions whose calls have the options of layers, too.
+LAYERS = tuple(f"{score}_attention" for score in SCORES)
 CONSTRUCTORS = ("coo", "edge_index", "csr", "csr_eids", "by_source")
 # What is done with a graph before it is used; none of it changes the edges or their order.
 PATHS = (
@@ -206,7 +209,7 @@ class Call:
         rand, leaves = generator(self.seed), {}
         for name, (shape, layout) in self.tensors.items():
             x = torch.randn(shape, generator=rand, dtype=torch.float64)
-            if name == "attn":
+            if name == "att":
                 x = x / max(shape[-1], 1) ** 0.5
             if self.function == "agnn_attention" and name != "beta":
                 x = x + torch.where(x < 0, -0.5, 0.5)  # the gradient of x / |x| is huge around 0
@@ -224,16 +227,23 @@ class Call:
     def arguments(self, leaves, masks, device):
         """All arguments after the graph, by name."""
         arguments = {**leaves, **masks, **self.options}
-        if "_seed" in arguments:
-            arguments["_seed"] = torch.tensor([arguments["_seed"]], device=device)
+        if "generator" in arguments:
+            arguments["generator"] = torch.tensor([arguments["generator"]], device=device)
         if self.function == "flex_attention" and "param" in arguments:
             arguments["params"] = (arguments.pop("param"),)
         return arguments
 
+    def of(self, module):
+        """The function, which takes flat names (`attention.packed`), and of a score the options of layers."""
+        score = self.function.removesuffix("_attention")
+        if score in SCORES:
+            return function(score, module)
+        call = getattr(module, self.function)
+        return lambda graph, **given: call(graph, **packed(given))
+
     def __call__(self, module, graph, leaves, masks):
         """Results as a tuple."""
-        function = getattr(module, self.function)
-        result = function(graph, **self.arguments(leaves, masks, graph.device))
+        result = self.of(module)(graph, **self.arguments(leaves, masks, graph.device))
         return result if isinstance(result, tuple) else (result,)
 
 
@@ -265,7 +275,7 @@ def _per_edge(draw, graph_edges, heads):
 @st.composite
 def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes=False):
     """A random call whose tensors fit the graph ``spec``."""
-    function = draw(st.sampled_from(functions))
+    name = draw(st.sampled_from(functions))
     square = spec.num_src == spec.num_dst
     num_edges = spec.ends().shape[1]
     heads = draw(st.sampled_from(HEADS))
@@ -274,101 +284,99 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
     src, dst, edges = (spec.num_src, heads, dim), (spec.num_dst, heads, dim), (num_edges, heads)
     shapes, masks, options, wide = {}, {}, {}, set()
 
-    if function == "edge_softmax":
+    if name == "edge_softmax":
         shapes["score"] = (num_edges, *draw(st.sampled_from([(), (heads,), (heads, 1), (2, heads), (0,)])))
-    elif function == "sddmm":
+    elif name == "sddmm":
         shapes = {"query": dst, "key": src}
-        options["scale"] = draw(st.sampled_from((1.0, -0.5)))
-    elif function == "spmm":
-        shapes = {"edge_weight": _per_edge(draw, num_edges, heads), "feat": src}
+    elif name == "spmm":
+        shapes = {"weight": _per_edge(draw, num_edges, heads), "value": src}
     else:
-        value_dim = (
-            draw(st.sampled_from((dim, 5))) if function in ("dot_attention", "flex_attention") else dim
-        )
-        if function == "gat_attention":
-            shapes = {"feat": src, "alpha_src": src[:2], "alpha_dst": dst[:2]}
-            wide |= {"alpha_src", "alpha_dst"} if draw(st.booleans()) else set()
+        value_dim = draw(st.sampled_from((dim, 5))) if name in ("dot_attention", "flex_attention") else dim
+        if name == "gat_attention":
+            shapes = {"value": src, "score_src": src[:2], "score_dst": dst[:2]}
+            wide |= {"score_src", "score_dst"} if draw(st.booleans()) else set()
             if _maybe(draw):
-                del shapes["alpha_dst"]
-                options["alpha_dst"] = None
-        elif function == "gatv2_attention":
-            shapes = {"x_src": src, "x_dst": dst, "attn": (heads, dim)}
-        elif function == "agnn_attention":
-            shapes = {"x_src": src}
+                del shapes["score_dst"]
+                options["score_dst"] = None
+        elif name == "gatv2_attention":
+            shapes = {"key": src, "query": dst, "att": (heads, dim)}
+        elif name == "agnn_attention":
+            shapes = {"value": src}
             if not square or draw(st.booleans()):
-                shapes["x_dst"] = dst
+                shapes["query"] = dst
             if draw(st.booleans()):
                 shapes["beta"] = (1,)
         else:
             shapes = {"query": dst, "key": src, "value": (*src[:2], value_dim)}
-        if function == "flex_attention":
+        if name == "flex_attention":
             options["score_fn"] = draw(st.sampled_from((scaled_dot, additive)))
             if options["score_fn"] is additive and _maybe(draw, 0.5):
-                shapes["edge_feat"] = (num_edges, 3)
+                shapes["edge_attr"] = (num_edges, 3)
             if _maybe(draw):
                 shapes["param"] = (heads,)
-            options["chunk_edges"] = draw(st.sampled_from((None, 1, 7)))
-            if num_edges > 200:
-                options["chunk_edges"] = None
-        elif function != "agnn_attention":
+            if num_edges <= 200:
+                chunk = draw(st.sampled_from((None, 1, 7)))
+                options["kernel_options"] = None if chunk is None else {"chunk_edges": chunk}
+        elif name != "agnn_attention":
+            score = name.removesuffix("_attention")
             if _maybe(draw):
-                shapes["edge_bias"] = edges
-                if function != "gatv2_attention":
-                    options["bias_after"] = draw(st.booleans())
+                for term in draw(st.sampled_from(((TERMS[score],), ("bias",), (TERMS[score], "bias")))):
+                    shapes[term] = edges
             if _maybe(draw):
-                shapes["edge_gate"] = _per_edge(draw, num_edges, heads)
-            if _maybe(draw):
-                where = draw(st.sampled_from(("key", "value", "both"))) if function == "dot_attention" else ""
-                if where:
-                    options["edge_feat_in"] = where
-                if where == "both":
+                shapes["gate"] = _per_edge(draw, num_edges, heads)
+            options["negative_slope"] = draw(st.sampled_from((0.2, 0.0, 1.0, 0.7)))
+            if _maybe(draw) and score != "dot":
+                shared = draw(st.booleans())  # one edge term for all heads
+                shapes[EDGES[score]] = (num_edges, dim) if shared else (*edges, dim)
+            elif _maybe(draw):
+                places = draw(st.sampled_from((("key",), ("value",), ("both",), ("key", "value"))))
+                if "both" in places:
                     value_dim = dim
                     shapes["value"] = src
-                size = value_dim if where == "value" else dim
-                apart = where == "both" and draw(st.booleans())  # the value has an edge term of its own
-                shared = where and draw(st.booleans())  # one edge term for all heads
-                if where and draw(st.booleans()):
-                    width = draw(st.sampled_from((1, 3, 11)))
-                    shapes["edge_attr"], shapes["edge_proj"] = (num_edges, width), (heads * size, width)
-                    if draw(st.booleans()):
-                        shapes["edge_proj_bias"] = (heads * size,)
-                    if apart:
-                        shapes["edge_proj_value"] = (heads * value_dim, width)
-                    options.pop("bias_after", None)
-                else:
-                    shapes["edge_feat"] = (num_edges, size) if shared else (*edges, size)
-                    if apart:
-                        shapes["edge_feat_value"] = (*edges, value_dim)
-                    if apart or shared:
-                        options.pop("bias_after", None)
-            options["negative_slope"] = draw(st.sampled_from((0.2, 0.0, 1.0, 0.7)))
-            if function == "dot_attention" and _maybe(draw):
+                projected, shared = draw(st.booleans()), draw(st.booleans())
+                width = draw(st.sampled_from((1, 3, 11)))
+                for place in places:
+                    size = value_dim if place == "value" else dim
+                    if projected:
+                        shapes |= {
+                            "edge_attr": (num_edges, width),
+                            f"edge_{place}_weight": (heads * size, width),
+                        }
+                        if draw(st.booleans()):
+                            shapes[f"edge_{place}_bias"] = (heads * size,)
+                    else:
+                        shapes[f"edge_{place}"] = (num_edges, size) if shared else (*edges, size)
+                if options["negative_slope"] != 1 and places != ("value",):
+                    shapes.pop("bias", None)  # it is added behind the LeakyReLU, the key's term before it
+            if name == "dot_attention" and _maybe(draw):
                 options["scale"] = 0.3
-        if function != "agnn_attention" and _maybe(draw):
+        if name in LAYERS and _maybe(draw):
             shapes["out_bias"] = (heads, value_dim)
         if _maybe(draw):
-            shapes["edge_weight"] = _per_edge(draw, num_edges, heads)
+            shapes["weight"] = _per_edge(draw, num_edges, heads)
         if _maybe(draw):
-            masks["edge_mask"] = _per_edge(draw, num_edges, heads)
+            masks["mask"] = _per_edge(draw, num_edges, heads)
         if dropout and _maybe(draw):
             options["dropout_p"] = draw(st.sampled_from((0.1, 0.5, 0.9, 1.0)))
-            options["_seed"] = draw(st.integers(0, 2**62))
+            options["generator"] = draw(st.integers(0, 2**62))
         if _maybe(draw):
             options["return_attention"] = True
-        wide |= {n for n in ("edge_bias", "edge_gate", "edge_weight") if n in shapes and draw(st.booleans())}
-    if function not in ("sddmm", "spmm") and _maybe(draw):
-        options["schedule"] = draw(st.sampled_from(("natural", "natural<=64")))
+        wide |= {n for n in ("bias", "edge_score", "gate", "weight") if n in shapes and draw(st.booleans())}
+    if name not in ("sddmm", "spmm") and _maybe(draw):
+        of_kernels = options.get("kernel_options") or {}
+        schedule = draw(st.sampled_from(("natural", "natural<=64")))
+        options["kernel_options"] = {**of_kernels, "schedule": schedule}
 
     special = ()
     if extremes:
-        target = "score" if function == "edge_softmax" else "edge_bias"
+        target = "score" if name == "edge_softmax" else TERMS[name.removesuffix("_attention")]
         shapes.setdefault(target, edges)
         options.pop("negative_slope", None)
         special = ((target, draw(st.sampled_from(EXTREMES))),)
     layouts = {name: draw(st.sampled_from(LAYOUTS)) if _maybe(draw, 0.5) else "contiguous" for name in shapes}
     tensors = {name: (shape, layouts[name]) for name, shape in shapes.items()}
     seed = draw(st.integers(0, 99))
-    return Call(function, dtype, tensors, frozenset(wide), masks, options, seed, special)
+    return Call(name, dtype, tensors, frozenset(wide), masks, options, seed, special)
 
 
 @st.composite

@@ -13,7 +13,7 @@ TRANSFORMS = (
     *("no_grad", "inference_mode"),
     *("eager", "autocast", "checkpoint", "in place", "reordered", "sum of results", "backward twice"),
 )
-_NODES = ("feat", "alpha_src", "alpha_dst", "x_src", "x_dst", "query", "key", "value")
+_NODES = ("value", "score_src", "score_dst", "key", "query")
 
 
 def _reordered(call, graph, leaves, masks):
@@ -78,15 +78,15 @@ def _cancelling(call, graph, inputs):
     """
     leaves, masks = inputs
     if call.function in ("sddmm", "spmm"):
-        shape = leaves["feat" if call.function == "spmm" else "query"].shape
+        shape = leaves["value" if call.function == "spmm" else "query"].shape
         return math.sqrt(graph.num_edges * shape[1] * shape[2])
     exact = {n: x.detach().double() for n, x in leaves.items()}
     if call.function == "edge_softmax":
         return call(reference, graph, exact, masks)[0].norm().item()
     arguments = call.arguments(exact, masks, graph.device)
     arguments["return_attention"] = True
-    _, weights = getattr(reference, call.function)(graph, **arguments)
-    value = exact[{"flex_attention": "value", "agnn_attention": "x_src"}.get(call.function) or _value(call)]
+    _, weights = call.of(reference)(graph, **arguments)
+    value = exact["value" if call.function in ("flex_attention", "agnn_attention") else _value(call)]
     if call.dtype == torch.float64:
         # The oracle adds a row's edges one after the other. Where the edges are equal, so are the rounding
         # errors, which do not average out. In other dtypes plain PyTorch's own error allows for that.
@@ -147,7 +147,7 @@ def _compare(name, x, plain, expected, floor, call, luck):
     x, plain, expected = (t.detach().double() for t in (x, plain, expected))
     argument = name.removeprefix("grad_")
     products = call.function in ("sddmm", "spmm")
-    # edge_feat of the value alone, and its gradient, do not pass through the softmax; a floor harms nothing.
+    # edge_value, and its gradient, do not pass through the softmax; a floor harms nothing.
     softmax = argument in SCORE_INPUTS or argument in ("score", "beta", "param")
     positive = name == "attention" or (name == "out" and call.function == "edge_softmax")
     if argument == "out_bias":
@@ -155,9 +155,9 @@ def _compare(name, x, plain, expected, floor, call, luck):
     floor = 0.0 if positive else floor * (3 if softmax and not products else 1)
     error, allowed = (relative_error(y, expected, floor) for y in (x, plain))
     # A dot product of many columns, added up in another order, may be exact in plain PyTorch by luck; the
-    # gradient of edge_weight has the attention for a factor, whose relative error is that of an exponent.
-    reordered = products or "edge_proj" in call.tensors
-    bands = 4 if softmax or positive or argument == "edge_weight" else 2 if reordered else 1
+    # gradient of weight has the attention for a factor, whose relative error is that of an exponent.
+    reordered = products or "edge_attr" in call.tensors
+    bands = 4 if softmax or positive or argument == "weight" else 2 if reordered else 1
     # The same holds for a sum over a long row, whose rounding error grows with the root of its length.
     longest, rounded = luck
     bands *= max(1, math.sqrt(longest) / 16)

@@ -22,7 +22,7 @@ def test_agrees_with_the_reference(device, function):
 def test_equal_edges(device, seed):
     """4,500 equal edges from one node to itself: by theory their scores have the gradient 0. A rounding error
     is left even in the float64 oracle, and the criterion must allow for it."""
-    shapes = {"x_src": (1, 1, 300), "x_dst": (1, 1, 300), "attn": (1, 300)}
+    shapes = {"key": (1, 1, 300), "query": (1, 1, 300), "att": (1, 300)}
     tensors = {name: (shape, "contiguous") for name, shape in shapes.items()}
     call = Call("gatv2_attention", torch.float64, tensors, seed=seed)
     check(GraphSpec("super_row", 1, 1), call, device=device)

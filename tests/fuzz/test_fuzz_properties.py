@@ -14,12 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from dfgnn import Graph, functional
 
 FAMILIES = ("gat_attention", "gatv2_attention", "dot_attention")
-SOURCES = ("feat", "alpha_src", "x_src", "key", "value")
-DESTINATIONS = ("alpha_dst", "x_dst", "query")
-PER_EDGE = (
-    *("edge_bias", "edge_gate", "edge_weight", "edge_mask", "edge_feat", "score"),
-    *("edge_attr", "edge_feat_value"),
-)
+SOURCES = ("value", "score_src", "key")
+DESTINATIONS = ("score_dst", "query")
+_OF_HEADS = ("edge_key", "edge_value", "edge_both")
+PER_EDGE = ("bias", "edge_score", "gate", "weight", "mask", "score", "edge_attr", *_OF_HEADS)
 EXACT = (torch.float32, torch.float64)
 
 
@@ -70,11 +68,11 @@ def test_heads_by_themselves(device, case, data):
     expected = call(functional, graph, leaves, masks)
 
     def part(name, x, h):
-        if name in ("attn", "out_bias"):
+        if name in ("att", "out_bias"):
             return x[h : h + 1]
-        if name in ("edge_proj", "edge_proj_bias", "edge_proj_value"):
+        if name.startswith("edge_") and name.endswith(("_weight", "_bias")):
             return x.unflatten(0, (heads, -1))[h]
-        if name == "edge_attr" or name == "edge_feat" and x.dim() == 2:
+        if name == "edge_attr" or name in _OF_HEADS and x.dim() == 2:
             return x
         return x[:, h : h + 1] if x.dim() > 1 else x
 
@@ -146,9 +144,9 @@ def test_batches(device, case, data):
 @example(functions=("gat_attention", "dot_attention"), examples=0.6, dropout=False)
 def test_linear_in_the_values(device, case, data):
     spec, call = case
-    name = "feat" if "feat" in call.tensors else "value"
+    name = "value"
     # These are added to the values or the result, which are then not linear in the values.
-    assume(not {"out_bias", "edge_feat", "edge_attr"} & set(call.tensors))
+    assume(not {"out_bias", "edge_value", "edge_both", "edge_attr"} & set(call.tensors))
     graph, (leaves, masks) = spec.build(device), call.inputs(device)
     factor = data.draw(st.sampled_from((-4.0, 0.0, 0.5, 1024.0)))
     expected = call(functional, graph, leaves, masks)
@@ -190,7 +188,7 @@ def test_checkpoint_draws_the_same_dropout(device, use_reentrant):
     @example(examples=0.25)
     def drawn(device, case, data):
         spec, call = case
-        options = {n: x for n, x in call.options.items() if n != "_seed"}
+        options = {n: x for n, x in call.options.items() if n != "generator"}
         call = dataclasses.replace(call, options={**options, "dropout_p": 0.5})
         graph = spec.build(device)
         runs = []
@@ -242,7 +240,7 @@ def test_not_finite_stays_with_the_neighbours(device, function, value):
         node = data.draw(st.integers(0, spec.num_src - 1))
         names = data.draw(st.sets(st.sampled_from([n for n in call.tensors if n in SOURCES]), min_size=1))
         graph = spec.build(device)
-        shared = function == "agnn_attention" and "x_dst" not in call.tensors
+        shared = function == "agnn_attention" and "query" not in call.tensors
         hit_src, hit_dst, hit_edges = reached(graph, node, shared)
         runs = []
         for dirty in (False, True):

@@ -9,6 +9,7 @@ import torch
 
 from dfgnn import Graph, functional, nn, reference
 from dfgnn.engine.edge_rows import sum_of_edges
+from dfgnn.functional import EdgeTerm, Projected
 
 NODES, EDGES = 50, 700
 # (nodes, edges) in use in successive batches: none, few, all; more edges than a work item takes.
@@ -36,19 +37,20 @@ def results(graph, num_nodes, num_edges, in_use):
     bias, feat = padded(bias, graph.num_edges, nan), padded(feat, graph.num_edges, nan)
     attr = padded(torch.randn(num_edges, 3).to(device), graph.num_edges, nan)
     proj = torch.randn(16, 3).to(device).requires_grad_()
-    attn = torch.randn(2, 8).to(device).requires_grad_()
+    att = torch.randn(2, 8).to(device).requires_grad_()
+    term = Projected(attr, proj)
     seed = torch.tensor([7], device=device)
     outs = [
-        functional.gat_attention(graph, x, x.sum(-1), q.sum(-1), dropout_p=0.3, _seed=seed),
-        *functional.gat_attention(graph, x, x.sum(-1), None, edge_bias=bias, return_attention=True),
-        functional.gatv2_attention(graph, x, q, attn, edge_feat=feat),
-        functional.gatv2_attention(graph, x, q, attn),
-        functional.dot_attention(graph, q, x, x, edge_weight=bias),
+        functional.gat_attention(graph, x, x.sum(-1), q.sum(-1), dropout_p=0.3, generator=seed),
+        *functional.gat_attention(graph, x, x.sum(-1), None, bias=bias, return_attention=True),
+        functional.gatv2_attention(graph, q, x, att, edge=EdgeTerm(feat)),
+        functional.gatv2_attention(graph, q, x, att),
+        functional.dot_attention(graph, q, x, x, weight=bias),
         functional.dot_attention(graph, q, x, x),
         functional.spmm(graph, bias, x),
         functional.sddmm(graph, q, x),
-        functional.dot_attention(graph, q, x, x, edge_attr=attr, edge_proj=proj),
-        functional.dot_attention(graph, q, x, x, edge_feat=feat, edge_feat_value=feat.detach().sin()),
+        functional.dot_attention(graph, q, x, x, edge=EdgeTerm(term, term)),
+        functional.dot_attention(graph, q, x, x, edge=EdgeTerm(feat, feat.detach().sin())),
     ]
     loss = sum(out[: num_edges if k in (2, 8) else num_nodes].square().sum() for k, out in enumerate(outs))
     loss.backward()
@@ -57,7 +59,7 @@ def results(graph, num_nodes, num_edges, in_use):
     if not in_use:
         for values, used in [(v, num_edges) for v in on_edges] + [(v, num_nodes) for v in on_nodes]:
             assert not values[used:].any()
-    return [v[:num_edges] for v in on_edges] + [v[:num_nodes] for v in on_nodes] + [attn.grad, proj.grad]
+    return [v[:num_edges] for v in on_edges] + [v[:num_nodes] for v in on_nodes] + [att.grad, proj.grad]
 
 
 @pytest.mark.parametrize("where", ["device", "cpu"])
@@ -307,12 +309,12 @@ def test_in_a_cuda_graph():
     sizes = torch.zeros(2, dtype=torch.long, device="cuda")
     graph = Graph.with_capacity(NODES, EDGES, device="cuda")
     x = torch.randn(NODES, 2, 8, device="cuda", requires_grad=True)
-    attn = torch.randn(2, 8, device="cuda")
+    att = torch.randn(2, 8, device="cuda")
 
     def step():
         graph.copy_(edges, sizes[0], sizes[1])
         x.grad = None
-        out = functional.gatv2_attention(graph, x, x, attn)
+        out = functional.gatv2_attention(graph, x, x, att)
         (out + functional.dot_attention(graph, x, x, x)).square().sum().backward()
         return out
 
@@ -330,7 +332,7 @@ def test_in_a_cuda_graph():
         captured.replay()
         y = x.detach()[:num_nodes].clone().requires_grad_()
         exact = Graph.from_edge_index(edge_index, num_nodes).one_shot()
-        want = functional.gatv2_attention(exact, y, y, attn)
+        want = functional.gatv2_attention(exact, y, y, att)
         (want + functional.dot_attention(exact, y, y, y)).square().sum().backward()
         torch.testing.assert_close(out[:num_nodes], want, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(x.grad[:num_nodes], y.grad, rtol=1e-4, atol=1e-4)

@@ -288,7 +288,7 @@ def test_attention_on_what_was_made(name):
     bias = torch.randn(len(src), 2, device="cuda", dtype=torch.float64, requires_grad=True)
     results = []
     for graph in (fresh, moved):
-        out = functional.dot_attention(graph, *inputs, edge_bias=bias)
+        out = functional.dot_attention(graph, *inputs, bias=bias)
         results.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, bias])])
     for a, b in zip(*results):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)

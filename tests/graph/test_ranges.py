@@ -10,6 +10,7 @@ from graphs import GRAPHS
 
 from dfgnn import Graph, functional, nn
 from dfgnn.engine import products as _products
+from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.graph import RangedGraph, ranges
 from dfgnn.sparse import csr as _csr
 
@@ -52,7 +53,7 @@ def test_results_are_those_of_the_whole_graph(few, device, order, score):
     assert isinstance(whole, Graph) and isinstance(graph, RangedGraph) and len(graph.ranges) > 7
     assert all(part.graph.num_edges < MOST for part in graph.ranges)
     assert all(isinstance(part.place, slice) == (order == "sorted") for part in graph.ranges)
-    kinds = [{}, {"edge_bias": True, "edge_weight": "H", "edge_gate": 1}, {"edge_feat": True}]
+    kinds = [{}, {"term": True, "weight": "H", "gate": 1}, {"edge": True}]
     for kind in kinds:
         inputs = make_inputs(score, whole, 3, 8, torch.float64, **kind)
         for options in ({}, {"return_attention": True}):
@@ -81,9 +82,9 @@ def test_masks_biases_and_missing_terms(few, device):
     whole, graph = both("mixed", device)
     feat, alpha = torch.randn(40, 2, 4, device=device), torch.randn(40, 2, device=device)
     mask = torch.rand(700, device=device) < 0.5
-    options = dict(edge_mask=mask, out_bias=torch.randn(2, 4, device=device))
-    expected = functional.gat_attention(whole, feat, alpha, None, **options)
-    torch.testing.assert_close(functional.gat_attention(graph, feat, alpha, None, **options), expected)
+    options = dict(mask=mask, out_bias=torch.randn(2, 4, device=device))
+    expected = function("gat")(whole, feat, alpha, None, **options)
+    torch.testing.assert_close(function("gat")(graph, feat, alpha, None, **options), expected)
 
 
 def test_dropout_drops_other_edges_in_each_range(few, device):
@@ -100,7 +101,7 @@ def test_dropout_drops_other_edges_in_each_range(few, device):
         None,
         dropout_p=0.5,
         return_attention=True,
-        _seed=seed,
+        generator=seed,
     )
     kept = weights.view(15, 96) > 0
     assert 0.4 < kept.float().mean() < 0.6 and len(kept.unique(dim=0)) == 15
@@ -211,9 +212,8 @@ def test_errors(few):
     graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
     attr, proj = torch.randn(700, 2), torch.randn(4, 2)
     with pytest.raises(NotImplementedError, match=r"2\*\*31 edges or more"):
-        functional.dot_attention(
-            graph, torch.randn(60, 1, 4), *torch.randn(2, 40, 1, 4), edge_attr=attr, edge_proj=proj
-        )
+        term = EdgeTerm(Projected(attr, proj))
+        functional.dot_attention(graph, torch.randn(60, 1, 4), *torch.randn(2, 40, 1, 4), edge=term)
     with pytest.raises(NotImplementedError, match=r"RangedGraph: csr is not to be had of a graph of 2\*\*31"):
         graph.csr()
 
@@ -239,8 +239,6 @@ def test_a_sink(few, device, score):
 
 
 def test_rows_at_edges_are_refused(few, device):
-    whole, graph = both("mixed", device)
-    inputs = make_inputs("dot", whole, 3, 8)
-    key = torch.randn(whole.num_edges, 3, 8, device=device)
-    with pytest.raises(NotImplementedError, match="key_at: expected 'nodes' for a RangedGraph"):
-        functional.dot_attention(graph, inputs["query"], key, key, key_at="edges")
+    _, graph = both("mixed", device)
+    with pytest.raises(NotImplementedError, match="RangedGraph: edges_as_sources is not to be had"):
+        graph.edges_as_sources()

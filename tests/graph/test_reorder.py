@@ -17,8 +17,8 @@ from dfgnn import Graph, functional, nn
 from dfgnn.graph import METHODS
 
 NODES = {
-    "gat": ("feat", "alpha_src", "alpha_dst"),
-    "gatv2": ("x_src", "x_dst"),
+    "gat": ("value", "score_src", "score_dst"),
+    "gatv2": ("key", "query"),
     "dot": ("query", "key", "value"),
 }
 LIBRARIES = {"rcm": "scipy", "community": "sknetwork"}
@@ -106,11 +106,9 @@ def on_new_labels(r, score):
 def test_attention_and_gradients_in_the_users_order(method, score, name, device):
     graph = make_graph(name, device)
     r = reorder(graph, method)
-    inputs = make_inputs(
-        score, graph, 2, 4, torch.float64, edge_bias=True, edge_weight=1, edge_gate="H", edge_feat=True
-    )
+    inputs = make_inputs(score, graph, 2, 4, torch.float64, term=True, weight=1, gate="H", edge=True)
     # Dropout's mask depends on edge ids, which reordering keeps: both graphs drop the same edges.
-    options = dict(return_attention=True, dropout_p=0.3, _seed=torch.tensor([5], device=device))
+    options = dict(return_attention=True, dropout_p=0.3, generator=torch.tensor([5], device=device))
     expected = run(function(score), graph, inputs, **options)
     actual = run(on_new_labels(r, score), graph, inputs, **options)
     assert actual.keys() == expected.keys()
@@ -124,7 +122,7 @@ def test_attention_and_gradients_in_the_users_order(method, score, name, device)
 def test_float32_is_as_exact_as_before(method, score, device):
     graph = make_graph("mixed_degrees", device)
     r = reorder(graph, method)
-    inputs = make_inputs(score, graph, 3, 16, edge_bias=True)
+    inputs = make_inputs(score, graph, 3, 16, term=True)
     oracle = run(function(score), graph, inputs, dtype=torch.float64, return_attention=True)
     before = run(function(score), graph, inputs, return_attention=True)
     after = run(on_new_labels(r, score), graph, inputs, return_attention=True)
@@ -164,7 +162,7 @@ def test_a_layer_on_a_block(device):
 def test_a_node_tensor_may_be_none(device):
     graph = make_graph("random", device)
     inputs = make_inputs("gat", graph, 2, 4)
-    nodes = inputs["feat"], inputs["alpha_src"], None
+    nodes = inputs["value"], inputs["score_src"], None
     torch.testing.assert_close(
         reorder(graph, "given")(functional.gat_attention, *nodes), functional.gat_attention(graph, *nodes)
     )

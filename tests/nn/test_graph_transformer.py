@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from graphs import make_graph, tiny_graph
 
 from dfgnn import reference
+from dfgnn.functional import EdgeTerm
 from dfgnn.nn import GraphTransformerLayer, ZeroInDegreeError
 
 FEATS, HEADS = 12, 3
@@ -194,7 +195,7 @@ def test_an_edge_bias_masks():
 def test_attention_dropout():
     graph, layer = make_graph("random"), make_layer(norm="layer", attn_drop=0.4)
     seed = torch.tensor([5])
-    layer.conv.attention = lambda *args, **kwargs: reference.dot_attention(*args, **kwargs, _seed=seed)
+    layer.conv.attention = lambda *args, **kwargs: reference.dot_attention(*args, **kwargs, generator=seed)
     feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
     masks = reference.dropout_mask(int(seed), graph.num_edges, HEADS, 0.4)
     torch.testing.assert_close(layer(graph, feat), expected_of(layer, graph, feat, masks=masks))
@@ -324,7 +325,8 @@ def test_edge_features(edge_dim):
     plain = make_layer()
     plain.load_state_dict({k: x for k, x in layer.state_dict().items() if "fc_edge" not in k})
     edge_feat = (attr @ layer.conv.fc_edge.weight.T).view(400, HEADS, -1)
-    plain.conv.attention = lambda *a, **o: reference.dot_attention(*a, **o, edge_feat=edge_feat)
+    term = EdgeTerm(edge_feat, edge_feat)
+    plain.conv.attention = lambda *a, **o: reference.dot_attention(*a, **o, edge=term)
     expected = torch.stack([plain.eval()(graph, x) for x in feat])
     found = layer.eval()(graph, feat, edge_attr=attr)
     torch.testing.assert_close(found, expected)

@@ -8,6 +8,7 @@ from covering import EXHAUSTIVE
 
 from dfgnn import Graph, functional
 from dfgnn import nn as layers
+from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.nn import pyg
 
 SEEDS = 100 if EXHAUSTIVE else 12
@@ -201,24 +202,27 @@ def function_gat(case):
     ends = [case.features(case.num_nodes, case.heads) for _ in range(2)]
     bias = case.features(case.edge_index.shape[1], case.heads) if case.flip() else None
     feat = case.features(case.num_nodes, case.heads, case.size)
-    return _function(case, functional.gat_attention, (feat, *ends), edge_bias=bias)
+    return _function(case, functional.gat_attention, (feat, *ends), bias=bias)
 
 
 def function_gatv2(case):
     ends = [case.features(case.num_nodes, case.heads, case.size) for _ in range(2)]
-    attn = case.features(case.heads, case.size)
+    att = case.features(case.heads, case.size)
     feat = case.features(case.edge_index.shape[1], case.heads, case.size) if case.flip() else None
-    return _function(case, functional.gatv2_attention, (*ends, attn), edge_feat=feat)
+    return _function(
+        case, functional.gatv2_attention, (*ends, att), edge=None if feat is None else EdgeTerm(feat)
+    )
 
 
 def function_dot(case):
     three = [case.features(case.num_nodes, case.heads, case.size) for _ in range(3)]
     kind, options = case.draw.randrange(3), {}
     if kind == 1:
-        options["edge_feat"] = case.features(case.edge_index.shape[1], case.heads, case.size)
+        term = case.features(case.edge_index.shape[1], case.heads, case.size)
+        options["edge"] = EdgeTerm(term, term)
     elif kind == 2:
-        options["edge_attr"] = case.edges()
-        options["edge_proj"] = case.features(case.heads * case.size, case.width)
+        term = Projected(case.edges(), case.features(case.heads * case.size, case.width))
+        options["edge"] = EdgeTerm(term, term)
     return _function(case, functional.dot_attention, three, **options)
 
 

@@ -39,4 +39,4 @@ def test_rows_in_pieces(score, rows, pieces):
         inputs = make_inputs(score, graph, heads, dim, dtype)
         note = f"{heads}x{dim} {dtype} "
         check(score, graph, inputs, note, schedule=f"natural<={BOUND}")
-        check(score, graph, inputs, note + "masked ", schedule=f"natural<={BOUND}", edge_mask=mask)
+        check(score, graph, inputs, note + "masked ", schedule=f"natural<={BOUND}", mask=mask)

@@ -157,7 +157,7 @@ def test_parts_give_the_same_results(score, dtype, schedule):
     graph = skewed("cuda")
     shapes = ((4, 16), (8, 8), (3, 4), (1, 32))
     for heads, dim in shapes if dtype != torch.float64 else ((2, 8), (1, 6)):
-        for options in ({}, {"edge_bias": True, "edge_weight": "H", "edge_gate": 1}):
+        for options in ({}, {"term": True, "weight": "H", "gate": 1}):
             inputs = make_inputs(score, graph, heads, dim, dtype, **options)
             check(score, graph, inputs, f"{heads}x{dim} ", schedule=schedule)
             check(score, graph, inputs, f"{heads}x{dim} ", schedule=schedule, return_attention=True)
@@ -176,4 +176,4 @@ def test_rows_of_masked_parts(score):
     kept = (third == row % 4) | (row % 5 == 0)
     mask = torch.empty_like(kept)
     mask[slice(None) if eids is None else eids.long()] = kept
-    check(score, graph, inputs, edge_mask=mask, schedule="natural<=4096 sources/3")
+    check(score, graph, inputs, mask=mask, schedule="natural<=4096 sources/3")

@@ -73,7 +73,7 @@ def split(which: DegreeStats, layer, dtype, heads=4, dim=32, reverse=False, rise
         ("gat", FLOAT, True, 3, 2),
         ("dot", FLOAT, False, 6, 1),
         ("gatv2", FLOAT, False, 3, 2),
-        ("gatv2", FLOAT, True, 6, 1),  # gathers two rows per edge: x_dst and the output's gradient
+        ("gatv2", FLOAT, True, 6, 1),  # gathers two rows per edge: query and the output's gradient
         ("gat", BF16, False, 1, 0),  # all sources fit the cache
         ("gatv2", BF16, True, 1, 0),  # bound by instructions, not by memory
         (None, FLOAT, False, 3, 2),
@@ -147,7 +147,7 @@ def test_two_graphs_of_the_same_edges_give_the_same_bits(schedule_name):
             graph, name = graph.one_shot(), "auto"
         source, target = torch.randn(4000, 2, 32), torch.randn(3000, 2, 32)
         inputs = [x.to("cuda", BF16).requires_grad_() for x in (source, target, torch.randn(2, 32))]
-        out = functional.gatv2_attention(graph, *inputs, schedule=name)
+        out = functional.gatv2_attention(graph, *inputs, kernel_options={"schedule": name})
         return [out, *torch.autograd.grad(out.float().square().sum(), inputs)]
 
     first = step()

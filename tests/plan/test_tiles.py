@@ -180,11 +180,11 @@ def test_accuracy(score, name, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_accuracy_of_options(dtype):
-    """Options of layers without edge tensors: no alpha_dst, out_bias, values of another size than keys."""
+    """Options of layers without edge tensors: no score_dst, out_bias, values of another size than keys."""
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs("gat", graph, 3, 32, dtype)
     bias = torch.randn(3, 32).to("cuda", dtype)
-    check("gat", graph, {**inputs, "alpha_dst": None}, "no alpha_dst ", schedule="tiles")
+    check("gat", graph, {**inputs, "score_dst": None}, "no score_dst ", schedule="tiles")
     check("gat", graph, {**inputs, "out_bias": bias}, "out_bias ", schedule="tiles", negative_slope=0.0)
     inputs = make_inputs("dot", graph, 3, 30, dtype, value_dim=17)
     bias = torch.randn(3, 17).to("cuda", dtype)
@@ -215,7 +215,7 @@ def test_a_leaky_relu_around_the_dot_product_takes_no_tiles(call, out_bias):
     bias = {"out_bias": torch.randn(4, 32).to("cuda", torch.float16)} if out_bias else {}
     check("dot", graph, {**inputs, **bias}, attention=call, negative_slope=0.2)
     with pytest.raises(ValueError, match="'tiles' is not available.*negative_slope"):
-        functional.dot_attention(graph, **inputs, negative_slope=0.2, schedule="tiles")
+        function("dot")(graph, **inputs, negative_slope=0.2, schedule="tiles")
 
 
 @pytest.mark.gpu
@@ -243,7 +243,7 @@ def test_large_scores(score):
     """Scores far from 0, and scores of which one gets all the weight."""
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs(score, graph, 2, 32, torch.bfloat16)
-    large = {name: x * 30 if name in ("alpha_src", "query") else x for name, x in inputs.items()}
+    large = {name: x * 30 if name in ("score_src", "query") else x for name, x in inputs.items()}
     check(score, graph, large, schedule="tiles", extra=0.02)
 
 
@@ -277,7 +277,7 @@ def test_only_neighbours_see_what_is_not_finite(score, dim, dtype, bad):
     for reverse in (False, True):
         assert graph.plan(2, dim, dtype, layer=score, reverse=reverse).schedule == "tiles"
     inputs = make_inputs(score, graph, 2, dim, dtype)
-    names = {"gat": ("feat", "alpha_src", "alpha_dst"), "dot": ("query", "key", "value")}[score]
+    names = {"gat": ("value", "score_src", "score_dst"), "dot": ("query", "key", "value")}[score]
     tolerance = dict(rtol=0.05, atol=0.05) if dtype == torch.bfloat16 else dict(rtol=0.01, atol=0.01)
     for name in names:
         spoilt = inputs[name].clone()
@@ -324,7 +324,7 @@ def test_refusals():
         ("heads of 8, 16, 32, 64, 128", graph, make_inputs("gat", graph, 2, 40, torch.bfloat16), {}),
         ("edge tensors", graph, inputs, {"return_attention": True}),
         ("edge tensors", graph, inputs, {"dropout_p": 0.5}),
-        ("edge tensors", graph, inputs, {"edge_weight": torch.ones(graph.num_edges).cuda().bfloat16()}),
+        ("edge tensors", graph, inputs, {"weight": torch.ones(graph.num_edges).cuda().bfloat16()}),
     ]
     for reason, on, tensors, options in cases:
         with pytest.raises(ValueError, match=f"schedule: 'tiles' is not available.*{reason}"):

@@ -183,9 +183,9 @@ def test_random_schedules_give_the_same_results(device, score, turn):
         chosen = f"{rng.choice(names)}<={rng.choice((32, 33, 64, 100, 257, 1024))}"
         chosen += rng.choice(("", "", f" heads<={rng.choice((1, 2, 3))}"))
         chosen += rng.choice(("", f" sources/{rng.choice((2, 5))}")) if rises(graph) else ""
-        inputs = make_inputs(score, graph, heads, dim, torch.float64, edge_bias=rng.random() < 0.3)
+        inputs = make_inputs(score, graph, heads, dim, torch.float64, term=rng.random() < 0.3)
         seed = torch.tensor([turn], device=device)
-        options = {"dropout_p": 0.3, "_seed": seed} if rng.random() < 0.3 else {}
+        options = {"dropout_p": 0.3, "generator": seed} if rng.random() < 0.3 else {}
         expected = run(function(score, reference), graph, inputs, **options)
         results = run(function(score), graph, inputs, schedule=chosen, **options)
         for key, x in expected.items():
@@ -199,7 +199,7 @@ def test_random_schedules_give_the_same_results(device, score, turn):
 @pytest.mark.parametrize("name", GRAPHS)
 def test_one_shot_graphs_give_the_same_results(device, name, score):
     graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, torch.float64, edge_bias=True)
+    inputs = make_inputs(score, graph, 3, 8, torch.float64, term=True)
     expected = run(function(score, reference), graph, inputs)
     for key, x in run(function(score), graph.one_shot(), inputs).items():
         assert relative_error(x, expected[key], 1.0) < 1e-10, key

@@ -69,7 +69,8 @@ class Scores(Lazy):
         return other
 
     def compute(self) -> Tensor:
-        out = functional.sddmm(self.graph, self.query, self.key, scale=self.scale)
+        out = functional.sddmm(self.graph, self.query, self.key)
+        out = out if self.scale == 1 else out * self.scale
         if self.gate is not None:
             out = out * (self.gate if self.gate.dim() == 2 else self.gate.unsqueeze(1))
         return out.squeeze(1) if self.single else out
@@ -104,13 +105,10 @@ class Weights(Lazy):
             return None
         self.check()
         if isinstance(scores, Tensor):
-            ends = value.new_zeros(self.graph.num_src, heads)
-            bias = scores.unsqueeze(1) if scores.dim() == 1 else scores
-            return functional.gat_attention(self.graph, value, ends, None, negative_slope=1.0, edge_bias=bias)
+            return functional.score_attention(self.graph, scores, value)
         scores.check()
-        return functional.dot_attention(
-            self.graph, scores.query, scores.key, value, scale=scores.scale, edge_gate=scores.gate
-        )
+        scale: float | Tensor = scores.scale if scores.gate is None else scores.gate * scores.scale
+        return functional.dot_attention(self.graph, scores.query, scores.key, value, scale=scale)
 
 
 def can_wait(*tensors: Tensor | None) -> bool:

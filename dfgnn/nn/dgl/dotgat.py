@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ... import functional
+from ...functional.dot import dot
 from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import AttentionLayer
@@ -38,7 +38,7 @@ class DotGatConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(dot)
 
     # True only with two projections: given a pair of features, DGL's layer with one projection raises an
     # error.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...engine.edge_terms import sum_of_features
 from ...graph import Graph
+from ...runtime.options import EdgeTerm
 from .._fused_or_upstream import upstream_runs
 from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero
@@ -118,13 +119,15 @@ class EdgeGATConv(AdditiveConv):
         width = self.num_heads * self.out_feats
         if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
             (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)
-            out, attention = self._attend_additive(fused, ends, get_attention=True, edge_bias=term.flatten(1))
+            out, attention = self._attend_additive(
+                fused, ends, get_attention=True, edge=EdgeTerm(score=term.flatten(1))
+            )
             out = out + self._edge_message(fused, attention.squeeze(-1), edge_feat)
         else:
             message = self._heads(self.fc_edge(edge_feat))
             term = (message * self.attn_edge).sum(-1)
             out, attention = self._attend_additive(
-                fused, ends, get_attention, edge_bias=term.flatten(1), edge_feat=message.flatten(1, -2)
+                fused, ends, get_attention, edge=EdgeTerm(score=term.flatten(1), value=message.flatten(1, -2))
             )
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out

@@ -133,11 +133,11 @@ class EGATConv(GraphLayer):
         result = self.attention(
             fused,
             feat,
-            feat.new_zeros(feat.shape[:2]),
+            None,
             None,
             negative_slope=1.0,
-            edge_bias=score,
-            edge_weight=edge_weight,
+            bias=score,
+            weight=edge_weight,
             return_attention=get_attention,
         )
         heads = (*prefix, self.num_heads)

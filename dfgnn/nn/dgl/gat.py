@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import functional
+from ...functional.additive import gat
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._fused_or_upstream import upstream_runs
@@ -22,7 +22,7 @@ from ..whole.spec import LayerSpec
 class AdditiveConv(LeakyLayer):
     """Projections and both ends' score terms of additive attention, and a bias, which a subclass sets."""
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(gat)
     bias: Tensor | None
 
     def __init__(
@@ -54,7 +54,7 @@ class AdditiveConv(LeakyLayer):
 
         ends: as from `_project`. options: further arguments of the attention function.
         """
-        feat_src, alpha_src, alpha_dst = ends
+        feat_src, score_src, score_dst = ends
         prefix = feat_src.shape[1:-2]
         bias = None if self.bias is None else self._heads(self.bias)
         fused_bias = None
@@ -63,8 +63,8 @@ class AdditiveConv(LeakyLayer):
         result = self.attention(
             graph,
             feat_src.flatten(1, -2),
-            alpha_src.flatten(1),
-            alpha_dst.flatten(1),
+            score_src.flatten(1),
+            score_dst.flatten(1),
             negative_slope=self.negative_slope,
             out_bias=fused_bias,
             dropout_p=dropout_p(self.attn_drop),
@@ -94,11 +94,11 @@ class AdditiveConv(LeakyLayer):
         width = self.num_heads * self.out_feats
         if folds(fc_src, h_src, width) and folds(fc_dst, h_dst, width):
             if shared:
-                alpha_src, alpha_dst = folded_terms(fc_src, h_src, self.attn_l, self.attn_r)
-                return feat_src, alpha_src, alpha_dst[: len(h_dst)]
-            (alpha_src,) = folded_terms(fc_src, h_src, self.attn_l)
-            (alpha_dst,) = folded_terms(fc_dst, h_dst, self.attn_r)
-            return feat_src, alpha_src, alpha_dst
+                score_src, score_dst = folded_terms(fc_src, h_src, self.attn_l, self.attn_r)
+                return feat_src, score_src, score_dst[: len(h_dst)]
+            (score_src,) = folded_terms(fc_src, h_src, self.attn_l)
+            (score_dst,) = folded_terms(fc_dst, h_dst, self.attn_r)
+            return feat_src, score_src, score_dst
         feat_dst = feat_src[: len(h_dst)] if shared else self._heads(fc_dst(h_dst))
         return feat_src, (feat_src * self.attn_l).sum(-1), (feat_dst * self.attn_r).sum(-1)
 
@@ -214,12 +214,12 @@ class GATConv(AdditiveConv):
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
         fc_src, fc_dst = self._projections()
-        whole, options = None, {} if edge_weight is None else {"edge_weight": edge_weight}
+        whole, options = None, {} if edge_weight is None else {"weight": edge_weight}
         if edge_weight is None and fc_src is fc_dst and (shared or is_first_rows(h_dst, h_src)):
             whole, seed = fused_layer(self, self._spec(), fused, h_src, None, get_attention)
             if whole is not None and not get_attention:
                 return self._finish(self._heads(whole), h_dst)
-            options = {} if seed is None else {"_seed": seed}
+            options = {} if seed is None else {"generator": seed}
         shapes = (fused.num_edges,), (fused.num_edges, h_src.shape[1:-1].numel() * self.num_heads)
         check_per_edge(self, "edge_weight", edge_weight, shapes)
         ends = self._project(h_src, h_dst, shared)

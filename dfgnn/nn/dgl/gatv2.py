@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ... import functional
+from ...functional.additive import gatv2
 from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
@@ -46,7 +46,7 @@ class GATv2Conv(LeakyLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(functional.gatv2_attention)
+    attention: Any = staticmethod(gatv2)
 
     FUSED_OPTIONS = (
         "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "

@@ -118,7 +118,7 @@ class FusedConv:
     def _options(self, seed: Tensor | None = None, **options: Any) -> dict[str, Any]:
         """The attention's arguments, with its dropout. seed: that of dropout, if it was drawn before."""
         options["dropout_p"] = self.dropout if self.training else 0.0
-        return options if seed is None else {**options, "_seed": seed}
+        return options if seed is None else {**options, "generator": seed}
 
     def _attend(
         self, graph: Any, inputs: tuple, options: dict[str, Any], dtype: torch.dtype, residual, wanted: bool

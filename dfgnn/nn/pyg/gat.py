@@ -8,9 +8,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor, nn
 
-from ... import functional
+from ...functional.additive import gat
 from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
+from ...runtime.options import EdgeTerm
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..fused import is_first_rows, refuse_parameters
@@ -46,7 +47,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         "bias residual"
     )
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(gat)
 
     def forward(
         self,
@@ -93,15 +94,15 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
             out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)
             if out is not None and not wanted:
                 return out
-        feat, alpha_src, alpha_dst = self._project(x_src, x_dst)
-        edge_bias = None if edge_attr is None else self._edge_term(edge_attr)
+        feat, score_src, score_dst = self._project(x_src, x_dst)
+        edge = None if edge_attr is None else EdgeTerm(score=self._edge_term(edge_attr))
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # the dtypes differ under autocast
-        options = self._options(seed, negative_slope=self.negative_slope, edge_bias=edge_bias)
+        options = self._options(seed, negative_slope=self.negative_slope, edge=edge)
         if out is not None:  # one column suffices, because only the attention is needed
             values = feat[..., :1]
-            result = self.attention(graph, values, alpha_src, alpha_dst, **options, return_attention=True)
+            result = self.attention(graph, values, score_src, score_dst, **options, return_attention=True)
             return self._returned(edge_index, graph, out, result[1].to(dtype))
-        out, attention = self._attend(graph, (feat, alpha_src, alpha_dst), options, dtype, res, wanted)
+        out, attention = self._attend(graph, (feat, score_src, score_dst), options, dtype, res, wanted)
         return self._returned(edge_index, graph, out, attention)
 
     def _usual_spec(self) -> LayerSpec | None:
@@ -126,14 +127,14 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = self._heads(projected(self, source, lin_src, x_src))
         if lin_src is lin_dst and x_src is x_dst:
-            alpha_src, alpha_dst = self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
-            return feat, alpha_src, alpha_dst
-        (alpha_src,) = self._terms(lin_src, x_src, feat, self.att_src)
+            score_src, score_dst = self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
+            return feat, score_src, score_dst
+        (score_src,) = self._terms(lin_src, x_src, feat, self.att_src)
         if x_dst is None:
-            return feat, alpha_src, None
+            return feat, score_src, None
         check_fits(self, destination, lin_dst, x_dst)
-        (alpha_dst,) = self._terms(lin_dst, x_dst, None, self.att_dst)
-        return feat, alpha_src, alpha_dst
+        (score_dst,) = self._terms(lin_dst, x_dst, None, self.att_dst)
+        return feat, score_src, score_dst
 
     def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
         """<lin(x), a> per head for each of the vectors a. feat: lin(x), if it has been computed."""

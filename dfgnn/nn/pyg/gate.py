@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_rows import rows_of_sources
+from ...runtime.options import EdgeTerm
 from .._errors import check_fits, check_takes
 from .._terms import is_plain
 from ._base import FusedConv, is_batch, over_batch
@@ -79,7 +80,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         score = F.leaky_relu(rows) @ self.att_l.t()
         feat = self.lin2(x).unsqueeze(1)
         out = self.attention(
-            graph, feat, None, x @ self.att_r.t(), edge_bias=score, negative_slope=0.01,
+            graph, feat, None, x @ self.att_r.t(), edge=EdgeTerm(score=score), negative_slope=0.01,
             dropout_p=self.dropout if self.training else 0.0,
         )  # fmt: skip
         return out.squeeze(1) + self.bias

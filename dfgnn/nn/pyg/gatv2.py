@@ -8,9 +8,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ... import functional
+from ...functional.additive import gatv2
 from ...graph import Graph
 from ...runtime.eager import is_eager
+from ...runtime.options import EdgeTerm, Projected
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..fused import refuse_parameters
@@ -49,7 +50,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         "bias share_weights residual"
     )
 
-    attention: Any = staticmethod(functional.gatv2_attention)
+    attention: Any = staticmethod(gatv2)
 
     def forward(
         self,
@@ -88,10 +89,10 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
         if not self._shared(x):
             feat_dst = self._heads(projected(self, destination, self.lin_r, x_dst))
-        edges = self._edges(edge_index, edge_attr, graph, edge_map)
+        edge = self._edges(edge_index, edge_attr, graph, edge_map)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # the dtypes differ under autocast
-        inputs = feat, feat_dst, self.att[0].to(feat.dtype)
-        options = self._options(seed, negative_slope=self.negative_slope, **edges)
+        inputs = feat_dst, feat, self.att[0].to(feat.dtype)
+        options = self._options(seed, negative_slope=self.negative_slope, edge=edge)
         if out is not None:
             result = self.attention(graph, *inputs, **options, return_attention=True)
             return self._returned(edge_index, graph, out, result[1].to(dtype))
@@ -118,20 +119,20 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
 
     def _edges(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None
-    ) -> dict[str, Tensor | None]:
-        """The attention's arguments for the edges' attributes, if there are any. On the CPU they are
-        attributes and projection where the projected attributes ``[E', H, C]`` would be large, else these."""
+    ) -> EdgeTerm | None:
+        """The edges' term of the keys, if there is one: on the CPU attributes and projection where the
+        projected attributes ``[E', H, C]`` would be large, else these."""
         if self.lin_edge is None:
             if given_attributes(self, edge_index, edge_attr)[1] is not None:
                 raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")
-            return {}
+            return None
         edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         if edge_attr is None:
-            return {}
+            return None
         if is_eager(edge_attr) and not edge_attr.is_cuda and edge_attr.dim() == 2:
             elements = len(edge_attr) * self.heads * self.out_channels
             if elements > MOST_UNFOLDED["cpu"] and is_plain(self.lin_edge):
                 check_fits(self, "edge_attr", self.lin_edge, edge_attr)
                 if not torch.is_autocast_enabled("cpu"):
-                    return {"edge_attr": edge_attr, "edge_proj": self.lin_edge.weight}
-        return {"edge_feat": self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr))}
+                    return EdgeTerm(Projected(edge_attr, self.lin_edge.weight))
+        return EdgeTerm(self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr)))

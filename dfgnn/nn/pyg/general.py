@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_terms import sum_of_features
+from ...functional.dot import dot
+from ...runtime.options import EdgeTerm
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import plain_linear
 from ._base import FusedConv, is_batch, over_batch
@@ -93,21 +95,21 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
             # The query is divided by `scaler`, a tensor: exporters cannot read its value for the argument
             # `scale`.
             query = self._heads(self.lin_msg(x_dst)) / self.scaler
-            out = functional.dot_attention(graph, query, feat, feat, scale=1.0, negative_slope=_SLOPE)
+            out = dot(graph, query, feat, feat, scale=1.0, negative_slope=_SLOPE)
         else:
             out = self._additive(graph, feat, x_dst, attr)
         out = out.mean(1) + self.lin_self(x_dst)
         return F.normalize(out, p=2, dim=-1) if self.normalize_l2 else out
 
     def _additive(self, graph: Any, feat: Tensor, x_dst: Tensor, attr: Tensor | None) -> Tensor:
-        alpha_src = (feat * self.att_msg).sum(-1)
-        alpha_dst = bias = None
+        score_src = (feat * self.att_msg).sum(-1)
+        score_dst = bias = None
         # `constant` is the part that all messages into a node have in common. The weights of these messages
         # add up to 1, so that `constant` is added to the result once, if the node has any edges.
         constant: Tensor | None = None
         if not self.directed_msg:
             constant = self._heads(self.lin_msg_i(x_dst))
-            alpha_dst = (constant * self.att_msg).sum(-1)
+            score_dst = (constant * self.att_msg).sum(-1)
         if attr is not None:
             check_fits(self, "edge_attr", self.lin_edge, attr)
             weight, offset = self._heads(self.lin_edge.weight.t()), self.lin_edge.bias  # weight: [d, H, C]
@@ -117,7 +119,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
                 bias = bias + (offset * self.att_msg[0]).sum(-1)
                 constant = offset if constant is None else constant + offset
         result: Any = functional.gat_attention(
-            graph, feat, alpha_src, alpha_dst, edge_bias=bias, negative_slope=_SLOPE,
+            graph, feat, score_src, score_dst, edge=EdgeTerm(score=bias), negative_slope=_SLOPE,
             return_attention=attr is not None,
         )  # fmt: skip
         out: Tensor

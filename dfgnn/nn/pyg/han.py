@@ -74,13 +74,13 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
             name = "__".join(edge_type)
             # Sizes are those of the projected rows: a hook on the projection may return more than it got.
             graph, _ = graph_of(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
-            alpha_src = (feats[src] * self.lin_src[name]).sum(-1)
-            alpha_dst = (feats[dst] * self.lin_dst[name]).sum(-1)
+            score_src = (feats[src] * self.lin_src[name]).sum(-1)
+            score_dst = (feats[dst] * self.lin_dst[name]).sum(-1)
             out = self.attention(
-                graph, feats[src], alpha_src, alpha_dst, negative_slope=self.negative_slope,
+                graph, feats[src], score_src, score_dst, negative_slope=self.negative_slope,
                 dropout_p=self.dropout if self.training else 0.0,
             )  # fmt: skip
-            dtype = torch.promote_types(out.dtype, alpha_src.dtype)  # the dtypes differ under autocast
+            dtype = torch.promote_types(out.dtype, score_src.dtype)  # the dtypes differ under autocast
             outs[dst].append(F.relu(out.flatten(1).to(dtype)))
         found = {node_type: group(xs, self.q, self.k_lin) for node_type, xs in outs.items()}
         out_dict = {node_type: out for node_type, (out, _) in found.items()}

@@ -12,6 +12,7 @@ from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
 from ...engine.edge_terms import sum_of_features
+from ...runtime.options import EdgeTerm
 from .._errors import check_takes, projected
 from .._half import HALF, rows_of_types
 from .._terms import is_untouched, plain_linear
@@ -103,7 +104,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         of_nodes, of_edges = self.lin.weight.split(sizes[1::2], dim=1)
         feat = F.linear(x, of_nodes, self.lin.bias).unsqueeze(1).expand(-1, self.heads, -1)
         out, attention = self.attention(
-            graph, feat, F.linear(x, of_src), F.linear(x, of_dst), edge_bias=score.to(feat.dtype),
+            graph, feat, F.linear(x, of_src), F.linear(x, of_dst), edge=EdgeTerm(score=score.to(feat.dtype)),
             negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
             return_attention=True,
         )  # fmt: skip

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...engine.compiler_graph import EdgeList
+from ...functional.additive import gat
 from ...graph import Graph
+from ...runtime.options import EdgeTerm
 from ...runtime.transforms import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
 from .._terms import is_plain
@@ -47,7 +49,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         out = conv(torch.randn(100, 16), edge_index, edge_type)  # [100, 32]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(gat)
 
     def reset_parameters(self) -> None:
         """torch_geometric's, which computes the value of `l2` but does not assign it: in a new layer `l2`
@@ -150,9 +152,9 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         # computed: q . (W_r x_i) = (W_r^T q) . x_i.
         blocks = self.q.unflatten(0, (*weight.shape[1:-2], weight.shape[-1]))
         query = _of_pairs(relations.dst, x_dst, (weight @ blocks).flatten(1, -2))
-        scores = {"alpha_src": value @ self.k, "alpha_dst": None}
+        scores: dict[str, Any] = {"score_src": value @ self.k, "score_dst": None}
         if relations.to_edges is None:
-            scores["alpha_dst"] = query
+            scores["score_dst"] = query
         else:
             query = relations.to_edges(query)
             if per_edge is None:
@@ -161,7 +163,10 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
                 per_edge = query + per_edge if self._is_additive else query * per_edge
         if per_edge is not None:
             per_edge = per_edge.expand(relations.graph.num_edges, -1)
-        scores["edge_bias" if self._is_additive else "edge_gate"] = per_edge
+        if not self._is_additive:
+            scores["gate"] = per_edge
+        elif per_edge is not None:
+            scores["edge"] = EdgeTerm(score=per_edge)
         scores["negative_slope"] = self.negative_slope if self._is_additive else 1.0
         value = value.unflatten(1, (self.heads, 1, -1)).expand(-1, -1, self.dim, -1)
         return value.flatten(1, 2), scores

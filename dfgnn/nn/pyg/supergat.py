@@ -10,6 +10,8 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
+from ...functional.additive import gat
+from ...functional.dot import dot
 from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr
@@ -44,8 +46,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         loss = out.square().mean() + conv.get_attention_loss()
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
-    dot_attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(gat)
+    dot_attention: Any = staticmethod(dot)
 
     def forward(
         self,
@@ -85,7 +87,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         if self.attention_type == "MX":
             logits = self._logits(graph, feat)
             terms = self._score_terms(x, feat)
-            out = self.attention(graph, feat, *terms, edge_gate=logits.sigmoid(), **options)
+            out = self.attention(graph, feat, *terms, gate=logits.sigmoid(), **options)
         else:
             out = self.dot_attention(graph, feat, feat, feat, scale=self._scale, **options)
         if self.training and not x.is_meta:  # samples depend on values
@@ -98,7 +100,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 
     def _logits(self, graph: Graph, feat: Tensor) -> Tensor:
         """phi of the edges, ``[E, H]``; divided by sqrt(C) for SD."""
-        return functional.sddmm(graph, feat, feat, scale=self._scale)
+        return functional.sddmm(graph, feat, feat) * self._scale
 
     def _score_terms(self, x: Tensor, feat: Tensor) -> tuple[Tensor, Tensor]:
         """The terms a_l^T W x and a_r^T W x of the scores, ``[N, H]`` each."""

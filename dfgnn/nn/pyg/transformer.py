@@ -9,9 +9,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ... import functional
+from ...functional.dot import dot
 from ...graph import Graph, GraphPart
 from ...runtime.eager import in_autocast
+from ...runtime.options import EdgeTerm, Projected
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec
@@ -47,7 +48,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     FUSED_OPTIONS = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(dot)
 
     def forward(
         self,
@@ -88,19 +89,18 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
                 (source, self.lin_value, x_src),
             )
         )
-        edges = self._edges(edge_index, edge_attr, graph, query.dtype)
+        term = self._edge_term(edge_index, edge_attr, graph, query.dtype)
         dtype = query.dtype
-        added = edges.get("edge_feat")
-        if added is not None and added.dtype != dtype:  # float32 under autocast, in a layer without edge_dim
-            wide = torch.promote_types(added.dtype, dtype)
-            query, key, value = query.to(wide), key.to(wide), value.to(wide)
-            edges["edge_feat"] = added.to(wide)
+        if isinstance(term, Tensor) and term.dtype != dtype:  # float32 under autocast, without edge_dim
+            wide = torch.promote_types(term.dtype, dtype)
+            query, key, value, term = query.to(wide), key.to(wide), value.to(wide), term.to(wide)
+        in_key = None if self.lin_edge is None else term
         if x_src.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
             dtype = torch.promote_types(dtype, torch.float32)  # the library's layer sums scores in float32
         out = fused
         if out is None:
             out = self.attention(
-                graph, query, key, value, edge_feat_in="value" if self.lin_edge is None else "both", **edges,
+                graph, query, key, value, edge=None if term is None else EdgeTerm(in_key, term),
                 **self._options(seed),
             )  # fmt: skip
             wide = torch.promote_types(dtype, value.dtype)
@@ -108,10 +108,9 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         if not want_attention:
             return out
         # A second call computes the attention, without dropout: asking for it must not change `out`.
-        in_key = {} if self.lin_edge is None else edges
         nothing = key.new_zeros(*key.shape[:-1], 1)
         attention = self.attention(
-            graph, query, key, nothing, edge_feat_in="key", **in_key, return_attention=True
+            graph, query, key, nothing, edge=EdgeTerm(in_key), return_attention=True
         )[1].to(dtype)  # fmt: skip
         return self._with_attention(edge_index, out, attention)
 
@@ -172,11 +171,11 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             return False
         return folds(attr, self.heads, self.heads * self.out_channels)
 
-    def _edges(
+    def _edge_term(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, dtype: torch.dtype
-    ) -> dict[str, Tensor | None]:
-        """The attention's arguments for the edges' attributes, if there are any. Where it pays they are
-        attributes and projection; else the projected attributes ``[E, H, C]``."""
+    ) -> Tensor | Projected | None:
+        """What edges add, if they have attributes: where it pays the attributes and their projection, else
+        the projected attributes ``[E, H, C]``."""
         if self.lin_edge is not None:
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph)
             if edge_attr is None:
@@ -189,14 +188,14 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
                 proj = self.lin_edge.weight
                 if in_autocast(edge_attr):  # cast as lin_edge would cast them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)
-                return {"edge_attr": edge_attr, "edge_proj": proj}
-            return {"edge_feat": self._heads(self.lin_edge(edge_attr))}
+                return Projected(edge_attr, proj)
+            return self._heads(self.lin_edge(edge_attr))
         num_edges, edge_attr = given_attributes(self, edge_index, edge_attr)
         if edge_attr is None:
-            return {}
+            return None
         heads, channels = self.heads, self.out_channels
         try:
-            return {"edge_feat": promoted(edge_attr, dtype).expand(num_edges, heads, channels)}
+            return promoted(edge_attr, dtype).expand(num_edges, heads, channels)
         except RuntimeError:
             what = f"a tensor that broadcasts to [{num_edges}, {heads}, {channels}]"
             what = f"None in a layer without edge_dim, or {what}"

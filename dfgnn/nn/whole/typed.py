@@ -156,8 +156,8 @@ def typed_attention(spec: TypedSpec, projected: Tensor, factor: Tensor) -> Tenso
     query, key, value = projected.unflatten(1, (3, heads, -1)).unbind(1)
     by_type = factor.unflatten(1, (heads, -1)).unsqueeze(1)
     keys, values = (key * by_type).flatten(0, 1), value.repeat(len(factor), 1, 1)
-    score = functional.sddmm(graph, query, keys, scale=scale)
+    score = functional.sddmm(graph, query, keys) * scale
     if clamp is not None:
         score = score.clamp(-clamp, clamp)
-    out = functional.gat_attention(graph, values, None, None, negative_slope=1.0, edge_bias=score)
+    out = functional.score_attention(graph, score, values)
     return out.flatten(1)

@@ -354,7 +354,7 @@ class DropoutContract(Contract):
         theirs.feat_drop.forward = ours.feat_drop.forward = lambda x: x * feat_mask
         theirs.attn_drop.forward = lambda a: a * mask
         attention = self.layer.attention
-        seeded = staticmethod(lambda *args, **keywords: attention(*args, **keywords, _seed=seed))
+        seeded = staticmethod(lambda *args, **keywords: attention(*args, **keywords, generator=seed))
         monkeypatch.setattr(self.layer, "attention", seeded)
         self.compare((theirs, ours), g, in_feats)
 

@@ -67,7 +67,7 @@ def inject_dropout(monkeypatch, ours, num_edges, heads, seed=21):
         return alpha * mask.to(alpha.dtype) if training else alpha
 
     def seeded(*args, **kwargs):
-        return attention(*args, **kwargs, _seed=torch.tensor([seed]))
+        return attention(*args, **kwargs, generator=torch.tensor([seed]))
 
     replace_their_dropout(monkeypatch, ours, drop)
     ours.attention = seeded

@@ -261,7 +261,7 @@ class SuperGATConv(Subject):
     def inject_dropout(self, monkeypatch, ours):
         super().inject_dropout(monkeypatch, ours)
         seed = torch.tensor([21])
-        ours.dot_attention = lambda *args, **kwargs: functional.dot_attention(*args, **kwargs, _seed=seed)
+        ours.dot_attention = lambda *args, **kwargs: functional.dot_attention(*args, **kwargs, generator=seed)
 
 
 MODES = {"additive": "additive-self-attention", "multiplicative": "multiplicative-self-attention"}

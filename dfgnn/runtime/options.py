@@ -1,0 +1,265 @@
+"""The options that attention functions share: each name, type, default, meaning and gradient, stated once.
+
+A function of :mod:`dfgnn.functional` takes ``**options: Unpack[Options]`` or a class derived from it, which
+type checkers read. `public` reads the same class: from it come the function's signature, the lines of its
+documentation, and the error for a name that is not in it. The functions of :mod:`dfgnn.reference` take the
+same class. To add an option is to add it to one of the classes, and to compute it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+
+# ---- arguments and results that are more than a tensor -----------------------------------------------------
+
+
+class Projected(NamedTuple):
+    """The projection ``weight @ attr[e] + bias`` of an edge's attributes, for an :class:`EdgeTerm`.
+
+    attr: x [E, d], in the dtype of the other tensors and the order in which the graph's edges were given; of
+    edges of T kinds it may be ``F.one_hot(kind, T)``.  weight: [H D, d], as that of a Linear layer ([H, d] in
+    a term of the score).  bias: [H D] or None.
+    """
+
+    attr: Tensor
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+class EdgeTerm(NamedTuple):
+    """What the edges themselves add to an attention, each a tensor, a :class:`Projected`, or None.
+
+    key: added to the keys, [E, H, D], or [E, D] alike for all heads.  value: added to the values, likewise.
+    ``EdgeTerm(e, e)`` adds e to both, as TransformerConv does.  score: [E, H], added to the terms of both
+    ends in the score of :func:`~dfgnn.functional.gat_attention`.
+    """
+
+    key: Tensor | Projected | None = None
+    value: Tensor | Projected | None = None
+    score: Tensor | Projected | None = None
+
+
+class AttentionResult(NamedTuple):
+    """What an attention function returns with ``return_attention=True``."""
+
+    out: Tensor
+    attention: Tensor  # [E, H], in the order in which the graph's edges were given
+
+
+class EdgeProductResult(NamedTuple):
+    """What :func:`~dfgnn.functional.edge_product_attention` returns where more than ``out`` is asked for."""
+
+    out: Tensor
+    edges: Tensor | None  # what ``return_edges`` names
+    attention: Tensor | None
+
+
+# ---- the options -------------------------------------------------------------------------------------------
+
+
+class Option(NamedTuple):
+    """What is known of an option besides its name and type."""
+
+    default: Any
+    text: str  # its documentation, beginning with its shape
+    gradient: bool = False  # whether attention is differentiable in it
+    dims: int = 0  # dimensions of a tensor that may have one more for a batch
+
+
+class Options(TypedDict, total=False):
+    """Options of every attention function."""
+
+    mask: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "bool [E] or [E, H], in the order in which the graph's edges were given; where it is False there "
+            "is no edge. Its weight is 0, which makes NaN of a source's value that is not finite.",
+            dims=2,
+        ),
+    ]
+    weight: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "w [E] or [E, H], same order, in the values' dtype or float32; multiplies after the softmax and "
+            "is not renormalised.",
+            gradient=True,
+            dims=2,
+        ),
+    ]
+    dropout_p: Annotated[
+        float,
+        Option(
+            0.0,
+            "probability of dropping an attention weight. The mask is a function (Philox) of a seed, the "
+            "edge and the head; it is never stored.",
+        ),
+    ]
+    generator: Annotated[
+        torch.Generator | Tensor | None,
+        Option(
+            None,
+            "draws dropout's seed, on the graph's device; None: torch's own generator. Or the seed itself, "
+            "int64 [1], for calls that drop the same weights.",
+        ),
+    ]
+    kernel_options: Annotated[
+        dict[str, Any] | None,
+        Option(
+            None,
+            'a dict that changes how, not what is computed. "schedule": "auto", or a name of '
+            '``dfgnn.plan.SCHEDULES``, which may carry bounds, as in "natural<=512 heads<=2" (see there).',
+        ),
+    ]
+
+
+class _Sink(TypedDict, total=False):
+    sink: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "[H], in the values' dtype or float32: one more score of every softmax, which brings no value "
+            "and takes exp(sink) of its mass, so that the weights of a row add up to less than 1. "
+            "A destination without edges still gets 0. With it the gradients of ``create_graph``, torch.func "
+            "and forward mode are plain tensor operations. Not for graphs that several processes share.",
+            gradient=True,
+            dims=1,
+        ),
+    ]
+
+
+class _Bias(TypedDict, total=False):
+    bias: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "b [E, H], in the order in which the graph's edges were given, in the values' dtype or float32; "
+            "added to the score before the softmax. -inf masks an edge.",
+            gradient=True,
+            dims=2,
+        ),
+    ]
+
+
+class _Edge(TypedDict, total=False):
+    edge: Annotated[
+        EdgeTerm | None,
+        Option(
+            None, "what the edges add: an :class:`EdgeTerm`, whose tensors are in the edges' order.", True
+        ),
+    ]
+
+
+class SinkOptions(_Sink, Options, total=False):
+    """Of functions whose score is given or the user's own."""
+
+
+class BiasOptions(_Bias, Options, total=False):
+    """Of :func:`~dfgnn.functional.edge_product_attention`."""
+
+
+class ScoreOptions(_Bias, _Sink, Options, total=False):
+    """Of functions that compute the score."""
+
+
+class EdgeOptions(_Edge, _Bias, _Sink, Options, total=False):
+    """Of those whose scores or values have terms of the edges."""
+
+
+#: ``return_attention`` decides what a function returns, so that overloads name it and the classes do not.
+RETURN_ATTENTION = Option(
+    False,
+    "return an :class:`AttentionResult`, with the weights w m softmax(s) as ``attention`` [E, H], in the "
+    "values' dtype and the order of the edges.",
+)
+#: What only layers pass, to the functions behind the public ones: the layer's bias [H, D], which is added
+#: within the operator, and a factor [E] or [E, H] of the terms of both ends in the score.
+OF_LAYERS = "out_bias", "gate"
+
+
+def table(options: type) -> dict[str, Option]:
+    """Name -> what is known of the option."""
+    hints = get_type_hints(options, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+# ---- public functions --------------------------------------------------------------------------------------
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def public(
+    options: type, run: Callable[..., Any] | None = None, more: tuple[str, ...] = ()
+) -> Callable[[F], F]:
+    """A decorator of a function that has ``**options: Unpack[options]``: it states the signature and, with
+    ``{options}`` in its documentation, what they mean. run: what computes it; None: the function itself.
+    more: names that are taken but not stated, for calls within the library."""
+
+    def decorate(function: F) -> F:
+        known, name = table(options), function.__name__
+        compute = run or function
+        signature = _signature(function, options, known, more)
+        names = frozenset((*signature.parameters, *more))
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            if not names.issuperset(kwargs):
+                raise _unknown(name, names, kwargs)
+            return compute(*args, **kwargs)
+
+        for behind in () if run is None else (run, inspect.unwrap(run)):
+            behind.__name__ = behind.__qualname__ = name  # errors name the public function
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = _document(function.__doc__, known)
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def _signature(
+    function: Callable[..., Any], options: type, known: dict[str, Option], more: tuple[str, ...]
+) -> inspect.Signature:
+    """The function's signature, with each of its options by name."""
+    own, types = inspect.signature(function), get_type_hints(options)
+    parameters = [
+        x
+        for name, x in own.parameters.items()
+        if x.kind is not inspect.Parameter.VAR_KEYWORD and name not in {*known, *more}
+    ]
+    if "return_attention" not in own.parameters:
+        parameters.append(_keyword("return_attention", RETURN_ATTENTION.default, bool))
+    for name, option in known.items():
+        parameters.append(_keyword(name, option.default, types[name]))
+    return own.replace(parameters=parameters)
+
+
+def _keyword(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _document(text: str | None, known: dict[str, Option]) -> str | None:
+    """The documentation, with a paragraph for each option in place of ``{options}``."""
+    if text is None:  # python -OO
+        return None
+    lines = {**known, "return_attention": RETURN_ATTENTION}
+    paragraphs = [
+        textwrap.fill(f"{name}: {option.text}", 110, initial_indent=" " * 8, subsequent_indent=" " * 12)
+        for name, option in lines.items()
+    ]
+    return text.replace(" " * 8 + "{options}", "\n".join(paragraphs))
+
+
+def _unknown(function: str, names: frozenset[str], given: dict[str, Any]) -> TypeError:
+    name = next(x for x in given if x not in names)
+    like = difflib.get_close_matches(name.removeprefix("edge_"), names, 1, 0.5)
+    hint = f"; did you mean {like[0]}?" if like else ""
+    return TypeError(f"{function}: {name}: expected one of {', '.join(sorted(names))}, got {name}{hint}")
