@@ -15,6 +15,7 @@ start to its first result. Exit status 1: something did not pass.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -57,15 +58,11 @@ class Row(NamedTuple):
     note: str
 
 
-def run(*command: Any, **options: Any) -> str:
-    done = subprocess.run(
-        [*map(str, command)],
-        cwd=FOLDER,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        **options,
-    )
+def run(*command: Any) -> str:
+    """What a command prints, which sees no packages but its environment's."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    pipes = dict(text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run([*map(str, command)], cwd=FOLDER, env=environment, **pipes)
     if done.returncode:
         raise Failed(f"{' '.join(map(str, command))}: {' '.join(done.stdout.strip().splitlines()[-3:])}")
     return done.stdout
@@ -116,14 +113,15 @@ def check(place: Path, compiled: bool) -> tuple[float, str]:
     )
 
 
-def try_artifacts(environment: Path, dist: Path, tests: tuple[str, ...]) -> list[Row]:
+def try_artifacts(environment: Path, dist: Path, tests: tuple[str, ...], options: list[str]) -> list[Row]:
+    """options: of pip."""
     rows = []
     (pure,) = dist.glob("*-none-any.whl")
     for name, wanted in (("wheel", "dfgnn"), ("pure wheel", pure)):
         place = above(environment, f"{environment.name}-{name.replace(' ', '-')}")
         pip = python_of(place), "-m", "pip", "--disable-pip-version-check"
         start = time.perf_counter()
-        run(*pip, "install", "--no-index", "--find-links", dist, wanted)
+        run(*pip, "install", *options, "--no-index", "--find-links", dist, wanted)
         install = time.perf_counter() - start
         (tag,) = place.glob("lib/python3*/site-packages/dfgnn-*.dist-info/WHEEL")
         tags = [line.split()[1] for line in tag.read_text().splitlines() if line.startswith("Tag:")]
@@ -149,6 +147,9 @@ def main() -> int:
     parser.add_argument("--pythons", type=listed(), default=(sys.executable,), help="interpreters")
     parser.add_argument("--torches", type=listed(), default=(), help="versions of torch for each of them")
     parser.add_argument("--environments", type=listed(existing_folder), default=(), help="that have torch")
+    parser.add_argument(
+        "--no-deps", action="store_true", help="where torch was installed without the packages that it names"
+    )
     parser.add_argument("--tests", type=listed(), default=(), help="files and folders of tests")
     args = parser.parse_args()
     if not (args.torches or args.environments):
@@ -162,7 +163,7 @@ def main() -> int:
     for name, make in makers:
         print(f"{name} ...", file=sys.stderr, flush=True)
         try:
-            rows += try_artifacts(make(), args.dist.absolute(), args.tests)
+            rows += try_artifacts(make(), args.dist.absolute(), args.tests, ["--no-deps"] * args.no_deps)
         except Failed as error:
             failures.append(f"{name}: {error}")
     print("| Python-torch | artifact | MB | installation, s | first result, s | |\n|---|---|--:|--:|--:|---|")

@@ -74,13 +74,8 @@ def _rows(x: Any) -> int | None:
 
 
 def _cached(edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
-    """See `Graph.cached`; while a compiler records, what stands for the graph."""
-    if (
-        num_src is not None
-        and num_dst is not None
-        and torch.compiler.is_compiling()
-        and is_traced(edge_index)
-    ):
+    """See `Graph.cached`; of an ``edge_index`` without values, what stands for the graph."""
+    if num_src is not None and num_dst is not None and is_traced(edge_index):
         return EdgeList(edge_index, num_src, num_dst)
     return _kept.cached(edge_index, num_src, num_dst)
 

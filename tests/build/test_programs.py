@@ -152,6 +152,14 @@ WRONG = {
     "scripts/release.py": [
         ("--targets riscv", r"--targets: expected one of x86_64, aarch64, got 'riscv'"),
     ],
+    "scripts/hub_layout.py": [
+        ("missing.whl", r"there is no file missing.whl"),
+        ("{file}", r"expected a wheel for manylinux, as make release builds it"),
+    ],
+    "scripts/matrix.py": [
+        ("--dist missing", r"--dist: there is no folder missing"),
+        ("--dist {folder}", r"--torches or --environments: expected at least one"),
+    ],
     "scripts/cross_check_cpu.py": [
         ("riscv", r"expected aarch64 or native, got 'riscv'"),
     ],

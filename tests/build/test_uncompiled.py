@@ -36,7 +36,7 @@ for graph in graphs:
             return torch.randn(count, heads, *shape, dtype=torch.float64, requires_grad=True)
         cases = {
             "gat_attention": (rows(graph.num_src, dim), rows(graph.num_src), rows(graph.num_dst)),
-            "gatv2_attention": (rows(graph.num_src, dim), rows(graph.num_dst, dim), rows(1, dim)[0].detach()),
+            "gatv2_attention": (rows(graph.num_dst, dim), rows(graph.num_src, dim), rows(1, dim)[0].detach()),
             "dot_attention": (rows(graph.num_dst, dim), rows(graph.num_src, dim), rows(graph.num_src, dim)),
             "spmm": (rows(graph.num_edges), rows(graph.num_src, dim)),
             "sddmm": (rows(graph.num_dst, dim), rows(graph.num_src, dim)),

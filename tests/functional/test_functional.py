@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, VALUES, check, function, make_inputs, relative_error, run, shapes
+from attention import DTYPES, SCORES, TERMS, VALUES, check, function, make_inputs, relative_error, run, shapes
 from covering import covered
 from graphs import GRAPHS, make_graph
 
@@ -27,7 +27,7 @@ def test_hard_graphs(device, score, name, dtype, index_dtype):
 @covered(score=SCORES, name=["random", "super_row"], index_dtype=INDEX_DTYPES)
 def test_index_types_and_edge_orders(device, score, name, index_dtype):
     graph = make_graph(name, device, index_dtype)
-    inputs = make_inputs(score, graph, 3, 8, edge_bias=True, edge_weight=1)
+    inputs = make_inputs(score, graph, 3, 8, term=True, weight=1)
     check(score, graph, inputs, return_attention=True)
 
 
@@ -50,16 +50,16 @@ CASES = [
 
 
 @covered(
-    3, score=SCORES, edge_bias=[False, True], edge_weight=[None, 1, "H"], dropout_p=[0.0, 0.3],
+    3, score=SCORES, term=[False, True], weight=[None, 1, "H"], dropout_p=[0.0, 0.3],
     return_attention=[False, True], case=CASES,
 )  # fmt: skip
-def test_options_together(device, score, edge_bias, edge_weight, dropout_p, return_attention, case):
+def test_options_together(device, score, term, weight, dropout_p, return_attention, case):
     name, heads, dtype = case
     graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, heads, 8, dtype, edge_bias=edge_bias, edge_weight=edge_weight)
+    inputs = make_inputs(score, graph, heads, 8, dtype, term=term, weight=weight)
     options = {"dropout_p": dropout_p, "return_attention": return_attention}
     if dropout_p:
-        options["_seed"] = torch.tensor([2**40 + 5], device=device)
+        options["generator"] = torch.tensor([2**40 + 5], device=device)
     check(score, graph, inputs, **options)
 
 
@@ -75,15 +75,23 @@ def test_dropout_of_any_number_of_heads(device, score, shape, case):
     """One Philox number has four words, one for each of four heads; on a GPU lanes of small heads share its
     computation."""
     (heads, dim), (name, dtype) = shape, case
-    options = {"dropout_p": 0.4, "_seed": torch.tensor([2**33 + heads], device=device)}
+    options = {"dropout_p": 0.4, "generator": torch.tensor([2**33 + heads], device=device)}
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, heads, dim, dtype)
     for schedule in ("natural", "packed") if device == "cuda" and heads * dim <= 64 else ("auto",):
-        check(score, graph, inputs, f"{schedule}: ", schedule=schedule, return_attention=True, **options)
+        check(
+            score,
+            graph,
+            inputs,
+            f"{schedule}: ",
+            kernel_options={"schedule": schedule},
+            return_attention=True,
+            **options,
+        )
 
 
 @covered(
-    options=[{}, {"edge_bias": True, "edge_weight": "H"}],
+    options=[{}, {"term": True, "weight": "H"}],
     name=["no_nodes", "no_edges", "no_destinations", "one_edge"],
     score=SCORES,
 )
@@ -92,7 +100,7 @@ def test_options_on_empty_graphs(device, score, name, options):
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, 3, 8, **options)
     check(score, graph, inputs, return_attention=True)
-    check(score, graph, inputs, dropout_p=0.5, _seed=torch.tensor([3], device=device))
+    check(score, graph, inputs, dropout_p=0.5, generator=torch.tensor([3], device=device))
 
 
 @covered(
@@ -108,14 +116,19 @@ def test_bias_of_the_output(device, name, dtype, score, shape, dropout):
     inputs = make_inputs(score, graph, *shape, dtype)
     inputs["out_bias"] = torch.randn(shape).to(device, dtype)
     seed = torch.tensor([3], device=device)
-    check(score, graph, inputs, **(dict(return_attention=True, dropout_p=0.3, _seed=seed) if dropout else {}))
+    check(
+        score,
+        graph,
+        inputs,
+        **(dict(return_attention=True, dropout_p=0.3, generator=seed) if dropout else {}),
+    )
 
 
 @pytest.mark.parametrize("return_attention", [False, True])
-@pytest.mark.parametrize("edge_bias", [False, True])
-def test_without_destination_term(device, edge_bias, return_attention):
+@pytest.mark.parametrize("term", [False, True])
+def test_without_destination_term(device, term, return_attention):
     graph = make_graph("mixed_degrees", device)
-    inputs = {**make_inputs("gat", graph, 3, 8, edge_bias=edge_bias), "alpha_dst": None}
+    inputs = {**make_inputs("gat", graph, 3, 8, term=term), "score_dst": None}
     check("gat", graph, inputs, return_attention=return_attention)
 
 
@@ -131,7 +144,7 @@ def test_gatv2_on_the_bend(device, dtype, shape):
     """Where x_src + x_dst is 0, of zeros of either sign or of opposite numbers, LeakyReLU' is the slope."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs("gatv2", graph, *shape, dtype)
-    for name in ("x_src", "x_dst"):
+    for name in ("key", "query"):
         values = torch.tensor([-1.0, -0.0, 0.0, 1.0])
         inputs[name] = values[torch.randint(4, inputs[name].shape)].to(device, dtype)
     check("gatv2", graph, inputs)
@@ -148,12 +161,12 @@ def test_scale(device, scale):
 def test_float32_terms_beside_low_precision_features(device, score, dtype):
     """Score terms and edge tensors may be float32 where the features are not; gradients keep the dtypes."""
     graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs(score, graph, 3, 8, dtype, edge_bias=True, edge_weight="H")
-    for name in {"alpha_src", "alpha_dst", "edge_bias", "edge_weight"} & set(inputs):
+    inputs = make_inputs(score, graph, 3, 8, dtype, term=True, weight="H")
+    for name in {"score_src", "score_dst", TERMS[score], "weight"} & set(inputs):
         inputs[name] = inputs[name].float()
     results = check(score, graph, inputs, return_attention=True)
     assert results["out"].dtype == results["attention"].dtype == dtype
-    assert results["grad_edge_bias"].dtype == torch.float32
+    assert results[f"grad_{TERMS[score]}"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -162,8 +175,8 @@ def test_rows_without_edges_are_exactly_zero(device, score, name):
     graph = make_graph(name, device)
     results = run(function(score), graph, make_inputs(score, graph, 3, 5))
     row, source = graph.in_degrees() == 0, graph.out_degrees() == 0
-    of_rows = {"gat": "grad_alpha_dst", "gatv2": "grad_x_dst", "dot": "grad_query"}
-    of_sources = {"gat": "grad_alpha_src", "gatv2": "grad_x_src", "dot": "grad_key"}
+    of_rows = {"gat": "grad_score_dst", "gatv2": "grad_query", "dot": "grad_query"}
+    of_sources = {"gat": "grad_score_src", "gatv2": "grad_key", "dot": "grad_key"}
     for zero in ("out", of_rows[score]):
         assert results[zero][row].eq(0).all(), zero
     for zero in ("grad_" + VALUES[score], of_sources[score]):
@@ -175,12 +188,12 @@ def test_rows_without_edges_are_exactly_zero(device, score, name):
 def test_edges_masked_by_minus_infinity(device, score, name):
     """Some edges, all edges of row 2, and the first chunks of a split row are masked."""
     graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, edge_bias=True)
+    inputs = make_inputs(score, graph, 3, 8, term=True)
     src, dst = graph.edge_index
-    inputs["edge_bias"][src % 3 == 0] = -math.inf
-    inputs["edge_bias"][src < 100 if name == "super_row" else dst == 2] = -math.inf
+    inputs[TERMS[score]][src % 3 == 0] = -math.inf
+    inputs[TERMS[score]][src < 100 if name == "super_row" else dst == 2] = -math.inf
     check(score, graph, inputs, return_attention=True)
-    inputs["edge_bias"][:] = -math.inf
+    inputs[TERMS[score]][:] = -math.inf
     results = run(function(score), graph, inputs, return_attention=True)
     assert all(x.eq(0).all() for x in results.values())
 
@@ -191,7 +204,7 @@ def test_large_scores(device, score, dtype):
     """Scores far outside exp's range, and dot products outside float16's: the softmax does not overflow."""
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(score, graph, 2, 32, dtype)
-    for name in ("alpha_src", "query", "key", "attn"):
+    for name in ("score_src", "query", "key", "att"):
         if name in inputs:
             inputs[name] *= 100
     # Backward recomputes s, and the relative error of exp(s - max) is the rounding of s.
@@ -224,10 +237,10 @@ def test_matches_dense_attention(device, score):
     inputs = make_inputs(score, graph, 2, 16, torch.float64)
     value = inputs[VALUES[score]]
     if score == "gat":
-        logits = torch.nn.functional.leaky_relu(inputs["alpha_dst"][:, None] + inputs["alpha_src"][None], 0.2)
+        logits = torch.nn.functional.leaky_relu(inputs["score_dst"][:, None] + inputs["score_src"][None], 0.2)
     elif score == "gatv2":
-        pairs = torch.nn.functional.leaky_relu(inputs["x_dst"][:, None] + inputs["x_src"][None], 0.2)
-        logits = (pairs * inputs["attn"]).sum(-1)
+        pairs = torch.nn.functional.leaky_relu(inputs["query"][:, None] + inputs["key"][None], 0.2)
+        logits = (pairs * inputs["att"]).sum(-1)
     else:
         logits = torch.einsum("ihd,jhd->ijh", inputs["query"], inputs["key"]) / 4
     weights = logits.softmax(1)

@@ -64,9 +64,9 @@ def test_softmax(device, dtype, sort, repeats):
             torch.set_num_threads(count)
             forms = {
                 "graph": functional.edge_softmax(graph, score),
-                "edge_index": functional.edge_softmax(torch.stack([src, dst]), score, size=(num, num)),
+                "edge_index": functional.edge_softmax(torch.stack([src, dst]), score),
                 "dgl.ops": ops.edge_softmax(graph, score),
-                "schedule": functional.edge_softmax(graph, score, schedule="natural"),
+                "schedule": functional.edge_softmax(graph, score, kernel_options={"schedule": "natural"}),
                 "reference": reference.edge_softmax(graph, score.double()),
             }
             for name, got in forms.items():

@@ -10,14 +10,14 @@ from dfgnn.bench.measure import peak_extra
 from dfgnn.functional import EdgeTerm
 from dfgnn.nn import pyg
 
-NAMES = "query", "key", "att", "edge_attr", "edge_key_weight"
+NAMES = "key", "query", "att", "edge_attr", "edge_key_weight"
 OPTIONS = {"none": (), "bias, weight": ("bias", "weight"), "gate, sink": ("gate", "sink")}
 SHAPES = (1, 4, 1), (3, 5, 7), (8, 8, 16), (2, 1, 33), (5, 12, 8)  # heads, columns, attributes
 
 
 def make_inputs(graph, heads, dim, size, dtype=torch.float64, options=()):
     edges = graph.num_edges
-    shapes = [(graph.num_dst, heads, dim), (graph.num_src, heads, dim), (heads, dim), (edges, size)]
+    shapes = [(graph.num_src, heads, dim), (graph.num_dst, heads, dim), (heads, dim), (edges, size)]
     inputs = dict(zip(NAMES, [*shapes, (heads * dim, size)]))
     inputs |= {name: (heads,) if name == "sink" else (edges, heads) for name in options}
     return {n: torch.randn(s, dtype=torch.float64).to(graph.device, dtype) for n, s in inputs.items()}
@@ -114,7 +114,7 @@ def rounding_of_ends(graph, inputs, exact):
     """The likely relative error of att's gradient, the sum over edges of r L' (key + query + e) with
     r = alpha (g . key - delta), L' the slope of LeakyReLU, g the gradient of the output and e the projected
     attributes: if key, query and e are summed apart, and r has the rounding error of g . key."""
-    query, key, att, attr, proj = (x.double() for x in inputs.values())
+    key, query, att, attr, proj = (x.double() for x in inputs.values())
     feat = (attr @ proj.t()).view(-1, *att.shape)
     out, alpha = reference.gatv2_attention(graph, query, key, att, edge=EdgeTerm(feat), return_attention=True)
     src, dst = graph.edge_index

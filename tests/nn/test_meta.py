@@ -36,7 +36,9 @@ def test_functions(name, given, monkeypatch):
     if given != "edge_index":
         found = case(graph if given == "Graph" else graph.to("meta"), on_meta)
     else:
-        found = case(graph.edge_index.to("meta"), on_meta, size=(graph.num_src, graph.num_dst))
+        edges = graph.edge_index.to("meta")
+        edges = Graph.cached(edges, num_src=graph.num_src, num_dst=graph.num_dst)
+        found = case(edges, on_meta)
     check(found, expected, list(on_meta.values()))
 
 
@@ -118,7 +120,7 @@ def test_a_graph_needs_values():
     for make in (
         lambda: Graph.from_edge_index(on_meta, num_nodes=N),
         lambda: Graph.from_coo(*on_meta, num_nodes=N),
-        lambda: Graph.cached(on_meta, N),
+        lambda: Graph.cached(on_meta),
     ):
         with pytest.raises(ValueError, match="meta"):
             make()

@@ -189,7 +189,7 @@ def edge_transformer_layer(case):
 def _function(case, function, tensors, **options):
     options |= {"dropout_p": case.dropout}
     if case.flip():
-        options["edge_weight"] = case.features(case.edge_index.shape[1], case.heads)
+        options["weight"] = case.features(case.edge_index.shape[1], case.heads)
     graph = case.graph
     return (
         lambda *xs, **asked: function(graph, *xs, **options, **asked),
