@@ -159,5 +159,5 @@ def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0)
 
 def _recorded(graph) -> bool:
     """Whether a compiler records. There `edges_as_sources` cannot be made, which needs a Graph; gathered rows
-    and sums of edges' rows (`edge_rows`) take its place."""
+    and sums of edges' rows (`edge_maps`) take its place."""
     return isinstance(graph, _edges.EdgeList) or torch.compiler.is_compiling()
