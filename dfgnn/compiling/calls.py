@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import functional
 from ..engine.compiler_graph import EdgeList, kept
-from ..engine.edge_rows import by_edges
+from ..engine.edge_maps import by_edges
 from ..graph.cache import graph_of
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from .. import reference
 from ..engine.argument_checks import refuse_transforms_of_shared_graphs
-from ..engine.inputs import AttentionInputs
 from ..engine.operators import DispatchedCall, graph_args
 from ..graph import Graph, GraphPart
 from ..runtime.arguments import (
     IDS_ELSEWHERE,
     PART_OF_ROWS,
+    AttentionInputs,
     EdgeArgs,
     Numbers,
     Tensors,

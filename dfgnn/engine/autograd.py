@@ -33,7 +33,6 @@ from .operators import DispatchedCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
-_new = tuple.__new__  # makes a named tuple from all of its fields, without the Python frame of its __new__
 
 
 # ---- eager calls -----------------------------------------------------------------------------------------
@@ -64,7 +63,7 @@ class Attention(EagerFunction):
         count = len(need)
         missing = _NONE[count:]
         results, saved = restored_results(ctx, tensors[count:])
-        tensors, need = _new(Tensors, (*tensors[:count], *missing)), _new(Tensors, (*need, *missing))
+        tensors, need = Tensors(*tensors[:count], *missing), Tensors(*need, *missing)
         if results is None:  # the caller has modified one of them in place: compute both again
             with torch.no_grad():
                 out, attention, _ = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)

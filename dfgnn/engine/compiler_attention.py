@@ -24,6 +24,7 @@ from ..runtime.arguments import (
     PLAN_LAYERS,
     SCORE_OF_NUMBER,
     SCORES,
+    AttentionInputs,
     Numbers,
     Tensors,
     needs_rows,
@@ -32,7 +33,6 @@ from ..runtime.rules import Rule
 from . import compiler_graph as _edges
 from . import sink as _sink
 from .compiler_graph import EdgeList
-from .inputs import AttentionInputs
 from .operators import SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
 from .operators import attend_op as _attend

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE
+from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, EdgeTerms
 from ..runtime.options import EdgeTerm, Projected
 from .argument_checks import Checker
-from .inputs import EdgeTerms
 
 #: The places of an `EdgeTerm`, and what a function that lacks one says about it.
 _INSTEAD = {

@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..graph import Graph, GraphPart, RangedGraph
+from ..graph.derived import edges_as_sources
 from ..runtime import rules
 from ..runtime import torch_internals as internals
 from ..runtime.eager import in_plain_operations, transformed
-from ..runtime.rules import Rule
-from . import compiler_graph
+from ..runtime.ops import acc_type
+from ..runtime.rules import Rule, rows_at
+from . import by_index, compiler_graph, operators
+from . import plain as _plain
+from .argument_checks import Checker, for_device, refuse_transforms_of_shared_graphs, without_padding
 from .compiler_graph import EdgeList, Traced, as_traced
 
 
@@ -94,3 +100,132 @@ def define(edge_map: EdgeMap) -> EdgeMap:
     schema = f"({edge_map.tensors}, {compiler_graph.ARGUMENTS}, {edge_map.numbers}) -> Tensor"
     compiler_graph.define_differentiable(edge_map.name, schema, kernel, fake, rule_of)
     return edge_map
+
+
+# ---- products along edges, sddmm and spmm, whose gradients are each other ----------------------------------
+
+_SDDMM = define(
+    EdgeMap(
+        "sddmm", "Tensor rows, Tensor feat", "bool reverse",
+        run=operators.sddmm,
+        plain=lambda graph, rows, feat, reverse: _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat),
+        empty=lambda graph, rows, feat, reverse: feat.new_empty(graph.num_edges, feat.shape[1]),
+        gradients=(
+            lambda graph, grad, rows, feat, reverse: spmm(graph, grad, feat, reverse),
+            lambda graph, grad, rows, feat, reverse: spmm(graph, grad, rows, not reverse),
+        ),
+    )
+)  # fmt: skip
+_SPMM = define(
+    EdgeMap(
+        "spmm", "Tensor weight, Tensor feat", "bool reverse",
+        run=operators.spmm,
+        plain=lambda graph, weight, feat, reverse: _plain.spmm(_plain.ends_of(graph, reverse), weight, feat),
+        empty=lambda graph, weight, feat, reverse: feat.new_empty(
+            graph.num_src if reverse else graph.num_dst, *feat.shape[1:]
+        ),
+        gradients=(
+            lambda graph, grad, weight, feat, reverse: sddmm(graph, grad, feat, reverse),
+            lambda graph, grad, weight, feat, reverse: spmm(graph, weight, grad, not reverse),
+        ),
+    )
+)  # fmt: skip
+
+
+def sddmm(graph, rows, feat, reverse: bool = False):
+    """<rows[i], feat[j]> of each edge [E, H]. rows belong to destinations, or with ``reverse`` to sources."""
+    if isinstance(graph, RangedGraph):
+        return graph.sddmm(sddmm, rows, feat, reverse)
+    return apply(_SDDMM, *_on_one_graph(graph, rows, feat), reverse)
+
+
+def spmm(graph, weight, feat, reverse: bool = False):
+    """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
+    if isinstance(graph, RangedGraph):
+        return graph.spmm(spmm, weight, feat, reverse)
+    return apply(_SPMM, *_on_one_graph(graph, weight, feat), reverse)
+
+
+def _on_one_graph(graph, first, feat):
+    """(graph, tensors): a shared graph is replaced by a Graph, and feat gets the rows of all sources of this
+    process's edges."""
+    if isinstance(graph, GraphPart):
+        refuse_transforms_of_shared_graphs(first, feat)
+        graph, (feat,) = graph.gathered(feat)
+    return graph, (first, feat)
+
+
+# ---- rows of the edges' sources or destinations, and sums of edges' rows over nodes -----------------------
+
+
+def by_edges(graph: Any) -> Any:
+    """``edges_as_sources`` of the graph, also while a compiler records."""
+    graph = compiler_graph.for_compiler(graph)
+    return compiler_graph.by_edges(graph) if isinstance(graph, EdgeList) else edges_as_sources(graph)
+
+
+def _sum(graph: Graph, rows: Tensor, reverse: bool) -> Tensor:
+    if by_index.takes_of(graph, rows):
+        return by_index.sums_of_edges(graph, rows, reverse)
+    if rows.shape[1:].numel() == 0:
+        return rows.new_zeros(graph.num_src if reverse else graph.num_dst, *rows.shape[1:])
+    flat = rows.unsqueeze(1) if rows.dim() == 1 else rows.flatten(1)
+    (values,) = for_device(Checker("sum_of_edges", graph, "rows", rows), flat.unsqueeze(1))
+    one = rows.new_ones(1, 1).expand(len(rows), 1)
+    sums = spmm(edges_as_sources(graph, reverse), one, values)
+    return without_padding(sums, flat.shape[1]).reshape(-1, *rows.shape[1:])
+
+
+def _sum_in_tensors(graph: Any, rows: Tensor, reverse: bool) -> Tensor:
+    ends, acc = _plain.ends_of(graph, reverse), acc_type(rows.dtype)
+    out = rows.new_zeros(ends.num_dst, *rows.shape[1:], dtype=acc)
+    return out.index_add(0, ends.edge_index[1], rows.to(acc)).to(rows.dtype)
+
+
+_SUM = define(
+    EdgeMap(
+        "edge_rows_sum", "Tensor x", "bool reverse", saves=False,
+        run=_sum,
+        plain=_sum_in_tensors,
+        empty=lambda graph, x, reverse: x.new_empty(
+            graph.num_src if reverse else graph.num_dst, *x.shape[1:]
+        ),
+        gradients=(lambda graph, grad, reverse: _rows(graph, grad, reverse),),
+    )
+)  # fmt: skip
+_ROWS = define(
+    EdgeMap(
+        "edge_rows", "Tensor x", "bool sources", saves=False,
+        run=lambda graph, x, sources: x.index_select(0, graph.edge_index[0 if sources else 1]),
+        plain=lambda graph, x, sources: rows_at(x, _plain.ends_of(graph).edge_index[0 if sources else 1]),
+        empty=lambda graph, x, sources: x.new_empty(graph.num_edges, *x.shape[1:]),
+        gradients=(lambda graph, grad, sources: sum_of_edges(graph, grad.contiguous(), sources),),
+        of_edges=True,
+    )
+)  # fmt: skip
+
+
+def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
+    """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
+    out of each."""
+    recorded = torch.compiler.is_compiling() or in_plain_operations() or rows.is_meta
+    if isinstance(graph, Graph) and not recorded:
+        return _sum(graph, rows, reverse)  # whose functions are differentiable, so that no rule is needed
+    return apply(_SUM, graph, (rows,), reverse)
+
+
+def _rows(graph: Any, x: Tensor, sources: bool) -> Tensor:
+    if by_index.takes_of(graph, x) and by_index.is_few(graph.num_edges * x.shape[1:].numel()):
+        return x.index_select(0, graph.edge_index[0 if sources else 1])
+    return apply(_ROWS, graph, (x,), sources)
+
+
+def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
+    """x[j] for every edge j -> i: ``[N_src, ...]`` -> ``[E, ...]``. The gradient is deterministic, unlike
+    that of indexing."""
+    return _rows(graph, x, True)
+
+
+def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
+    """x[i] for every edge j -> i: ``[N_dst, ...]`` -> ``[E, ...]``. The gradient is deterministic."""
+    return _rows(graph, x, False)

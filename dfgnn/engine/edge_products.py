@@ -20,7 +20,7 @@ from ..runtime.rules import Rule, rows_at
 from . import flex as _flex
 from . import operators
 from . import plain as _plain
-from .edge_rows import rows_of_destinations, rows_of_sources
+from .edge_maps import rows_of_destinations, rows_of_sources
 
 
 def edge_products(

@@ -38,13 +38,14 @@ from ..runtime.arguments import (
     FEAT_IN_VALUE,
     NEED_BIAS,
     NEED_WEIGHT,
+    AttentionInputs,
+    EdgeTerms,
     Tensors,
 )
 from . import compiler_graph as _edges
 from . import edge_terms as _terms
 from . import operators, paths
-from .inputs import AttentionInputs, EdgeTerms
-from .node import FusedFunction
+from .layer import FusedFunction
 from .paths import attend
 
 # ---- products of nodes' rows with a projection: W^T x, W x and x y^T in the head's notation ---------------

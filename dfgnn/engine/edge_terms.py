@@ -18,11 +18,10 @@ from ..graph import GraphPart
 from ..runtime import ops as _ops
 from ..runtime.compiling import sums_of_rows
 from . import compiler_graph as _edges
+from . import edge_maps as _products
 from . import operators
 from . import plain as _plain
-from . import products as _products
-from .edge_maps import EdgeMap, apply, define
-from .edge_rows import edges_as_sources, rows_of_destinations, sum_of_edges
+from .edge_maps import EdgeMap, apply, define, edges_as_sources, rows_of_destinations, sum_of_edges
 
 # ---- features that heads share ---------------------------------------------------------------------------
 
@@ -160,5 +159,5 @@ def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0)
 
 def _recorded(graph) -> bool:
     """Whether a compiler records. There `edges_as_sources` cannot be made, which needs a Graph; gathered rows
-    and sums of edges' rows (`edge_rows`) take its place."""
+    and sums of edges' rows (`edge_maps`) take its place."""
     return isinstance(graph, _edges.EdgeList) or torch.compiler.is_compiling()

@@ -13,7 +13,7 @@ from ..runtime import rules
 from ..runtime.rules import Rule, rows_at
 from . import compiler_graph as _edges
 from . import plain as _plain
-from .edge_rows import rows_of_destinations, rows_of_sources
+from .edge_maps import rows_of_destinations, rows_of_sources
 
 # Bytes of query and key rows that are gathered for one chunk of edges, unless the user sets its size.
 _CHUNK_BYTES = 2**27

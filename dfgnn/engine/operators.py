@@ -191,7 +191,7 @@ def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tenso
     )
 
 
-# ---- attention in the autograd function `engine.node` -----------------------------------------------------
+# ---- attention in the autograd function `engine.layer` -----------------------------------------------------
 #
 # These functions are called below autograd's dispatch key, so that they need not exclude it. `call` is the
 # layer's call, of which they read the attributes handle, heads, score and numbers. Tensors of nodes are rows

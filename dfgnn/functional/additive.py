@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine import pair_scores, unchecked
+from ..engine import pair_scores, paths
 from ..engine.argument_checks import Checker, for_device, with_feat
 from ..engine.edge_arguments import check_term, given_terms, projected
-from ..engine.edge_rows import rows_of_destinations, rows_of_sources
+from ..engine.edge_maps import rows_of_destinations, rows_of_sources
 from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
@@ -45,10 +45,10 @@ def gat(
         and not return_attention
         and score_src is not None
         and score_dst is not None
-        and unchecked.are_none(options)
+        and paths.are_none(options)
     ):
         given = value, score_src, score_dst, None
-        out = unchecked.attention(graph, "additive", given, slope=negative_slope, dropout_p=dropout_p)
+        out = paths.unchecked(graph, "additive", given, slope=negative_slope, dropout_p=dropout_p)
         if out is not None:
             return out
     check = Checker(function, graph, "value", value)
@@ -200,9 +200,9 @@ def gatv2(
     function = "gatv2_attention"
     if type(graph) is not Graph:
         graph = graph_of(function, graph, key, query)
-    if edge is None and not return_attention and unchecked.are_none(options):
+    if edge is None and not return_attention and paths.are_none(options):
         given = key, None, query, att
-        out = unchecked.attention(graph, "additive_v2", given, slope=negative_slope, dropout_p=dropout_p)
+        out = paths.unchecked(graph, "additive_v2", given, slope=negative_slope, dropout_p=dropout_p)
         if out is not None:
             return out
     check = Checker(function, graph, "query", query)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..engine import edge_arguments as _edges
-from ..engine import edge_projection, unchecked
+from ..engine import edge_projection, paths
 from ..engine.argument_checks import Checker, for_device, with_feat
 from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
@@ -42,8 +42,8 @@ def dot(
     function: its name in errors."""
     if type(graph) is not Graph:
         graph = graph_of(function, graph, key, query)
-    if edge is None and not return_attention and unchecked.are_none(options):
-        out = unchecked.attention(
+    if edge is None and not return_attention and paths.are_none(options):
+        out = paths.unchecked(
             graph, "dot", (value, key, query, None), slope=negative_slope, scale=scale, dropout_p=dropout_p
         )
         if out is not None:

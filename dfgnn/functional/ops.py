@@ -37,7 +37,7 @@ from torch import Tensor
 
 from ..engine import by_index
 from ..engine.argument_checks import DTYPES
-from ..engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
+from ..engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ..graph import Graph
 from . import pieces
 

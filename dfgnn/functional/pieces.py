@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ..engine import by_index
-from ..engine import products as _products
+from ..engine import edge_maps as _products
 from ..engine.argument_checks import Checker, for_device, without_padding
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph

@@ -112,7 +112,7 @@ class RangedGraph(GraphPart):
         return torch.cat(outs), self._of_edges(weights) if inputs.return_attention else None
 
     def sddmm(self, product: Callable, rows: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-        """``product(graph, rows, feat, reverse)`` of all ranges, [E, H]; see `engine.products.sddmm`."""
+        """``product(graph, rows, feat, reverse)`` of all ranges, [E, H]; see `engine.edge_maps.sddmm`."""
         found = []
         for graph, first, _ in self.ranges:
             own = slice(first, first + graph.num_dst)
@@ -120,7 +120,7 @@ class RangedGraph(GraphPart):
         return self._of_edges(found)
 
     def spmm(self, product: Callable, weight: Tensor, feat: Tensor, reverse: bool) -> Tensor:
-        """``product(graph, weight, feat, reverse)`` of all ranges; see `engine.products.spmm`."""
+        """``product(graph, weight, feat, reverse)`` of all ranges; see `engine.edge_maps.spmm`."""
         found = []
         for graph, first, place in self.ranges:
             own = feat[first : first + graph.num_dst] if reverse else feat

@@ -231,7 +231,8 @@ def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
             f"{type(layer).__name__}: {reason}, which only the forward of DGL's own layer does; "
             "that needs DGL and a DGLGraph"
         )
-    warn(type(layer), "DGL", reason)
+    # `usual_first` is one more frame between the caller's line and this one.
+    warn(type(layer), "DGL", reason, stacklevel=7 if hasattr(layer, "_usual_spec") else 6)
     return True
 
 

@@ -96,6 +96,29 @@ class Numbers(NamedTuple):
     flags: int
 
 
+class EdgeTerms(NamedTuple):
+    """What edges add to key and value: features [E, d] or [E, H, D], or None for no term, and their
+    projections [H, D, d] or None. If key and value have the same tensor, it is one term."""
+
+    key: torch.Tensor | None
+    key_proj: torch.Tensor | None
+    value: torch.Tensor | None
+    value_proj: torch.Tensor | None
+
+
+class AttentionInputs(NamedTuple):
+    """One attention call whose arguments have been checked."""
+
+    graph: Any  # a Graph, or what stands for one: RangedGraph, GraphPart, EdgeList
+    score: str  # a name in `SCORES`
+    tensors: Tensors
+    numbers: Numbers
+    return_attention: bool = False
+    schedule: str = "auto"
+    sink: torch.Tensor | None = None  # [H], in the accumulation type
+    terms: EdgeTerms | None = None  # of dot attention; `edge_projection` computes them, the paths do not
+
+
 def _named(name: str, op) -> Any:
     return namedtuple(name, [argument.name for argument in op._schema.arguments])
 

@@ -8,7 +8,7 @@ from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
 from dfgnn import Graph
-from dfgnn.engine import argument_checks, operators, unchecked
+from dfgnn.engine import argument_checks, operators, paths
 from dfgnn.engine import autograd as _autograd
 from dfgnn.runtime.arguments import SCORES as NUMBERS
 from dfgnn.runtime.arguments import EdgeArgs, Numbers, ops
@@ -289,7 +289,7 @@ def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, d
         return [*results(), *results(change=True)], results(second=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(unchecked, "attention", lambda *args, **kwargs: None)
+        patch.setattr(paths, "unchecked", lambda *args, **kwargs: None)
         expected = all_results()
 
     checked = []

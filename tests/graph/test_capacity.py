@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dfgnn import Graph, functional, nn, reference
-from dfgnn.engine.edge_rows import sum_of_edges
+from dfgnn.engine.edge_maps import sum_of_edges
 from dfgnn.functional import EdgeTerm, Projected
 
 NODES, EDGES = 50, 700

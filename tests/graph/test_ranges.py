@@ -9,7 +9,7 @@ from attention import SCORES, function, make_inputs, relative_error, run
 from graphs import GRAPHS
 
 from dfgnn import Graph, functional, nn
-from dfgnn.engine import products as _products
+from dfgnn.engine import edge_maps as _products
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.graph import RangedGraph, ranges
 from dfgnn.sparse import csr as _csr

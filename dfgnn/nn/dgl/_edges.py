@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import plain as _plain
-from ...engine.edge_rows import edges_as_sources, rows_of_destinations, rows_of_sources, sum_of_edges
+from ...engine.edge_maps import edges_as_sources, rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
 from ...runtime import eager as _eager
 from ...runtime.compiling import is_exporting

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from ... import functional
-from ...engine.edge_rows import rows_of_destinations, rows_of_sources
+from ...engine.edge_maps import rows_of_destinations, rows_of_sources
 from ...graph import Graph
 from ...graph.cache import once, parts_of
 from ...runtime import torch_internals as internals

@@ -10,7 +10,7 @@ import torch_geometric.nn.models.attentive_fp
 from torch import Tensor
 
 from ... import functional
-from ...engine.edge_rows import rows_of_sources
+from ...engine.edge_maps import rows_of_sources
 from ...runtime.options import EdgeTerm
 from .._errors import check_fits, check_takes
 from .._terms import is_plain

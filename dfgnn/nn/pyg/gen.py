@@ -8,7 +8,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine.edge_rows import by_edges, rows_of_sources
+from ...engine.edge_maps import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes

@@ -10,7 +10,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
-from ...engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
+from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import GraphPart
 from .._errors import projected, wrong_argument
 from .._terms import is_untouched, plain_linear

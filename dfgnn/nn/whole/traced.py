@@ -15,9 +15,8 @@ from torch import Tensor
 from ...engine import compiler_attention, compiler_graph
 from ...engine.argument_checks import DTYPES
 from ...engine.compiler_graph import EdgeList
-from ...engine.inputs import AttentionInputs
 from ...graph import Graph
-from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
+from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors
 from ...runtime.compiling import is_exporting
 from .._terms import is_lazy, plain_linear
 from .padding import LOAD
