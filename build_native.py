@@ -18,6 +18,7 @@ Environment:
 """
 
 import fcntl
+import functools
 import importlib.util
 import os
 import platform
@@ -27,6 +28,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent
 SANITIZERS = os.environ.get("DFGNN_SANITIZE", "")
@@ -51,6 +53,7 @@ HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
 # Not -ffast-math: infinities and NaNs must behave.
 CPU = ["-fno-math-errno", "-ffp-contract=fast"]
 DEFAULT_ARCHS = "9.0"
+OLDEST_CUDA = 12, 5  # a launch attribute that older headers lack
 CUDA_MINUTES = 10  # about what compiling the CUDA sources for one architecture takes on one core
 LINK = ["--exclude-libs=ALL", "--wrap=log"]  # log: csrc/portable
 # A cross build has no torch of its target to link with, only a stub library without symbols.
@@ -102,6 +105,16 @@ def find_nvcc() -> str | None:
             raise BuildError(f"CUDA_HOME is {home}, but there is no {nvcc}")
         return str(nvcc)
     return shutil.which("nvcc")
+
+
+@functools.cache
+def nvcc_release(nvcc: str) -> tuple[int, int]:
+    """The version of a CUDA compiler, e.g. (13, 0)."""
+    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True)
+    found = re.search(r"release (\d+)\.(\d+)", done.stdout)
+    if not found:
+        raise BuildError(f"{nvcc} --version names no release of CUDA: {(done.stdout + done.stderr).strip()}")
+    return int(found[1]), int(found[2])
 
 
 def find_cxx() -> list[str]:
@@ -246,6 +259,8 @@ def add_cuda(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str], nv
     # nvcc also calls the host compiler and the linker, because it knows where its headers and libraries are.
     compiler = [nvcc, f"-ccbin={cxx[-1]}"] if os.environ.get("CXX") else [nvcc]
     archs = arch_flags(os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHS))
+    if len(archs) > 1 and nvcc_release(nvcc) >= (12, 8):
+        archs.append("--compress-mode=size")  # code for several architectures in a quarter of the space
     device = [*COMMON, f"-Xcompiler={','.join(HOST + extra)}", "--expt-relaxed-constexpr", *archs]
     host = [*COMMON, f"-Xcompiler={','.join(HOST + extra + torch_flags(torch))}", "-DUSE_CUDA"]
     objects = [ninja.compile("cuda", source, compiler, device) for source in sources("cuda/**/*.cu")]
@@ -270,8 +285,34 @@ def cuda_compiler(torch: Path) -> str | None:
             raise BuildError(
                 "DFGNN_CUDA=1, but nvcc is missing: install the CUDA toolkit, or set CUDA_HOME or PATH"
             )
-        return nvcc
-    return find_nvcc() if (torch / "lib" / "libtorch_cuda.so").exists() else None
+    else:
+        nvcc = find_nvcc() if (torch / "lib" / "libtorch_cuda.so").exists() else None
+    if nvcc and nvcc_release(nvcc) < OLDEST_CUDA:
+        release = "{}.{}".format(*nvcc_release(nvcc))
+        oldest = "{}.{}".format(*OLDEST_CUDA)
+        raise BuildError(
+            f"{nvcc} is of CUDA {release}, and at least {oldest} is needed: install a newer toolkit and set "
+            "CUDA_HOME, or leave the CUDA library out by DFGNN_CUDA=0"
+        )
+    return nvcc
+
+
+def torch_cuda(torch: Path) -> str | None:
+    """The version of CUDA that this torch was built for, such as "13.0", without importing it."""
+    found = re.search(r"^cuda\b[^=\n]*= ['\"]([\d.]+)['\"]", (torch / "version.py").read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def say_what_differs(nvcc: str, torch: Path) -> None:
+    """Says that another major version than torch's is all right, for those who know that extensions of torch
+    must otherwise have the same."""
+    ours, its = nvcc_release(nvcc)[0], torch_cuda(torch)
+    if its and int(its.split(".")[0]) != ours:
+        print(
+            f"nvcc is of CUDA {ours}, torch of CUDA {its}: that works, because the library brings its own "
+            f"CUDA runtime; the driver has to be one for CUDA {ours}",
+            flush=True,
+        )
 
 
 def say_what_cuda_takes(jobs: int) -> None:
@@ -293,6 +334,14 @@ def check_place() -> None:
         )
 
 
+def wait_for_other_builds(lock: IO[str], directory: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waiting for another build in {directory}", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def install(library: Path, folder: Path) -> None:
     """Copy to a new file and rename it: processes that have the old library mapped are not affected."""
     target = folder / library.name
@@ -301,6 +350,18 @@ def install(library: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy2(library, folder / ".copy")
     os.replace(folder / ".copy", target)
+
+
+def write_schemas(library: Path, path: Path) -> None:
+    """Write the schemas of the operators that a CPU library defines to a file, one per line."""
+    code = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+print(*sorted(str(s)[7:] for s in torch._C._jit_get_all_schemas() if s.name.startswith("dfgnn::")), sep="\\n")
+"""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run([sys.executable, "-c", code, library], stdout=subprocess.PIPE, check=True)
+    path.write_bytes(done.stdout)
 
 
 def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
@@ -327,6 +388,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
             libraries.append(add_cpu(ninja, cxx, torch, extra))
         if nvcc and only != "cpu":
             libraries.append(add_cuda(ninja, cxx, torch, extra, nvcc))
+            say_what_differs(nvcc, torch)
             if not (ROOT / libraries[-1]).exists():
                 say_what_cuda_takes(jobs)
         elif only is None:
@@ -335,13 +397,14 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     directory = ROOT / BUILD_DIR
     directory.mkdir(parents=True, exist_ok=True)
     with open(directory / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        wait_for_other_builds(lock, directory)
         stub = "".join(f"void {name}(void) {{}}\n" for name in CUDA_SHIMS)
         if not (directory / "stub.c").exists() or (directory / "stub.c").read_text() != stub:
             (directory / "stub.c").write_text(stub)
         (directory / "build.ninja").write_text("\n".join([f"builddir = {BUILD_DIR}", *ninja.text, ""]))
         command = [find_ninja(), "-f", str(BUILD_DIR / "build.ninja"), "-j", str(jobs)]
-        if subprocess.run(command, cwd=ROOT).returncode:
+        # ninja inherits the lock: if this process alone is killed, no second build begins beside it.
+        if subprocess.run(command, cwd=ROOT, pass_fds=[lock.fileno()]).returncode:
             raise BuildError("compilation failed, see above")
         for library in libraries:
             install(ROOT / library, folder)

@@ -1,5 +1,10 @@
-"""Package dfgnn around the libraries that build_native.py compiles; the metadata are in pyproject.toml."""
+"""Package dfgnn around the libraries that build_native.py compiles; the metadata are in pyproject.toml.
 
+DFGNN_PURE=1: a wheel for any platform, which has the operators' schemas instead of libraries and computes in
+PyTorch's operations (dfgnn/runtime/uncompiled.py). The CPU library is compiled for its schemas.
+"""
+
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +15,8 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # for build_native; build backends do not add it
 import build_native
+
+PURE = os.environ.get("DFGNN_PURE") == "1"
 
 
 class BuildNative(Command):
@@ -40,18 +47,24 @@ class BuildPy(build_py):
             package = Path(self.build_lib) / "dfgnn"
             shutil.rmtree(package, ignore_errors=True)  # modules that were deleted since the last wheel
             super().run()
-            build_native.build(package / "lib")
+            if PURE:
+                (library,) = build_native.build(only="cpu")
+                build_native.write_schemas(library, package / "lib" / "schemas.txt")
+            else:
+                build_native.build(package / "lib")
 
 
 class BdistWheel(bdist_wheel):
     def get_tag(self):
         # The libraries do not use Python.h, so the wheel is for any Python 3.
+        if PURE:
+            return "py3", "none", "any"
         return "py3", "none", f"linux_{build_native.TARGET}" if build_native.CROSS else super().get_tag()[2]
 
 
 class NativeDistribution(Distribution):
     def has_ext_modules(self):
-        return True  # the wheel holds machine code although setuptools compiles none
+        return not PURE  # a wheel holds machine code although setuptools compiles none
 
 
 try:

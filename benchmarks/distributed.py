@@ -43,6 +43,7 @@ from distributed_data import (
     power_law_part,
 )
 from distributed_timeline import plot, timeline
+from score import json_files
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -483,7 +484,7 @@ def main(argv=None):
         dist.destroy_process_group()
     result = {"environment": report.environment(device, args.commit), **result}
     if rank == 0 and args.json:
-        report.write_json(args.json, result)
+        json_files.write_json(args.json, result)
     return None
 
 

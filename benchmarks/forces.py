@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch_geometric.nn
+from score import json_files
 from torch import Tensor, nn
 
 import dfgnn.nn.pyg
@@ -232,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
                 contestants = args.contestants.split(",")
                 rows.append(row(graph, kind, shape, contestants, args.repeats, args.device))
                 print(text(rows[-1]), flush=True)
-                report.write_json(
+                json_files.write_json(
                     args.json,
                     {
                         "environment": report.environment(args.device, args.commit),

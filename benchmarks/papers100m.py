@@ -40,6 +40,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import torch
+from score import json_files
 from torch import Tensor
 
 from dfgnn import Graph, functional
@@ -383,7 +384,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     result = run(args)
     print(text(result))
-    report.write_json(args.json, result)
+    json_files.write_json(args.json, result)
     return 1 if result["check"]["wrong"] else 0
 
 

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from score import json_files
 
 from dfgnn import Graph
 from dfgnn.bench import graphs, measure, report, workloads
@@ -174,7 +175,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in args.graphs.split(","):
         results["graphs"].append(measure_graph(name, device, args))
         print(text(results["graphs"][-1]), flush=True)
-        report.write_json(args.json, results)
+        json_files.write_json(args.json, results)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 import torch
+from score import json_files
 
 from dfgnn.bench import graphs, report
 from dfgnn.distributed import parts
@@ -166,7 +167,7 @@ def main(argv=None):
     if args.json:
         result = {"environment": report.environment(torch.device("cpu"), args.commit), "links": LINKS,
                   "rows": rows, "random_halo_error": worst, "published_sizes": sizes}  # fmt: skip
-        report.write_json(args.json, result)
+        json_files.write_json(args.json, result)
     return worst
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from forces import make
+from score import json_files
 from torch.profiler import ProfilerActivity, profile
 
 from dfgnn import Graph, functional, reference
@@ -116,7 +117,7 @@ def table(path: Path) -> str:
     """Of float32, a line per graph and score: times of kernels (on CPUs wall time), where the operator is
     slowest beside the others first."""
     cases: dict[tuple, list[dict]] = {}
-    for case in report.read_json(path, ("graph", "score"))["rows"]:
+    for case in json_files.read_json(path, ("graph", "score"))["rows"]:
         if case["dtype"] == "float32":
             cases.setdefault((case["graph"], case["score"], case["edge_feat"]), []).append(case)
     on_gpu = all("kernels_ms" in case["operator"] for of in cases.values() for case in of)
@@ -174,7 +175,7 @@ def main(argv: list[str] | None = None) -> None:
                     rows.append(case)
                     print(case, flush=True)
                     environment = report.environment(args.device, args.commit)
-                    report.write_json(args.json, {"environment": environment, "rows": rows})
+                    json_files.write_json(args.json, {"environment": environment, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from score import json_files
 from torch import Tensor
 from torch_geometric.nn import GATConv
 from torch_geometric.utils import scatter
@@ -142,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
                 print(f"{quantity:9} {contestant:16} {degree:8} {value:12.6g} error {error:.3g}", flush=True)
             environment = report.environment(args.device, args.commit)
             results = {"environment": environment, "width": WIDTH, "degrees": degrees, "rows": rows}
-            report.write_json(args.json, results)
+            json_files.write_json(args.json, results)
 
 
 if __name__ == "__main__":

@@ -157,6 +157,8 @@ def summary(cases: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
+    from score import json_files
+
     from dfgnn.bench import report
     from dfgnn.runtime import programs
 
@@ -184,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
         found = compare(checkouts, {**case, "device": args.device}, args.rounds, args.seconds)
         del found["device"]  # the environment has it
         results["cases"].append(found)
-        report.write_json(args.json, results)
+        json_files.write_json(args.json, results)
     for checkout in checkouts:
         checkout.close()
     print(summary(results["cases"]))

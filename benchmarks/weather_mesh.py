@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from score import json_files
 
 import dfgnn
 from dfgnn import Graph, functional
@@ -246,7 +247,7 @@ def main(argv: list[str] | None = None) -> None:
             rows.append(row)
     if args.json:
         sizes = {"heads": args.heads, "head_dim": args.head_dim, "features": FEATURES}
-        report.write_json(args.json, {"environment": environment} | sizes | {"rows": rows})
+        json_files.write_json(args.json, {"environment": environment} | sizes | {"rows": rows})
 
 
 if __name__ == "__main__":

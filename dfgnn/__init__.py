@@ -4,17 +4,17 @@
 ``nn.pyg`` those with torch_geometric's, ``ops`` DGL's operators, ``sampling`` mini-batches, and
 ``reference`` the attention functions in plain PyTorch. ``accelerate`` and ``patch`` bring the layers into
 code that was written for DGL or torch_geometric, ``convert_state_dict`` takes weights from one to the
-other. ``profile`` says where the time of a training step goes, ``explain`` which path a call takes and why
+other. ``profile`` says what a training step waits for, ``explain`` which path a call takes and why
 not a faster one, and ``capture`` replays a step as a CUDA graph. ``compile`` is ``torch.compile``, with the
 attention that a model's author wrote on our kernels.
 """
 
-from dfgnn import functional, nn, ops, reference, sampling
-from dfgnn.capturing import capture
-from dfgnn.compiling import compile
-from dfgnn.graph import Graph
-from dfgnn.profiling import explain, profile
-from dfgnn.switch import accelerate, convert_state_dict, patch, restore
+from . import functional, nn, reference
+from .capturing import capture
+from .compiling import compile
+from .functional import ops
+from .graph import Graph, sampling
+from .switch import accelerate, convert_state_dict, explain, patch, profile, restore
 
 __version__ = "0.1.0"
 __all__ = [

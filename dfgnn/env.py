@@ -108,7 +108,7 @@ def cpu_name() -> str:
 
 def _libraries(off: list) -> dict[str, dict]:
     paths = {name: _library.DIRECTORY / f"libdfgnn_{name}.so" for name in ("cpu", "cuda")}
-    loaded = {"cpu": True, "cuda": _library.has_cuda_library()}  # dfgnn cannot be imported without "cpu"
+    loaded = {"cpu": _library.compiled, "cuda": _library.has_cuda_library()}
     if not loaded["cuda"]:
         try:
             _library.require_cuda_library()
@@ -126,6 +126,16 @@ def _libraries(off: list) -> dict[str, dict]:
 
 
 def _cpu(off: list) -> dict:
+    if not _library.compiled:
+        off.append(
+            {
+                "what": "CPU kernels",
+                "why": "this is the wheel for any platform, which has none",
+                "todo": "on Linux with x86-64 or aarch64: pip install --force-reinstall --no-deps dfgnn; "
+                "elsewhere nothing",
+            }
+        )
+        return {"name": cpu_name(), "kernels": None, "threads": torch.get_num_threads()}
     forced = os.environ.get(_ISA)
     newest = _NEWEST.get(platform.machine(), "base")
     kernels: str | None

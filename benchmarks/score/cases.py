@@ -1,25 +1,38 @@
-"""What is compared on a device, the most important first, so that a run that ends early has measured that."""
+"""What README.md and docs/performance.md show: cases of a device, the most important first, so that a run
+that ends early has measured that.
+
+    PYTHONPATH=benchmarks python -m dfgnn.bench --cases score.cases --device cuda --minutes 25 \\
+        --json benchmarks/results/cuda.json
+    PYTHONPATH=benchmarks python -m score.pages        # fills the tables and draws the pictures of that
+
+(``make scoreboard ARGS="--device cpu --threads 2"`` does both.) Needs torch_geometric; DGL, turbo-gnn and
+dgNN are measured where they are installed, and pictures need matplotlib. Real graphs are those of DFGNN_DATA;
+for others random ones of the same size are taken, named with a ~.
+"""
 
 import itertools
 from typing import Any
 
-from . import attention, batches, data, models
+from dfgnn.bench.attention import compare_attention
+
+from . import batches, data, dense, models
 
 Case = dict[str, Any]
+load = data.load
 
 MEASURES = {
-    "attention": attention.measure,
-    "compiled": attention.measure,
-    "shapes": attention.measure,
-    "inference": attention.measure,
-    "dropout": attention.measure,
+    "attention": compare_attention,
+    "compiled": compare_attention,
+    "shapes": compare_attention,
+    "inference": compare_attention,
+    "dropout": compare_attention,
     "models": models.measure,
     "model-inference": models.measure,
     "fresh": lambda case, bench: (models.measure if "layers" in case else models.measure_layer)(case, bench),
     "sizes": models.measure,
     "layers": models.measure_layer,
     "edges": batches.measure_edges,
-    "dense": attention.measure_dense,
+    "dense": dense.measure_dense,
     "molecules": batches.measure_molecules,
     "sampled": batches.measure_sampled,
 }

@@ -7,9 +7,10 @@
 from pathlib import Path
 from typing import Any
 
+from dfgnn.bench import records
 from dfgnn.bench.palette import COLOURS, ON_DARK
 
-from . import pages, records
+from . import pages
 
 # Device -> which cases are drawn in its panel.
 PANELS = {

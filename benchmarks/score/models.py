@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 import dfgnn
 from dfgnn.bench import yardsticks
+from dfgnn.bench.attention import Bench
+from dfgnn.bench.turns import Contestant, Step, captured, compare, significant
 from dfgnn.bench.workloads import LAYERS as WORKLOADS
-
-from .attention import Bench
-from .turns import Contestant, Step, captured, compare, significant
 
 FEATURES = {"Cora": 1_433, "CiteSeer": 3_703, "PubMed": 500, "ogbn-arxiv": 128, "arxiv": 128}
 CLASSES = {"Cora": 7, "CiteSeer": 6, "PubMed": 3, "ogbn-arxiv": 40, "arxiv": 40}

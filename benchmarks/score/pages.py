@@ -1,4 +1,4 @@
-"""The tables of the documents, from the results alone.
+"""The tables of the documents, from the results alone: ``PYTHONPATH=benchmarks python -m score.pages``.
 
 What stands between ``<!-- scoreboard:NAME -->`` and ``<!-- /scoreboard -->`` in README.md and in the pages of
 docs is written by ``fill``; NAME is the device and the name of a table (``cuda-models``) or one of
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from . import records
+from dfgnn.bench import records
 
 MARKED = re.compile(r"<!-- scoreboard:([\w-]+) -->(.*?)<!-- /scoreboard -->", flags=re.DOTALL)
 DEVICES = ("cuda", "cpu")
@@ -71,7 +71,7 @@ def rendered(name: str, results: dict[str, dict], page: str = "") -> str:
 
 
 def missing(device: str) -> str:
-    return f"*Not measured yet: `python benchmarks/scoreboard.py --device {device}` does.*"
+    return f"*Not measured yet: `make scoreboard ARGS='--device {device}'` does.*"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------
@@ -211,85 +211,91 @@ def label(case: Case) -> str:
     return f"{name}{layers}, {columns}{case['heads']}×{case['head_dim']}"
 
 
-def graph_label(case: Case) -> str:
-    name = case["graph"]
-    if name.startswith("random-"):
-        name = f"random, {case['nodes']:,} nodes"
+def graph_name(case: Case) -> str:
     batch = f", batches of {case['batch']}" if "batch" in case else ""
-    return f"{name}{batch}, {case['edges']:,} edges"
+    return f"{case['graph']}{batch}"
 
 
-def compared(*parts: str, heading: str = "model") -> Callable[[dict], str]:
-    """A row per case and dtype, a column per library and way, least gain first."""
+def graph_label(case: Case) -> str:
+    return f"{graph_name(case)}, {case['edges']:,} edges"
+
+
+def who(contestant: dict, dtype: str = "") -> str:
+    """Library and way, and the type where it is another one."""
+    name = f"{contestant['library']} {contestant['way']}".removesuffix(" eager")
+    return name if dtype in ("", contestant["dtype"]) else f"{name} {SHORT[contestant['dtype']]}"
+
+
+WHAT = {
+    "fresh": "new edge_index each step", "model-inference": "inference", "inference": "inference",
+    "dropout": "dropout", "edges": "features of edges", "dense": "all pairs", "molecules": "loader included",
+    "sampled": "sampling included",
+}  # fmt: skip
+
+
+def extremes(*parts: str, heading: str = "model") -> Callable[[dict], str]:
+    """A row per layer or model, part and library over all graphs, shapes, types and numbers of threads: the
+    least gain, with the strongest alternative and dfgnn's fastest way there, and the greatest."""
 
     def render(results: dict) -> str:
+        groups: dict[str, list[tuple[float, Case, str, tuple]]] = {}
         cases = fullest(cases_of(results, *parts))
-        pairs = [(case, dtype) for case in cases for dtype in dtypes_of(case)]
-        columns: dict[tuple[str, str], bool] = {}
-        for case, dtype in pairs:
-            for name, c in times(case, dtype).items():
-                gone = "failed" in c and why(c["failed"]) in ("not installed", "not there")
-                columns[name] = columns.get(name, False) or not gone
-        shown = sorted((n for n, there in columns.items() if there), key=lambda n: n[0] == "dfgnn")
-        several = len({case.get("threads") for case in cases}) > 1
-        heads = [heading, "graph", *(["threads"] if several else []), "type"]
-        heads += [" ".join(n).removesuffix(" eager") for n in shown] + ["times as fast"]
+        for case in cases:
+            layers = f", {case['layers']} layers" if "layers" in case else ""
+            more = f", {WHAT[case['part']]}" if case["part"] in WHAT else ""
+            name = (
+                f"{case.get('library', '')} {NAMES.get(case['layer'], case['layer'])}{layers}{more}".strip()
+            )
+            for dtype in dtypes_of(case):
+                if (found := comparison(case, dtype)) is not None:
+                    groups.setdefault(name, []).append((found[2] / found[0], case, dtype, found))
         rows = []
-        for case, dtype in pairs:
-            found, cells = comparison(case, dtype), times(case, dtype)
-            gain = found[2] / found[0] if found else math.inf
-            row = [label(case), graph_label(case), *([str(case["threads"])] if several else []), SHORT[dtype]]
-            row += [milliseconds(cells.get(name)) for name in shown]
-            rows.append((gain, [*row, number(gain) if found else DASH]))
-        if not rows:
-            return ""
-        rows.sort(key=lambda pair: pair[0])
-        return table(heads, [row for _, row in rows], 3 + several) + note(cases)
+        for name, of in groups.items():
+            least, case, dtype, (ours, mine, theirs, other) = min(of, key=first)
+            threads = [threads_text(case["threads"])] if "threads" in case else []
+            where = [graph_name(case), shape_of(case), SHORT[dtype], *threads]
+            row = [name, number(least), ", ".join(where), f"{number(theirs)}, {who(other, dtype)}"]
+            row += [f"{number(ours)}, {who(mine)}", f"{number(max(of, key=first)[0])} of {len(of)}"]
+            rows.append((least, row))
+        rows.sort(key=first)
+        heads = [heading, "least gain", "on", "strongest alternative, ms", "dfgnn, ms", "greatest, of cases"]
+        return table(heads, [row for _, row in rows]) + note(cases) if rows else ""
 
     return render
 
 
-def attention(part: str) -> Callable[[dict], str]:
-    """Training by kernels alone (by calls on the CPU), and in brackets times the byte bound."""
-
-    def render(results: dict) -> str:
-        cases, tables = cases_of(results, part), []
-        shapes = dict.fromkeys((c["heads"], c["head_dim"], c["mode"], c.get("threads")) for c in cases)
-        for heads, dim, mode, threads in shapes:
-            mine = [
-                c
-                for c in cases
-                if (c["heads"], c["head_dim"], c["mode"], c.get("threads")) == (heads, dim, mode, threads)
-            ]
-            names = list(dict.fromkeys((c["layer"], d) for c in mine for d in dtypes_of(c)))
-            graphs = list(dict.fromkeys(c["graph"] for c in mine))
-            values: dict[tuple, float | None] = {}
-            rows = []
-            for graph in graphs:
-                of = {c["layer"]: c for c in mine if c["graph"] == graph}
-                any_case = next(iter(of.values()))
-                floors = [floor_of(any_case, dtype) for dtype in dtypes_of(any_case)]
-                cells = []
-                for layer, dtype in names:
-                    ms, bound = kernels(of.get(layer), dtype)
-                    values[graph, layer, dtype] = ms / bound if ms and bound else None
-                    cells.append(f"{number(ms)} ({ms / bound:.2f})" if ms and bound else DASH)
-                edges, degree = f"{any_case['edges']:,}", f"{any_case['largest_degree']:,}"
-                rows.append([graph, edges, degree, " / ".join(floors), *cells])
-            means = [mean([values[(g, *name)] for g in graphs]) for name in names]
-            rows.append([f"geometric mean of {len(graphs)}", "", "", "", *means])
-            shape = f"{heads}×{dim}, {mode}" + (f", {threads_text(threads)}" if threads else "")
-            heads_of = [f"{NAMES[layer]} {SHORT[dtype]}" for layer, dtype in names]
-            tables.append(table([shape, "edges", "largest degree", "floor", *heads_of], rows))
-        return "\n\n".join(tables)
-
-    return render
+def first(pair: tuple) -> float:
+    return pair[0]
 
 
-def floor_of(case: Case, dtype: str) -> str:
-    floor = case["floor"].get(dtype, {})
-    ms = floor.get("kernels", floor.get("eager"))
-    return DASH if ms is None else number(ms)
+def shape_of(case: Case) -> str:
+    columns = f"{case['in']:,} → " if "in" in case else ""
+    return f"{columns}{case['heads']}×{case['head_dim']}"
+
+
+def bounds(results: dict) -> str:
+    """Times the byte bound of dfgnn's kernels, by shape: geometric mean over the graphs, and the worst."""
+    cases = [c for c in cases_of(results, "attention", "shapes") if c["mode"] == "train"]
+    rows = []
+    for heads, dim, threads in dict.fromkeys((c["heads"], c["head_dim"], c.get("threads")) for c in cases):
+        mine = [c for c in cases if (c["heads"], c["head_dim"], c.get("threads")) == (heads, dim, threads)]
+        shape = f"{heads}×{dim}" + (f", {threads_text(threads)}" if threads else "")
+        for dtype in dict.fromkeys(d for c in mine for d in dtypes_of(c)):
+            cells, graphs = [], 0
+            for layer in NAMES:
+                found = {
+                    c["graph"]: kernels(c, dtype)
+                    for c in mine
+                    if c["layer"] == layer and dtype in dtypes_of(c)
+                }
+                ratios = {graph: ms / bound for graph, (ms, bound) in found.items() if ms and bound}
+                worst, graphs = max(ratios, key=ratios.__getitem__, default=""), max(graphs, len(found))
+                cells.append(
+                    mean([*ratios.values()])
+                    + (f" ({ratios[worst]:.2f}, {worst})" if graphs > 1 and worst else "")
+                )
+            rows.append([shape, SHORT[dtype], str(graphs), *cells])
+    return table(["shape", "type", "graphs", *NAMES.values()], rows, 2) if rows else ""
 
 
 def kernels(case: Case | None, dtype: str) -> tuple[float | None, float | None]:
@@ -320,14 +326,12 @@ def alternatives(results: dict) -> str:
             # Ratios are taken within a case, whose contestants took turns; the smallest ratio is shown.
             least = min(found, key=lambda f: f[2] / f[0], default=None)
             values[graph, threads, layer, dtype] = least[2] / least[0] if least else None
-            who = f"{least[3]['library']} {least[3]['way']}".removesuffix(" eager") if least else ""
-            if least and least[3]["dtype"] != dtype:
-                who += f" {SHORT[least[3]['dtype']]}"
             # A star marks cells in which compiled PyG, often the strongest, was not measured.
             tried = any(c["part"] == "compiled" for c in of)
             untried = untried or bool(least) and not tried
             star = "" if tried else "\\*"
-            cells.append(f"{number(least[2] / least[0])}{star}, {who}" if least else DASH)
+            name = who(least[3], dtype).replace("compiled and captured", "compiled") if least else ""
+            cells.append(f"{number(least[2] / least[0])}{star}, {name}" if least else DASH)
         rows.append([f"{graph}, {threads_text(threads)}" if threads else graph, *cells])
     if not rows:
         return ""
@@ -346,7 +350,7 @@ def memory(results: dict) -> str:
     for graph in dict.fromkeys(c["graph"] for c in cases):
         of = {c["layer"]: c for c in cases if c["graph"] == graph}
         one = next(iter(of.values()))
-        for dtype in dtypes_of(one):
+        for dtype in dtypes_of(one)[:1]:
             size = {"float32": 4}.get(dtype, 2)
             features = one["nodes"] * one["heads"] * one["head_dim"] * size / 1e6
             cells = [graph, SHORT[dtype], number(features), number(one["edges"] * one["heads"] * 4 / 1e6)]
@@ -387,8 +391,9 @@ def accuracy(results: dict) -> str:
 
 
 def break_even(results: dict) -> str:
-    """Preprocessing, and after how many eager steps it has paid against the fastest eager alternative."""
-    rows = []
+    """Preprocessing, and after how many eager steps it has paid against the fastest eager alternative: of
+    each graph the function for which that is latest."""
+    latest: dict[str, tuple[float, list[str]]] = {}
     for case in cases_of(results, "attention", mode="train"):
         for dtype in dtypes_of(case)[:1]:
             mine = [c for c in case["contestants"] if c["dtype"] == dtype and c["way"] == "eager"]
@@ -399,32 +404,25 @@ def break_even(results: dict) -> str:
             total = sum(ms for ms in spent.values() if isinstance(ms, int | float))
             row = [case["graph"], NAMES[case["layer"]]]
             row += [number(spent[k]) for k in ("csr", "reverse_csr", "plan", "reverse_plan")]
-            if ours and others and others[0] > ours[0]:
-                steps = f"{math.ceil(total / (others[0] - ours[0])):,}, {others[1]['library']}"
-            else:
-                steps = "never" if ours and others else DASH
-            rows.append([*row, number(ours[0]) if ours else DASH, steps])
-    heads = ["graph", "function", "CSR", "reverse CSR", "plan", "reverse plan", "a step", "pays after steps"]
+            if not ours or not others:
+                continue
+            gain = others[0] - ours[0]
+            steps = math.ceil(total / gain) if gain > 0 else math.inf
+            row.append(f"{steps:,}, {others[1]['library']}" if gain > 0 else "never")
+            latest[case["graph"]] = max(latest.get(case["graph"], (-1.0, row)), (steps, row), key=first)
+    heads = ["graph", "function", "CSR", "reverse CSR", "plan", "reverse plan", "pays after steps"]
+    rows = [row for _, row in sorted(latest.values(), key=first, reverse=True)]
     return table(heads, rows, 2) if rows else ""
 
 
 TABLES: dict[str, Callable[[dict], str]] = {
     "setup": setup,
-    "attention": attention("attention"),
-    "shapes": attention("shapes"),
     "alternatives": alternatives,
-    "models": compared("models"),
-    "sizes": compared("sizes"),
-    "fresh": compared("fresh"),
-    "layers": compared("layers", heading="layer"),
+    "bounds": bounds,
+    "functions": extremes("dropout", "inference", "edges", "dense", heading="function"),
+    "layers": extremes("layers", heading="layer"),
+    "models": extremes("models", "sizes", "model-inference", "fresh", "molecules", "sampled"),
     "limits": lambda results: limits(results),
-    "dropout": compared("dropout", heading="function"),
-    "inference": compared("inference", heading="function"),
-    "model-inference": compared("model-inference"),
-    "edges": compared("edges", heading="function"),
-    "dense": compared("dense", heading="function"),
-    "molecules": compared("molecules"),
-    "sampled": compared("sampled"),
     "memory": memory,
     "accuracy": accuracy,
     "break-even": break_even,
@@ -435,38 +433,39 @@ TABLES: dict[str, Callable[[dict], str]] = {
 
 
 def headline(results: dict[str, dict]) -> str:
-    """The first comparison of attention on the GPU: eager beside eager, and beside the strongest."""
+    """GAT's attention on the GPU beside PyG's, compiled and not. dfgnn's times are those of the case in which
+    it takes turns with compiled PyG; the other was the first of its process, whose eager calls are slow."""
     if "cuda" not in results:
         return missing("cuda")
-    cases = cases_of(results["cuda"], "attention", layer="gat", heads=4, head_dim=32, mode="train")
-    if not cases:
+    options = {"layer": "gat", "heads": 4, "head_dim": 32, "mode": "train"}
+    cases = cases_of(results["cuda"], "attention", **options)
+    compiled = [c for c in cases_of(results["cuda"], "compiled", **options) if times(c, "float32")]
+    compiled = [c for c in compiled if cases and c["graph"] == cases[0]["graph"]]
+    if not cases or not compiled:
         return missing("cuda")
-    case, gpu = cases[0], results["cuda"]["runs"][cases[0]["run"]]["gpu"]
-    found = times(case, "float32")
+    case, gpu = compiled[0], results["cuda"]["runs"][compiled[0]["run"]]["gpu"]
+    found, plain = times(case, "float32"), times(cases[0], "float32")
     ours, replayed = (records.median(found.get(("dfgnn", way), {})) for way in ("eager", "captured"))
-    theirs = records.median(found.get(("PyG", "eager"), {}))
-    if ours is None or theirs is None:
+    theirs = records.median(plain.get(("PyG", "eager"), {}))
+    best = best_of(filter(is_other, found.values()))
+    if ours is None or replayed is None or theirs is None or best is None:
         return missing("cuda")
-    text = (
+    way = {"compiled": "under `torch.compile`"}.get(best[1]["way"], "compiled and replayed")
+    return (
         f"On an {gpu} a training step of GAT attention on {case['graph']} ({case['edges'] / 1e6:.1f} million "
-        f"edges, {case['heads']} heads of {case['head_dim']} numbers, float32) takes {number(ours)} ms"
+        f"edges, {case['heads']} heads of {case['head_dim']} numbers, float32) takes {number(ours)} ms, "
+        f"replayed from a CUDA graph {number(replayed)} ms. PyG's operations take {number(theirs)} ms, {way} "
+        f"{number(best[0])} ms."
     )
-    text += f", replayed from a CUDA graph {number(replayed)} ms" if replayed else ""
-    text += f". PyG's operations take {number(theirs)} ms"
-    compiled = cases_of(results["cuda"], "compiled", graph=case["graph"], layer="gat")
-    if compiled and (best := best_of(filter(is_other, compiled[0]["contestants"]))):
-        way = {"compiled": "under `torch.compile`"}.get(best[1]["way"], "compiled and in a CUDA graph")
-        text += f", {way} {number(best[0])} ms"
-    return text + "."
 
 
 def summary(results: dict[str, dict]) -> str:
     """A row per task of the README: the strongest alternative beside the best of dfgnn."""
     wanted: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-        ("cpu", ("layers",), ("PubMed", "64 molecules")),
-        ("cpu", ("models",), ("Cora", "64 molecules")),
+        ("cpu", ("layers",), ("PubMed",)),
+        ("cpu", ("models",), ("Cora",)),
         ("cuda", ("attention", "compiled"), ("ogbn-arxiv",)),
-        ("cuda", ("models",), ("Cora", "64 molecules", "ogbn-arxiv")),
+        ("cuda", ("models",), ("Cora", "ogbn-arxiv")),
     ]
     rows = []
     for device, parts, graphs in wanted:
@@ -495,19 +494,40 @@ def summary(results: dict[str, dict]) -> str:
 
 
 def limits(results: dict) -> str:
-    """A layer's step, its matrix products and the plain sums; what is left, as a multiple of the sums."""
-    rows = []
+    """Of each layer, where its step is furthest from its limits: what is left beside its matrix products, as
+    a multiple of the plain sums; and the median over all cases."""
+    found: dict[str, list[tuple[float, list[str]]]] = {}
     for case in cases_of(results, "layers"):
         ours = best_of(filter(is_ours, case["contestants"]))
-        found = {c["way"]: records.median(c) for c in case.get("limits", [])}
-        products, sums = found.get("matrix products"), found.get("plain sums")
+        of = {c["way"]: records.median(c) for c in case.get("limits", [])}
+        products, sums = of.get("matrix products"), of.get("plain sums")
         if ours and products and sums:
             share = (ours[0] - products) / sums
-            cells = [f"{case['library']} {label(case)}", graph_label(case), str(case.get("threads", DASH))]
-            rows.append((-share, [*cells, *map(number, (ours[0], products, sums)), f"{share:.1f}"]))
-    rows.sort(key=lambda pair: pair[0])
-    heads = ["layer", "graph", "threads", "step", "matrix products", "plain sums", "(step − products) / sums"]
-    return table(heads, [row for _, row in rows], 3) if rows else ""
+            threads = [threads_text(case["threads"])] if "threads" in case else []
+            where = ", ".join([graph_name(case), shape_of(case), *threads])
+            row = [where, *map(number, (ours[0], products, sums)), f"{share:.1f}"]
+            found.setdefault(f"{case['library']} {case['layer']}", []).append((share, row))
+    rows = []
+    for name, of_layer in found.items():
+        share, row = max(of_layer, key=first)
+        middle = sorted(map(first, of_layer))[len(of_layer) // 2]
+        rows.append((share, [name, *row, f"{middle:.1f} of {len(of_layer)}"]))
+    rows.sort(key=first, reverse=True)
+    heads = ["layer", "worst", "step", "matrix products", "plain sums", "(step − products) / sums", "median"]
+    return table(heads, [row for _, row in rows], 2) if rows else ""
 
 
 SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {"headline": headline, "summary": summary}
+
+
+def main() -> None:
+    from . import charts
+
+    root = Path(__file__).parents[2]
+    results = root / "benchmarks" / "results"
+    for path in [*fill(root, results), *charts.draw(results, root / "docs" / "pictures")]:
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

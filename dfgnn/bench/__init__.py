@@ -3,9 +3,9 @@
 It needs numpy beside torch, and scipy for ``.mtx`` files (the extra ``bench``).
 
 ``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` loads those of other libraries;
-``workloads`` makes inputs, ``measure`` times calls, ``yardsticks`` measures the baseline (*floor*),
-``accuracy`` errors, ``peers`` other libraries, ``candidates`` plans that were not chosen; ``report`` shows
-the results.
+``workloads`` makes inputs, ``attention`` contestants of them (``peers``: of other libraries), and ``turns``
+times these in turns; ``yardsticks`` measures the baseline (*floor*), ``bounds`` counts bytes, ``accuracy``
+computes in float64. ``records`` keeps the file of results and ``report`` prints them.
 """
 
 try:

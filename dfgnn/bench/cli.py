@@ -1,14 +1,21 @@
-"""The command line of ``python -m dfgnn.bench``, and the loop over graphs."""
+"""The command line of ``python -m dfgnn.bench``, and the loop over cases."""
 
 import argparse
+import functools
 import gc
+import importlib
+import itertools
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from .. import plan as schedule
-from ..runtime import library as _library
+from .. import plan
+from ..runtime import library
 from ..runtime.programs import (
     Parser,
     device,
@@ -20,18 +27,19 @@ from ..runtime.programs import (
     positive,
     wrong,
 )
-from . import datasets, graphs, measure, report, twins
-from .peers import PEERS
-from .run import SAMPLE, Options, measure_graph
+from . import datasets, graphs, measure, records, report, turns, twins
+from .attention import Bench, compare_attention
 from .workloads import LAYERS, MODES
-from .yardsticks import copy_bandwidth
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+PEERS = {"pyg": "PyG", "dgl": "DGL", "turbo-gnn": "turbo-gnn", "dgNN": "dgNN", "pyg-compile": "PyG compiled"}
+# What a case of a mode is called in a file of results.
+PARTS = {"train": "attention", "forward": "inference"}
 
 
 def _schedule(text: str) -> str:
     try:
-        schedule.parse(text)
+        plan.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
@@ -45,12 +53,23 @@ def _shape(text: str) -> tuple[int, int]:
     return heads, dim
 
 
+def _module(name: str) -> ModuleType:
+    try:
+        found = importlib.import_module(name)
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f"cannot import {name}: {error}") from error
+    if not all(hasattr(found, part) for part in ("cases", "load", "MEASURES")):
+        raise wrong("a module with cases, load and MEASURES", name)
+    return found
+
+
 def parser() -> Parser:
     result = Parser(
         prog="dfgnn.bench",
-        description="Time the attention of dfgnn's layers beside two yardsticks, the vendor's plain "
-        "neighbour sum (torch.sparse) and our own. Lists are separated by commas. The exit status is 1 if "
-        "anything asked for could not be measured; a missing peer does not count.",
+        description="Time the attention of dfgnn's layers beside other libraries and two yardsticks, "
+        "the vendor's plain neighbour sum (torch.sparse) and our own. The contestants of a case take turns. "
+        "Lists are separated by commas. The exit status is 1 if anything asked for could not be measured; a "
+        "missing peer does not count.",
     )
     add = result.add_argument
     add("--layers", type=listed(one_of(*LAYERS)), default=tuple(LAYERS), help="whose attention")
@@ -71,26 +90,37 @@ def parser() -> Parser:
         "--schedule",
         type=listed(_schedule),
         default=("auto",),
-        help=f"auto, {', '.join(schedule.SCHEDULES)}, or one with the most edges of an item, 'natural<=512'",
+        help=f"auto, {', '.join(plan.SCHEDULES)}, or one with the most edges of an item, 'natural<=512'",
     )
     add("--peers", type=listed(one_of(*PEERS)), default=(), help=", ".join(PEERS))
-    add("--device", type=device, help="default: cuda if there is one, else cpu")
-    add(
-        "--budget",
-        type=number(above=0),
-        metavar="SECONDS",
-        help="per measurement (default: 0.5; with --quick 0.1)",
-    )
-    add(
-        "--check",
-        choices=("full", "sample", "none"),
-        default="full",
-        help=f"errors against float64: of all results (full), of {SAMPLE} rows of the output, or none",
-    )
     add("--oracle", action="store_true", help="measure every plan that the scheduler could have chosen, too")
+    add("--device", type=device, help="default: cuda if there is one, else cpu")
+    add("--threads", type=positive, help="of the CPU (default: torch's own number)")
+    add(
+        "--seconds",
+        type=number(above=0),
+        help="per case, at least five turns (default: 1; with --quick 0.1)",
+    )
+    add("--minutes", type=number(least=0), help="no case begins after this time (default: no end)")
     add("--quick", action="store_true", help="short measurements of a few small graphs")
-    add("--json", type=file_to_write, metavar="FILE", help="write all results to it, anew after every graph")
+    add(
+        "--json",
+        type=file_to_write,
+        metavar="FILE",
+        help="write all results to it, anew after every case; the same command goes on where one ended",
+    )
+    add("--fresh", action="store_true", help="forget what the file holds")
     add("--commit", metavar="NAME", help="of the code in the results (default: git rev-parse HEAD)")
+    add(
+        "--cases",
+        type=_module,
+        metavar="MODULE",
+        help="a module that lists cases, in place of the options above that make them: cases(device, quick, "
+        "compiles), load(graph, device) and MEASURES, the function of each part",
+    )
+    add("--parts", type=listed(), help="of --cases, only these")
+    add("--no-compile", dest="compiles", action="store_false", help="of --cases, none with torch.compile")
+    add("--list", action="store_true", help="print the cases in their order, measure nothing")
     return result
 
 
@@ -102,26 +132,52 @@ def main(argv: list[str] | None = None) -> int:
     place = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda":
         try:
-            _library.require_cuda_library()
+            library.require_cuda_library()
         except RuntimeError as error:
             usage.error(f"--device {place}: {error}")
-        place = torch.empty(0, device=place).device  # "cuda" becomes the current GPU
-        torch.cuda.set_device(place)
-    options = Options(
-        layers=args.layers,
-        shapes=args.shapes or tuple((h, d) for h in args.heads for d in args.head_dim),
-        dtypes=args.dtype,
-        modes=args.mode,
-        schedules=args.schedule,
-        peers=args.peers,
-        budget=args.budget or (0.1 if args.quick else 0.5),
-        check=args.check,
-        oracle=args.oracle,
-    )
+        if place.index is not None:
+            torch.cuda.set_device(place)
+    if args.threads:
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # DGL reads it when it is imported
+        torch.set_num_threads(args.threads)
+    if args.cases:
+        cases, notes = args.cases.cases(place.type, args.quick, args.compiles)
+        cases = [case for case in cases if not args.graphs or case["graph"] in args.graphs]
+        cases = [case for case in cases if not args.parts or case["part"] in args.parts]
+        load, measures = args.cases.load, args.cases.MEASURES
+    else:
+        cases, notes = _cases(args, place), []
+        load = functools.partial(graphs.load, root=args.root)
+        measures = dict.fromkeys(PARTS.values(), compare_attention)
+    if place.type == "cpu":
+        cases = [{**case, "threads": torch.get_num_threads()} for case in cases]
+    if args.list:
+        print("\n".join(map(report.name_of, cases)))
+        return 0
+    print("\n".join(notes), end="\n" if notes else "")
+    bench = Bench(place, args.seconds or (0.1 if args.quick else 1.0), load)
     with interruptible(
-        f"{args.json} has the graphs before this one" if args.json else "--json FILE keeps what is measured"
+        f"{args.json} has the cases before this one" if args.json else "--json FILE keeps what is measured"
     ):
-        return _run(args.graphs or _default_graphs(place, args.quick), place, options, args)
+        return _run(cases, measures, bench, args)
+
+
+def _cases(args: argparse.Namespace, place: torch.device) -> list[dict[str, Any]]:
+    """The cases that the options name."""
+    names = args.graphs or _default_graphs(place, args.quick)
+    shapes = args.shapes or tuple(itertools.product(args.heads, args.head_dim))
+    asked = [PEERS[name] for name in args.peers]
+    more: dict[str, Any] = {"peers": [name for name in asked if name != "PyG compiled"]}
+    more |= {"compiled": True} if "PyG compiled" in asked else {}
+    more |= {"schedules": list(args.schedule)} if args.schedule != ("auto",) else {}
+    more |= {"oracle": True} if args.oracle else {}
+    return [
+        {"part": PARTS[mode], "graph": graph, "layer": layer, "heads": heads, "head_dim": dim, "mode": mode,
+         "dtypes": list(args.dtype), **more}
+        for name in names
+        for graph in twins.expand(name)
+        for (heads, dim), layer, mode in itertools.product(shapes, args.layers, args.mode)
+    ]  # fmt: skip
 
 
 def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:
@@ -130,46 +186,60 @@ def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:
     return ("cora~", "arxiv~", "pattern~") if quick else graphs.NAMES
 
 
-def _run(names, device, options: Options, args) -> int:
-    names = [each for name in names for each in twins.expand(name)]
-    results: dict[str, Any] = {
-        "environment": report.environment(device, args.commit),
-        "options": vars(options),
-        "copy_gb_s": copy_bandwidth(device, options.budget),
-        "graphs": [],
-        "yardsticks": [],
-        "rows": [],
-        "means": [],
-    }
-    text = {"graph": report.graph_lines, "yardstick": report.yardstick_lines, "row": report.row_lines}
+def _run(cases: list[dict], measures: dict[str, Callable], bench: Bench, args) -> int:
+    """Measures the cases in their order; 1 if one could not be measured.
 
-    def emit(kind: str, record: dict) -> None:
-        print(text[kind](record), flush=True)
+    The first one is measured three times: for nothing, because the first calls of a process are slow; for the
+    file; and once more at the end, where a contestant's median that differs by more than 5 % takes a case of
+    ``--cases`` out of the file again, and is told of others.
+    """
+    environment = report.environment(bench.device, args.commit)
+    if args.fresh and args.json:
+        args.json.unlink(missing_ok=True)
+    found = records.Records(args.json, environment)
+    print(report.environment_line(environment), flush=True)
+    gc.freeze()  # garbage collections during measurements need not visit imported modules
+    end = time.monotonic() + 60 * args.minutes if args.minutes is not None else float("inf")
+    wrong, shown = 0, ""
 
-    print(report.environment_line(results["environment"]))
-    print(f"copying memory: {results['copy_gb_s']:.0f} GB/s, read and written")
-    for name in names:
-        label = name if datasets.is_spec(name) else Path(name).name
+    def result_of(case: dict) -> dict:
         try:
-            graph, count = graphs.read(name, device, args.root)
-        except (OSError, ValueError, ImportError, torch.OutOfMemoryError) as error:
-            results["graphs"].append({"name": label, "unavailable": measure.reason(error)})
-            emit("graph", results["graphs"][-1])
-            continue
-        measured = measure_graph(label, graph, options, emit, count, results["copy_gb_s"])
-        results["graphs"].append(measured["graph"])
-        results["yardsticks"] += measured["yardsticks"]
-        results["rows"] += measured["rows"]
-        results["means"] = report.means(results["rows"])
-        report.write_json(args.json, results)
-        del graph, measured
-        gc.collect()
-    print("\ngeometric means over the graphs")
-    for record in results["means"]:
-        print(report.mean_line(record))
-    report.write_json(args.json, results)
-    missing = [graph for graph in results["graphs"] if "unavailable" in graph]
-    missing += [row for row in results["rows"] if "failed" in row]
-    if missing:
-        print(f"{len(missing)} graphs or rows were not measured")
-    return 1 if missing else 0
+            return measures[case["part"]](case, bench)
+        except turns.LostDevice:
+            raise
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            return {"unavailable": measure.reason(error)}
+
+    left = [case for case in cases if not found.has(case)]
+    first = left[0] if left and not args.quick else None
+    if first is not None:
+        result_of(first)
+    for case in left:
+        if time.monotonic() > end:
+            missing = sum(not found.has(other) for other in cases)
+            print(f"time is up: {missing} of {len(cases)} cases are left for the same command")
+            break
+        result = result_of(case)
+        wrong += _is_wrong(result)
+        found.add(case, result)
+        if case["graph"] != shown and "nodes" in result:
+            shown = case["graph"]
+            print(f"\n{report.graph_line(shown, result)}")
+        print(report.case_lines(case, result), flush=True)
+    if first is not None and found.has(first):
+        differ = records.differences(found.of(first), result_of(first))
+        if differ and args.cases:
+            found.remove(first)
+            wrong += 1
+        kept = "not kept" if args.cases else "not steady"
+        if differ:
+            print(f"{report.name_of(first)}: {kept}, because the same at the end gave {'; '.join(differ)}")
+    if means := report.means(found.results["cases"]):
+        print("\n".join(["", "geometric means over the graphs", *means]))
+    return 1 if wrong else 0
+
+
+def _is_wrong(result: dict) -> bool:
+    """Whether the case, or a contestant of dfgnn in it, could not be measured."""
+    ours = [c for c in result.get("contestants", []) if c["library"] == "dfgnn"]
+    return "unavailable" in result or not ours or any("failed" in c for c in ours)

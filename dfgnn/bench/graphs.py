@@ -1,9 +1,9 @@
 """Reads benchmark graphs: synthetic ones, real ones from a data folder, files, and libraries' data sets.
 
-Every graph is symmetrised and gets self loops, like the inputs of an attention layer, except those of
-``blocks``. Synthetic graphs are in ``twins``, data sets of libraries in ``datasets``, others in ``sources``.
-Names of real graphs stand for one of these (``ALIASES``), which is downloaded unless the folder that the
-environment variable ``DFGNN_DATA`` names has a copy. Files:
+Every graph is symmetrised and gets self loops, like the inputs of an attention layer. Synthetic graphs are
+in ``twins``, data sets of libraries in ``datasets``, others in ``sources``. Names of real graphs stand for
+one of these (``ALIASES``), which is downloaded unless the folder that the environment variable ``DFGNN_DATA``
+names has a copy. Files:
 
 ``.npz``   ``indptr, indices`` and optionally ``num_nodes``; or a batch, ``node_ptr, edge_ptr, src, dst`` with
            ids that start at 0 in every graph; or what ``scipy.sparse.save_npz`` writes.
@@ -12,14 +12,13 @@ environment variable ``DFGNN_DATA`` names has a copy. Files:
 
 import gzip
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ..graph import Graph
-from . import blocks, datasets, sources, twins
+from . import datasets, sources, twins
 
 # Real graphs that a library publishes -> what `datasets` calls them.
 ALIASES = {
@@ -30,7 +29,7 @@ ALIASES = {
     "collab": "pyg:TUDataset/COLLAB@256",
 }
 _REAL = (*ALIASES, *sources.SOURCES)
-NAMES = (*_REAL, *twins.NAMES, *blocks.NAMES, blocks.SAMPLED + "ogbn-arxiv")
+NAMES = (*_REAL, *twins.NAMES)
 # Real graph -> its copy in the folder DFGNN_DATA, and how many graphs of a batch are used (None: all).
 _COPIES = {
     "ogbn-arxiv": ("graphs/ogbn-arxiv.npz", None),
@@ -78,10 +77,6 @@ def read(name: str, device="cpu", root: Path = ROOT) -> tuple[Graph, int]:
     Raises ValueError for an unknown name or a file or data set without a graph, ImportError without the
     library, OSError (also FileNotFoundError) without the data.
     """
-    if (block := blocks.make(name, partial(_csr, root=root))) is not None:
-        src, dst = (torch.from_numpy(np.ascontiguousarray(ends, dtype=np.int32)) for ends in block[:2])
-        num_src, num_dst = block[2:]
-        return Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst), 1
     (src, dst, n), graphs = twins.make(name, device) or _read(name, root)
     loop = torch.arange(n, dtype=torch.int32, device=device)
     src, dst = src.to(device, torch.int32), dst.to(device, torch.int32)
@@ -89,11 +84,6 @@ def read(name: str, device="cpu", root: Path = ROOT) -> tuple[Graph, int]:
     # The transposed graph's reverse CSR has the neighbours of a row in rising order, as libraries keep them.
     csr = Graph.from_coo(dst, src, num_nodes=n, validate=False).reverse_csr()
     return Graph.from_csr(csr.indptr, csr.indices, num_src=n, validate=False), graphs
-
-
-def _csr(name: str, root: Path) -> tuple[np.ndarray, np.ndarray]:
-    csr = load(name, root=root).csr()
-    return csr.indptr.numpy(), csr.indices.numpy()
 
 
 def _read(name: str, root: Path):

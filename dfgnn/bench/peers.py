@@ -187,9 +187,4 @@ def dgnn(layer: str, graph, dropout: float = 0.0):
     return gat
 
 
-PEERS = {"dgl": dgl, "pyg": pyg, "pyg-compile": pyg_compile, "turbo-gnn": turbo_gnn, "dgNN": dgnn}
-# Peers in plain PyTorch, which are timed in CUDA graphs, too. Other libraries' launches may not be capturable
-# (turbo-gnn's end the process).
-CAPTURED = ("pyg", "pyg-compile")
-# Names of the ratio of a peer's time to ours, by kind of timing.
-SPEEDUPS = {"eager": "speedup", "kernels": "speedup_kernels"}
+PEERS = {"PyG": pyg, "DGL": dgl, "turbo-gnn": turbo_gnn, "dgNN": dgnn}

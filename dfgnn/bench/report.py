@@ -1,9 +1,10 @@
-"""Result files: tables, geometric means, and the environment of the measurements."""
+"""What is printed of results, and what is kept of the machine that they are from."""
 
 import datetime
-import json
+import importlib.metadata
 import math
 import platform
+import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,13 @@ from typing import Any
 import torch
 
 from .. import __version__, env
-from .peers import SPEEDUPS
+from .records import key
 
 _SHORT = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
-# Rows that agree in these make one geometric mean over graphs.
-_CASE = ("layer", "heads", "head_dim", "dtype", "mode", "schedule")
-_COLUMNS = (
-    ("layer", 6), ("H x D", 8), ("type", 5), ("mode", 8), ("schedule", 14), ("eager ms", 10),
-    ("p20 - p80", 18), ("x floor", 8), ("kernels ms", 11), ("x floor", 8), ("x bound", 8), ("GB/s", 7),
-    ("err out", 9), ("err grad", 9), ("extra MB", 9), ("E*H MB", 8), ("plan", 0),
-)  # fmt: skip
 
 
 def environment(device: torch.device, commit: str | None) -> dict:
-    """Commit (of the source tree unless given), date, hardware, versions."""
+    """Commit (of the source tree unless given), date, hardware, versions; None for what is not installed."""
     root = Path(__file__).parents[2]
     changes = _output("git", "-C", str(root), "status", "--porcelain") if (root / ".git").exists() else None
     info: dict[str, Any] = {
@@ -45,50 +39,14 @@ def environment(device: torch.device, commit: str | None) -> dict:
         }
     else:
         info |= {"cpu": env.cpu_name(), "threads": torch.get_num_threads()}
-    return info
+    return info | {name: _version(name) for name in ("torch_geometric", "dgl", "turbo_gnn", "pyg_lib")}
 
 
-def write_json(path: Path | None, results: Any) -> None:
-    """Writes results to a file, making its folders; does nothing without a path."""
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_text(_finite(results)) + "\n")
-
-
-def read_json(path: Path, keys: tuple[str, ...]) -> dict:
-    """Reads a file of `write_json`. Raises ValueError unless it is one whose rows have these keys."""
+def _version(name: str) -> str | None:
     try:
-        found = json.loads(path.read_bytes())
-        if not all(isinstance(row[key], (str, int)) for row in found["rows"] for key in keys):
-            raise TypeError(f"rows without {', '.join(keys)}")
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: expected a file of python -m dfgnn.bench --json, got {type(error).__name__}: {error}"
-        ) from error
-    return found
-
-
-def _text(value, indent: str = "") -> str:
-    """JSON in which a list or dict is on one line if it is short or has no other inside."""
-    line, inner = json.dumps(value, allow_nan=False), indent + " "
-    if len(line) <= 150 or not any(bracket in line[1:] for bracket in "[{"):
-        return line
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_text(item, inner)}" for name, item in value.items()]
-    else:
-        parts = [_text(item, inner) for item in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    body = f",\n{inner}".join(parts)
-    return f"{first}\n{inner}{body}\n{indent}{last}"
-
-
-def _finite(value):
-    """`value` rounded to six digits, with NaN and infinity as text, because JSON has neither."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _output(*command: str) -> str | None:
@@ -97,84 +55,6 @@ def _output(*command: str) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def geometric_mean(values) -> float:
-    values = list(values)
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def ratio(row: dict) -> float | None:
-    """The ratio of a row's time to passes x floor (see `yardsticks`), of kernel times where there are any."""
-    found = row.get("x_floor", {})
-    return found.get("kernels", found.get("eager"))
-
-
-def times_bound(row: dict) -> float | None:
-    """The ratio of a row's time to the byte bound, of kernel times where there are any. Old files lack it."""
-    found = row.get("x_bound", {})
-    return found.get("kernels", found.get("eager"))
-
-
-def plan_text(plans: dict) -> str:
-    """A short text for the plans of a row's directions."""
-
-    def text(plan):
-        heads = plan.get("heads_per_tile")
-        parts = plan.get("source_parts", 1)
-        return (
-            f"{plan['schedule']} <= {plan['max_edges']}"
-            + (f" heads <= {heads}" if heads else "")
-            + (f" sources / {parts}" if parts > 1 else "")
-        )
-
-    return " / ".join(text(plan) for plan in plans.values())
-
-
-def means(rows: list[dict]) -> list[dict]:
-    """Geometric means over the graphs, per layer, shape, dtype, mode and schedule.
-
-    x_floor and worst: mean and largest ratio to passes x floor; x_bound: ratio to the byte bound. speedups:
-    over each peer. oracle: chosen / best plan, with the number of graphs that have several candidates.
-    """
-    groups: dict[tuple, list[dict]] = {}
-    for row in rows:
-        if "failed" not in row:
-            groups.setdefault(tuple(row[k] for k in _CASE), []).append(row)
-    result = []
-    for key, group in groups.items():
-        record = dict(zip(_CASE, key))
-        ratios = {row["graph"]: r for row in group if (r := ratio(row)) is not None}
-        if ratios:
-            worst = max(ratios, key=ratios.__getitem__)
-            record |= {
-                "graphs": len(ratios),
-                "x_floor": geometric_mean(ratios.values()),
-                "worst": {"graph": worst, "x_floor": ratios[worst]},
-            }
-        bound = {row["graph"]: b for row in group if (b := times_bound(row)) is not None}
-        if bound:
-            worst = max(bound, key=bound.__getitem__)
-            record["x_bound"] = {
-                "mean": geometric_mean(bound.values()),
-                "worst": {"graph": worst, "x_bound": bound[worst]},
-            }
-        record["speedups"] = _speedups(group)
-        oracle = {row["graph"]: row["oracle"] for row in group if "oracle" in row}
-        if oracle:
-            worst = max(oracle, key=lambda graph: oracle[graph]["ratio"])
-            record["oracle"] = {
-                "graphs": len(oracle),
-                "with_choice": sum(_has_choice(found) for found in oracle.values()),
-                "mean": geometric_mean(found["ratio"] for found in oracle.values()),
-                "worst": {"graph": worst, "ratio": oracle[worst]["ratio"]},
-            }
-        result.append(record)
-    return result
-
-
-def _has_choice(oracle: dict) -> bool:
-    return len(oracle["candidates"]) > 1
 
 
 # ---- text ------------------------------------------------------------------------------------------
@@ -188,158 +68,119 @@ def environment_line(info: dict) -> str:
     return f"{where}, torch {info['torch']}, commit {info['commit']}{dirty}, {info['date']}"
 
 
-def graph_lines(info: dict) -> str:
-    if "unavailable" in info:
-        return f"\n{info['name']}: not measured: {info['unavailable']}"
-    steps = info["preprocessing_ms"]
-    text = ", ".join(
-        f"{name.replace('_', ' ')} {ms if isinstance(ms, str) else f'{ms:.3g} ms'}"
-        for name, ms in steps.items()
-    )
-    batch = f"{info['graphs']:,} graphs, " if info["graphs"] > 1 else ""
-    return (
-        f"\n{info['name']}: {batch}{info['nodes']:,} nodes, {info['edges']:,} edges, "
-        f"degree mean {info['mean_degree']:.1f}, max {info['max_degree']:,}\n  preprocessing: {text}"
-    )
+def name_of(case: dict) -> str:
+    """A case in one line."""
+    shape = f"{case['heads']}x{case['head_dim']}"
+    more = [case.get("library", ""), f"x {case['layers']}" if "layers" in case else "", shape]
+    more += [case.get("mode", ""), "+".join(case.get("ways", case.get("dtypes", [])))]
+    return " ".join(filter(None, [case["part"], case["graph"], case["layer"], *more]))
 
 
-def yardstick_lines(floor: dict) -> str:
-    """Lines for the baselines, and the header of the rows that follow."""
-
-    def text(name):
-        yardstick = floor[name]
-        if "unavailable" in yardstick:
-            return f"unavailable ({yardstick['unavailable']})"
-        how = [yardstick["schedule"]] if "schedule" in yardstick else []
-        blocks = yardstick.get("column_blocks", 1)  # earlier results have none
-        how += [f"{blocks} blocks of columns"] if blocks > 1 else []
-        schedule = f" ({', '.join(how)})" if how else ""
-        return f"{_ms(yardstick, 'eager')} eager, {_ms(yardstick, 'kernels')} kernels{schedule}"
-
-    cache = ""
-    if "fits_l2" in floor:
-        fits = "fits" if floor["fits_l2"] else "exceeds"
-        sizes = f"{floor['working_set_mb']:.0f} MB, {fits} the L2 cache of {floor['l2_mb']:.0f} MB"
-        cache = f"; the working set, {sizes}"
-    lowest = ", ".join(f"{ms:.4g} ms {kind}" for kind, ms in floor["floor"].items()) or "none"
-    return (
-        f"  F = {floor['width']} {_SHORT[floor['dtype']]}: torch.sparse {text('sparse')}; "
-        f"gather sum {text('gather_sum')}; floor {lowest}{cache}\n"
-        f"  {_columns([name for name, _ in _COLUMNS])}"
-    )
+def graph_line(name: str, result: dict) -> str:
+    """The graph of a case, and what a Graph and plans of it take once."""
+    text = f"{name}: {result['nodes']:,} nodes, {result['edges']:,} edges"
+    if "largest_degree" in result:
+        text += f", at most {result['largest_degree']:,} into a node"
+    spent = result.get("preprocessing_ms", {})
+    once = [f"{what.replace('_', ' ')} {_ms(ms)}" for what, ms in spent.items() if not isinstance(ms, str)]
+    return text + (f"\n  once: {', '.join(once)}" if once else "")
 
 
-def row_lines(row: dict) -> str:
-    """A line for the row, and one for each peer."""
-    shape = f"{row['heads']}x{row['head_dim']}"
-    cells = [row["layer"], shape, _SHORT[row["dtype"]], row["mode"], row["schedule"]]
-    if "failed" in row:
-        return "  " + _columns(cells) + f" not measured: {row['failed']}"
-    eager, times = row["eager"], row["x_floor"]
-    error = row["error"]
-    cells += [
-        _ms(row, "eager"), f"{eager['p20']:.4g} - {eager['p80']:.4g}", _number(times.get("eager"), ".2f"),
-        _ms(row, "kernels"), _number(times.get("kernels"), ".2f"), _number(times_bound(row), ".2f"),
-        f"{row['gathered_gb_s']:.0f}",
-        _number(error.get("out"), ".1e"), _number(error.get("gradients"), ".1e"),
-        _number(row.get("extra_mb"), ".1f"), f"{row['edge_tensor_mb']:.1f}",
-        plan_text(row["plan"]),
-    ]  # fmt: skip
-    lines = ["  " + _columns(cells)]
-    for name, reason in (("kernels", row.get("kernels", {})), ("error", error)):
-        if "unavailable" in reason:
-            lines.append(f"      {name} not measured: {reason['unavailable']}")
-    if "rows" in error:
-        lines.append(f"      error of {error['rows']:,} rows of the output")
-    if "oracle" in row:
-        lines.append(f"      {_oracle_text(row['oracle'])}")
-    for name, peer in row["peers"].items():
-        if "unavailable" in peer:
-            lines.append(f"      {name}: not measured: {peer['unavailable']}")
-            continue
-        wrong = f", error {peer['error']['out']:.1e}" if "out" in peer["error"] else ""
-        text = f"      {name}: {_ms(peer, 'eager')} ms, dfgnn is {peer['speedup']:.2f} x as fast"
-        if "speedup_kernels" in peer:
-            text += f", kernels {_ms(peer, 'kernels')} ms, {peer['speedup_kernels']:.2f} x"
-        elif "unavailable" in peer.get("kernels", {}):
-            text += f", kernels not measured: {peer['kernels']['unavailable']}"
-        lines.append(text + wrong)
+def case_lines(case: dict, result: dict) -> str:
+    """The case, and a line for each contestant: time, times passes x floor and byte bound, how many times
+    as fast dfgnn is (of the same type, its fastest way), errors of output / gradients against float64, and
+    the peak of memory."""
+    if "unavailable" in result:
+        return f"{name_of(case)}: not measured: {result['unavailable']}"
+    lines = [name_of(case)]
+    for dtype, floor in result.get("floor", {}).items():
+        bound = result["byte_bound"][dtype]
+        kinds = [f"{floor[kind]:.4g} ms {kind}, byte bound {ms:.4g}" for kind, ms in bound.items()]
+        lines.append(f"    {_SHORT[dtype]} {result['passes']} x floor of {'; '.join(kinds) or 'none'}")
+    own: dict[str, float] = {}
+    for c in result["contestants"]:
+        if _is_ours(c) and "ms" in c:
+            own[c["dtype"]] = min(_time(c), own.get(c["dtype"], math.inf))
+    lines += [f"    {_contestant(c, result, own.get(c['dtype']))}" for c in result["contestants"]]
+    if (found := oracle(result)) is not None:
+        lines.append(f"    chosen / best plan {found[0]:.2f}, best: {found[1]}")
     return "\n".join(lines)
 
 
-def _oracle_text(oracle: dict) -> str:
-    if not _has_choice(oracle):
-        return f"oracle: chosen / best {oracle['ratio']:.2f}, there is one candidate only: {oracle['chosen']}"
-    times = ", ".join(
-        f"{plan} "
-        + (f"{found['ms']:.4g} ms" if "ms" in found else f"not measured: {found['failed']}")
-        + (" (too large)" if "too_large" in found else "")
-        for plan, found in oracle["candidates"].items()
-    )
-    return f"oracle: chosen / best {oracle['ratio']:.2f}, best {oracle['best']}; {oracle['kind']}: {times}"
+def _is_ours(contestant: dict) -> bool:
+    return contestant["library"] == "dfgnn"
 
 
-def _speedups(rows: list[dict]) -> dict:
-    """{peer: {"graphs", "mean", "least", "kernels"}} over the rows with this peer; "kernels" holds the same
-    numbers for times in CUDA graphs."""
-    by_peer: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        for name, peer in row["peers"].items():
-            for key in SPEEDUPS.values():
-                if key in peer:
-                    by_peer.setdefault(name, {}).setdefault(key, []).append(peer[key])
-    summary = {
-        name: {
-            key: {"graphs": len(values), "mean": geometric_mean(values), "least": min(values)}
-            for key, values in by_key.items()
-        }
-        for name, by_key in by_peer.items()
-    }
-    eager, kernels = SPEEDUPS.values()
-    return {
-        name: of.get(eager, {}) | ({"kernels": of[kernels]} if kernels in of else {})
-        for name, of in summary.items()
-    }
+def _time(contestant: dict) -> float:
+    """Its median, in ms, where it was measured."""
+    return statistics.median(contestant["ms"])
 
 
-def mean_line(record: dict) -> str:
-    shape = f"{record['heads']}x{record['head_dim']}"
-    text = f"  {record['layer']} {shape} {_SHORT[record['dtype']]} {record['mode']} {record['schedule']}: "
-    if "x_floor" in record:
-        worst = record["worst"]
-        text += (
-            f"{record['x_floor']:.2f} x passes x floor on {record['graphs']} graphs, "
-            f"worst {worst['x_floor']:.2f} on {worst['graph']}"
-        )
-    else:
-        text += "no floor"
-    if "x_bound" in record:
-        summary = record["x_bound"]
-        worst = summary["worst"]
-        text += f"; {summary['mean']:.2f} x byte bound, worst {worst['x_bound']:.2f} on {worst['graph']}"
-    for name, s in record["speedups"].items():
-        text += f"; {s['mean']:.2f} x faster than {name} on {s['graphs']}, least {s['least']:.2f}"
-        if "kernels" in s:
-            k = s["kernels"]
-            text += f" (kernels {k['mean']:.2f} on {k['graphs']}, least {k['least']:.2f})"
-    if "oracle" in record:
-        summary = record["oracle"]
-        worst = f"worst {summary['worst']['ratio']:.2f} on {summary['worst']['graph']}"
-        choice = f"{summary['with_choice']} of {summary['graphs']} graphs with several candidates"
-        text += f"; chosen / best plan {summary['mean']:.2f}, {worst} ({choice})"
-    return text
+def _contestant(c: dict, result: dict, own: float | None) -> str:
+    name = f"{c['library']} {c['way']} {_SHORT[c['dtype']]}"
+    if "ms" not in c:
+        return f"{name}: not measured: {c['failed']}"
+    ms = _time(c)
+    words = [f"{ms:.4g} ms ({min(c['ms']):.4g} to {max(c['ms']):.4g})"]
+    if _is_ours(c):
+        kind = "kernels" if "captured" in c["way"] else "eager"
+        floor = result.get("floor", {}).get(c["dtype"], {}).get(kind)
+        bound = result.get("byte_bound", {}).get(c["dtype"], {}).get(kind)
+        words += [f"{ms / (result['passes'] * floor):.2f} x floor"] if floor else []
+        words += [f"{ms / bound:.2f} x bound"] if bound else []
+    elif own is not None:
+        words.append(f"dfgnn is {ms / own:.2f} x as fast")
+    error = c.get("error", {})
+    if error:
+        text = " / ".join(f"{error[k]:.1e}" for k in ("out", "gradients") if k in error)
+        words.append(f"error {text}" + (f" of {error['rows']:,.0f} rows" if "rows" in error else ""))
+    words += [f"{c['extra_mb']:.1f} MB"] if "extra_mb" in c else []
+    words += [c["plan"] + (" (too large)" if c.get("too_large") else "")] if "plan" in c else []
+    return f"{name}: {', '.join(words)}"
 
 
-def _columns(cells: list[str]) -> str:
-    return " ".join(
-        cell.ljust(width) if i < 5 or not width else cell.rjust(width)
-        for i, (cell, (_, width)) in enumerate(zip(cells, _COLUMNS))
-    ).rstrip()
+def oracle(result: dict) -> tuple[float, str] | None:
+    """(chosen / best, the best plan) of the first type of a case with several plans, by captured calls if all
+    plans have such times; None for other cases. Plans that are too large cannot be the best."""
+    ours = [c for c in result["contestants"] if _is_ours(c) and "plan" in c and "ms" in c]
+    ours = [c for c in ours if c["dtype"] == ours[0]["dtype"]]
+    captured = [c for c in ours if c["way"].startswith("captured")]
+    eager = [c for c in ours if c["way"].startswith("eager")]
+    same = captured if len(captured) == len(eager) else eager
+    chosen = next((_time(c) for c in same if "," not in c["way"]), None)
+    if len(same) < 2 or chosen is None:
+        return None
+    best = min((c for c in same if not c.get("too_large")), key=_time, default=same[0])
+    return max(chosen / _time(best), 1.0), best["plan"]
 
 
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)
+def means(cases: list[dict]) -> list[str]:
+    """Geometric means over graphs of cases that differ in the graph alone: times byte bound of dfgnn's
+    calls, and chosen / best plan; and the worst graph of each."""
+    groups: dict[str, list[dict]] = {}
+    for case in cases:
+        if "byte_bound" in case and "contestants" in case:
+            groups.setdefault(key({**case, "graph": ""}), []).append(case)
+    lines = []
+    for group in groups.values():
+        values: dict[str, dict[str, float]] = {}
+        for case in group:
+            for c in case["contestants"]:
+                kind = {"captured": "kernels", "eager": "eager"}.get(c["way"], "")
+                bound = case["byte_bound"][c["dtype"]].get(kind)
+                if _is_ours(c) and bound and "ms" in c:
+                    name = f"{c['way']} {_SHORT[c['dtype']]}, times byte bound"
+                    values.setdefault(name, {})[case["graph"]] = _time(c) / bound
+            if case.get("oracle") and (found := oracle(case)) is not None:
+                values.setdefault("chosen / best plan", {})[case["graph"]] = found[0]
+        for name, of in values.items():
+            if len(of) > 1:
+                mean, worst = math.exp(sum(map(math.log, of.values())) / len(of)), max(of, key=of.__getitem__)
+                what = f"{group[0]['layer']} {group[0]['heads']}x{group[0]['head_dim']} {group[0]['mode']}"
+                text = f"{mean:.2f} on {len(of)} graphs, worst {of[worst]:.2f} on {worst}"
+                lines.append(f"  {what} {name}: {text}")
+    return lines
 
 
-def _ms(record: dict, kind: str) -> str:
-    return _number(record.get(kind, {}).get("median"), ".4g")
+def _ms(value: float) -> str:
+    return f"{value:.3g} ms"

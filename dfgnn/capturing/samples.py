@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import sampling
-from ..graph import Graph
+from ..graph import Graph, sampling
 from ..graph import cache as graph_cache
 from ..graph.fixed_capacity import of_buffer
 

@@ -8,7 +8,7 @@ its imports:
 ``import dgl.function as fn``                  ``import dfgnn.compat.function as fn``
 ``import dgl.sparse as dglsp``                 ``import dfgnn.compat.sparse as dglsp``
 ``from dgl import ops``                        ``from dfgnn import ops``
-``from dgl.nn.functional import edge_softmax`` ``from dfgnn.ops import edge_softmax``
+``from dgl.nn.functional import edge_softmax`` ``from dfgnn.functional.ops import edge_softmax``
 ``import dgl.nn as dglnn``                     ``import dfgnn.compat.nn as dglnn``
 ``from dgl.nn import GATConv``                 ``from dfgnn.nn import GATConv``
 ``from dgl.data import CoraGraphDataset``      ``from dfgnn.compat.data import CoraGraphDataset``
@@ -29,7 +29,7 @@ from . import function, sparse
 from .as_dgl import VERSION, install_as_dgl
 from .base import ALL, EID, ETYPE, NID, NTYPE
 from .batch import batch, unbatch
-from .block import DGLBlock, block_to_graph, create_block, to_block
+from .block import DGLBlock, create_block, to_block
 from .changed import add_reverse_edges, metapath_reachable_graph, reverse, to_bidirected, to_simple
 from .create import (
     bipartite_from_scipy,
@@ -37,9 +37,7 @@ from .create import (
     from_scipy,
     graph,
     heterograph,
-    rand_bipartite,
     rand_graph,
-    to_heterogeneous,
     to_homogeneous,
 )
 from .data import load_graphs, save_graphs
@@ -107,7 +105,6 @@ __all__ = [
     "add_self_loop",
     "batch",
     "bipartite_from_scipy",
-    "block_to_graph",
     "broadcast_edges",
     "broadcast_nodes",
     "create_block",
@@ -129,7 +126,6 @@ __all__ = [
     "node_subgraph",
     "node_type_subgraph",
     "out_subgraph",
-    "rand_bipartite",
     "rand_graph",
     "readout_edges",
     "readout_nodes",
@@ -146,7 +142,6 @@ __all__ = [
     "sum_nodes",
     "to_bidirected",
     "to_block",
-    "to_heterogeneous",
     "to_homogeneous",
     "to_simple",
     "unbatch",

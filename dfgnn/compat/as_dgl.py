@@ -41,7 +41,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "dgl.nn.pytorch.hetero": (_NN,),
     "dgl.nn.pytorch.softmax": (_NN,),
     "dgl.nn.pytorch.utils": (_NN,),
-    "dgl.ops": ("dfgnn.ops",),
+    "dgl.ops": ("dfgnn.functional.ops",),
     "dgl.random": (_COMPAT,),
     "dgl.readout": (_COMPAT,),
     "dgl.sparse": ("dfgnn.compat.sparse",),

@@ -76,15 +76,6 @@ def create_block(
     return block.to(device)
 
 
-def block_to_graph(block: DGLBlock) -> DGLGraph:
-    """A block as a graph of the types ``NAME_src`` and ``NAME_dst``; it shares the features."""
-    names = [block._ntypes[k] + end for side, end in zip(block._sides, ("_src", "_dst")) for k in side]
-    return DGLGraph._of(
-        names, block._sizes, block._etypes, block._ends, block._graphs, block.idtype, block._node_frames,
-        block._edge_frames,
-    )  # fmt: skip
-
-
 def to_block(
     g: DGLGraph, dst_nodes: Any = None, include_dst_in_src: bool = True, src_nodes: Any = None
 ) -> DGLBlock:

@@ -142,18 +142,6 @@ def rand_graph(num_nodes: int, num_edges: int, idtype: Any = torch.int64, device
     return _of_ends(Ends(src, dst, num_nodes, num_nodes))
 
 
-def rand_bipartite(
-    utype: str, etype: str, vtype: str, num_src_nodes: int, num_dst_nodes: int, num_edges: int,
-    idtype: Any = torch.int64, device: Any = None,
-) -> DGLGraph:  # fmt: skip
-    """A graph of one relation with edges whose ends are drawn from all nodes of their types."""
-    src, dst = (
-        torch.randint(size, (num_edges,), dtype=idtype, device=device)
-        for size in (num_src_nodes, num_dst_nodes)
-    )
-    return _of_ends(Ends(src, dst, num_src_nodes, num_dst_nodes), (utype, etype, vtype))
-
-
 def to_homogeneous(
     G: DGLGraph, ndata: Sequence[str] | None = None, edata: Sequence[str] | None = None,
     store_type: bool = True, return_count: bool = False,
@@ -187,49 +175,3 @@ def to_homogeneous(
             kinds = torch.arange(len(sizes), device=g.device)
             frame["_TYPE"] = kinds.repeat_interleave(torch.tensor(sizes, device=g.device))
     return (made, list(g._sizes), counts) if return_count else made
-
-
-def to_heterogeneous(
-    G: DGLGraph, ntypes: Sequence[str], etypes: Sequence[str], ntype_field: str = "_TYPE",
-    etype_field: str = "_TYPE", metagraph: Any = None,
-) -> DGLGraph:  # fmt: skip
-    """The graph with types that the features ``ntype_field`` and ``etype_field`` of a graph of one type name
-    by their places in ntypes and etypes; ``_ID`` is each node's and edge's number in G.
-
-    metagraph: a networkx graph of the relations wanted, of which others' edges are left out; by default all.
-    """
-    where = "dgl.to_heterogeneous"
-    if not G.is_homogeneous:
-        raise DGLError(f"{where}: G: expected one type of nodes and of edges")
-    kinds, names = G.ndata[ntype_field], G.edata[etype_field]
-    src, dst = (x.long() for x in G.edges())
-    nodes = [(kinds == k).nonzero().squeeze(1) for k in range(len(ntypes))]
-    local = torch.empty_like(kinds, dtype=torch.int64)
-    for chosen in nodes:
-        local[chosen] = torch.arange(len(chosen), device=G.device)
-    if metagraph is None:
-        found = torch.stack([kinds[src], names, kinds[dst]], 1).unique(dim=0).tolist()
-    else:
-        found = [
-            [list(ntypes).index(begin), list(etypes).index(name), list(ntypes).index(end)]
-            for begin, end, name in metagraph.edges(keys=True)
-        ]
-    edges = {}
-    for begin, name, end in found:
-        chosen = ((kinds[src] == begin) & (names == name) & (kinds[dst] == end)).nonzero().squeeze(1)
-        edges[ntypes[begin], etypes[name], ntypes[end]] = chosen
-    ends = {
-        relation: (local[src[x]].to(G.idtype), local[dst[x]].to(G.idtype)) for relation, x in edges.items()
-    }
-    made = heterograph(ends, {kind: len(x) for kind, x in zip(ntypes, nodes)}, G.idtype, G.device)
-    frames = [
-        (made._node_frames[made.get_ntype_id(kind)], G._node_frames[0], x, ntype_field)
-        for kind, x in zip(ntypes, nodes)
-    ] + [
-        (made._edge_frames[made.get_etype_id(r)], G._edge_frames[0], x, etype_field) for r, x in edges.items()
-    ]
-    for frame, whole, chosen, field in frames:
-        part = whole.part(chosen)
-        frame.update({name: part[name] for name in part if name not in (field, "_ID")})
-        frame["_ID"] = chosen
-    return made

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..functional.ops import gspmm
 from ..graph import Graph
 from ..nn import DGLError
-from ..ops import gspmm
 from .frames import Frame
 
 

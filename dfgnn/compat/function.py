@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..ops import BINARY
+from ..functional.ops import BINARY
 
 
 class Message(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..functional.ops import BINARY, gsddmm, gspmm
 from ..graph import Graph
 from ..nn import DGLError
-from ..ops import BINARY, gsddmm, gspmm
 from .base import ALL, is_all
 from .frames import EdgeBatch, Frame, NodeBatch
 from .function import Message, Reduce

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..functional.ops import REDUCERS, edge_softmax, gspmm
 from ..graph import Graph
 from ..graph.cache import once
 from ..nn import DGLError
-from ..ops import REDUCERS, edge_softmax, gspmm
 from .graph import DGLGraph
 
 

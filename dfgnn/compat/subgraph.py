@@ -133,11 +133,7 @@ def in_subgraph(
     output_device: Any = None,
 ) -> Any:
     """The edges into these nodes; options: as for :func:`edge_subgraph`."""
-    kept = _nodes("in_subgraph", graph, nodes, mask=False)
-    edges = {
-        k: graph.in_edges(kept[end], "eid", graph.canonical_etypes[k]).long()
-        for k, (_, end) in enumerate(graph._ends)
-    }
+    edges = _edges_at("in_subgraph", graph, nodes, 1)
     return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
 
 
@@ -150,12 +146,18 @@ def out_subgraph(
     output_device: Any = None,
 ) -> Any:
     """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
-    kept = _nodes("out_subgraph", graph, nodes, mask=False)
-    edges = {
-        k: graph.out_edges(kept[begin], "eid", graph.canonical_etypes[k]).long()
-        for k, (begin, _) in enumerate(graph._ends)
-    }
+    edges = _edges_at("out_subgraph", graph, nodes, 0)
     return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
+
+
+def _edges_at(where: str, graph: DGLGraph, nodes: Any, end: int) -> dict[int, Tensor]:
+    """The ids of the edges that begin (end 0) or end (1) at these nodes, by the relations' places."""
+    kept = _nodes(where, graph, nodes, mask=False)
+    query = (graph.out_edges, graph.in_edges)[end]
+    return {
+        k: query(kept[ends[end]], "eid", graph.canonical_etypes[k]).long()
+        for k, ends in enumerate(graph._ends)
+    }
 
 
 def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: Any = None) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..runtime import rules
 from ..runtime import torch_internals as internals
-from ..runtime.eager import transformed
+from ..runtime.eager import in_plain_operations, transformed
 from ..runtime.rules import Rule
 from . import compiler_graph
 from .compiler_graph import EdgeList, Traced, as_traced
@@ -64,11 +64,11 @@ class _Mapped(Rule):
 def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: Any) -> Tensor:
     """The map's result. graph: a Graph, an EdgeList or, in gradients, a Traced."""
     graph = compiler_graph.on_meta(compiler_graph.for_compiler(graph), tensors[0])
-    in_onnx = internals.exports_onnx()
-    if isinstance(graph, (EdgeList, Traced)) and not in_onnx:
+    plain = in_plain_operations()
+    if isinstance(graph, (EdgeList, Traced)) and not plain:
         traced = graph if isinstance(graph, Traced) else as_traced(graph)
         return traced.operator(edge_map.name)(*tensors, *traced.edges, *numbers)
-    if in_onnx or transformed(*tensors):
+    if plain or transformed(*tensors):
         return edge_map.plain(graph, *tensors, *numbers)
     return rules.apply(_Mapped(edge_map, graph, numbers), *tensors)
 

@@ -31,6 +31,7 @@ def edge_products(
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
     fused = feat.device.type == "cpu" and not torch.compiler.is_compiling()
+    fused = fused and not _eager.in_plain_operations()
     if fused and not _eager.transformed(query, key, feat):
         results = rules.apply(_EdgeProducts(graph, scale, with_products), query, key, feat)
         return results if with_products else (results, None)

@@ -32,7 +32,6 @@ from ..graph import GraphPart
 from ..plan.cost import lanes_per_head
 from ..runtime import eager as _eager
 from ..runtime import ops as _ops
-from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
@@ -365,7 +364,7 @@ def _unfolds(inputs: AttentionInputs) -> bool:
     query, terms = inputs.tensors.dst, inputs.terms
     assert terms is not None
     proj = terms.key_proj if terms.value_proj is None else terms.value_proj
-    if proj is not None and internals.exports_onnx():
+    if proj is not None and _eager.in_plain_operations():
         return True
     if proj is None or query is None or query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
@@ -420,7 +419,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     inputs = inputs._replace(numbers=numbers, terms=terms)
     plain = tensors.edge_gate is not None or inputs.sink is not None or terms.value is None
     plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList)) or _differentiates_twice(terms)
-    recorded = torch.compiler.is_compiling() or internals.exports_onnx()
+    recorded = torch.compiler.is_compiling() or _eager.in_plain_operations()
     if plain or recorded or _eager.transformed(*tensors, *terms):
         return _composed(inputs)
     weights = None

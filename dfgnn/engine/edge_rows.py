@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..graph.derived import edges_as_sources
-from ..runtime import torch_internals as internals
+from ..runtime.eager import in_plain_operations
 from ..runtime.ops import acc_type
 from ..runtime.rules import rows_at
 from . import by_index
@@ -75,7 +75,7 @@ _ROWS = define(
 def sum_of_edges(graph: Any, rows: Tensor, reverse: bool = False) -> Tensor:
     """``[N, ...]``: the sums of edges' rows ``[E, ...]`` over the edges into each node, or with ``reverse``
     out of each."""
-    recorded = torch.compiler.is_compiling() or internals.exports_onnx() or rows.is_meta
+    recorded = torch.compiler.is_compiling() or in_plain_operations() or rows.is_meta
     if isinstance(graph, Graph) and not recorded:
         return _sum(graph, rows, reverse)  # whose functions are differentiable, so that no rule is needed
     return apply(_SUM, graph, (rows,), reverse)

@@ -26,7 +26,6 @@ from torch import Tensor
 from ..graph import Graph
 from ..runtime import eager as _eager
 from ..runtime import rules
-from ..runtime import torch_internals as internals
 from ..runtime.arguments import Numbers
 from ..runtime.rules import Rule
 from . import operators, paths
@@ -134,7 +133,7 @@ def takes(graph: Any, *tensors: Tensor | None) -> bool:
         and type(graph) is Graph
         and graph.edge_mask is None
         and not torch.compiler.is_compiling()
-        and not internals.exports_onnx()
+        and not _eager.in_plain_operations()
         and not torch.is_autocast_enabled("cpu")
         and not _eager.transformed(*(x for x in tensors if x is not None))
     )

@@ -1,6 +1,7 @@
 """Graph, its constructors (``build``, ``convert``), the graphs cached by ``edge_index`` (``cache``), other
 orders of nodes (``reorder``), several types of nodes and edges (``hetero``), fixed capacity (``capacity``),
-parts of a graph that several processes share (``part``), and graphs of 2**31 edges or more (``ranges``)."""
+parts of a graph that several processes share (``part``), graphs of 2**31 edges or more (``ranges``), and
+mini-batches of sampled neighbourhoods (``sampling``, ``hops``)."""
 
 from .graph import CSR, DegreeStats, Graph
 from .hetero import Homogeneous, heterograph, to_homogeneous

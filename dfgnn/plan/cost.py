@@ -1,4 +1,4 @@
-"""Estimates what a schedule costs, from constants calibrated on an H200 (docs/performance-log.md).
+"""Estimates what a schedule costs, from constants calibrated on an H200 (benchmarks/LOG.md).
 
 A cost is a number of edges on the critical path of a warp: the edges per resident warp, times the loss of the
 schedule's order, plus the tail, which is the work that remains when most warps have finished.

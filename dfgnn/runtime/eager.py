@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import library
 from . import torch_internals as internals
 
 # These C functions of PyTorch are fast enough to be called at every attention call.
@@ -17,6 +18,10 @@ retains_graph = internals.backward_keeps_graph
 transforms_active = internals.transforms_active
 _is_wrapped = internals.is_wrapped_by_functorch
 _num_dispatch_modes = internals.num_dispatch_modes
+
+#: Whether only PyTorch's own operations may be used: in what becomes an ONNX file, because other programs do
+#: not have ours; and always in an installation without kernels.
+in_plain_operations = internals.exports_onnx if library.compiled else lambda: True
 
 
 def transformed(*tensors: Tensor | None) -> bool:
@@ -56,12 +61,14 @@ def runs_eagerly(x: Tensor) -> bool:
         and not _num_dispatch_modes()
         and not internals.is_functional_tensor(x)
         and not _is_wrapped(x)  # a tensor may outlive the transform that wrapped it
-        and not internals.exports_onnx()
+        and not in_plain_operations()
     )
 
 
 def why_not_eager(x: Tensor) -> str:
     """The reason why `is_eager(x)` is False, for users."""
+    if not library.compiled:
+        return "this installation of dfgnn has no compiled kernels"
     if torch.compiler.is_compiling() or internals.exports_onnx():
         return "a compiler is recording"
     if type(x) not in PLAIN_TYPES:

@@ -1,6 +1,7 @@
 """Finds and loads the compiled libraries, which register the operators under ``torch.ops.dfgnn``.
 
-``libdfgnn_cpu.so`` holds the schemas and the CPU kernels and is always loaded. ``libdfgnn_cuda.so`` is loaded
+``libdfgnn_cpu.so`` holds the schemas and the CPU kernels; only the wheel for any platform lacks it, and has
+the schemas alone (`uncompiled`). ``libdfgnn_cuda.so`` is loaded
 where it was built and torch has CUDA, even without a GPU; if it cannot be, :func:`require_cuda_library` says
 why at the first call with a CUDA tensor.
 """
@@ -16,8 +17,14 @@ import torch
 DIRECTORY = Path(os.environ.get("DFGNN_LIBRARY_DIR") or Path(__file__).parents[1] / "lib")
 
 
-def _load_cpu() -> None:
-    path = DIRECTORY / "libdfgnn_cpu.so"
+def _load_cpu() -> bool:
+    """Load the CPU library; returns whether there is one."""
+    path, schemas = DIRECTORY / "libdfgnn_cpu.so", DIRECTORY / "schemas.txt"
+    if schemas.is_file() and not path.is_file():
+        from . import uncompiled
+
+        uncompiled.define(schemas)
+        return False
     if not path.is_file():
         raise ImportError(
             f"dfgnn's compiled library {path} is missing. In a source tree, build it with "
@@ -30,6 +37,7 @@ def _load_cpu() -> None:
             f"dfgnn's compiled library {path} does not load into torch {torch.__version__}; "
             "dfgnn needs torch >= 2.10 on the platform that it was built for."
         ) from error
+    return True
 
 
 def _load_cuda() -> str | None:
@@ -50,7 +58,8 @@ def _load_cuda() -> str | None:
     return None
 
 
-_load_cpu()
+#: Whether kernels are installed. If not, everything is computed by PyTorch's own operations.
+compiled = _load_cpu()
 _cuda_problem = _load_cuda()
 
 
@@ -62,6 +71,8 @@ def graph_dropper(device_type: str) -> Callable[[int], None]:
     """The function that frees a graph of ``torch.ops.dfgnn.graph_handle`` in this device type's library."""
     # This is a plain C function and not an operator, because finalizers call it, under any mode. PyDLL keeps
     # the interpreter locked, so that no other thread reads the tensors while they are freed.
+    if not compiled:
+        return lambda number: None
     drop = getattr(
         ctypes.PyDLL(str(DIRECTORY / f"libdfgnn_{device_type}.so")), f"dfgnn_drop_graph_{device_type}"
     )
@@ -70,6 +81,8 @@ def graph_dropper(device_type: str) -> Callable[[int], None]:
 
 
 def _checksum_of_cpu() -> tuple[Callable[[int, int], int], Callable[[int, int], int]]:
+    if not compiled:
+        return (lambda address, size: 0,) * 2
     found = []
     for load in (ctypes.PyDLL, ctypes.CDLL):
         function = load(str(DIRECTORY / "libdfgnn_cpu.so")).dfgnn_checksum_cpu

@@ -14,7 +14,7 @@ from dfgnn.runtime import timing as _timing
 
 np = pytest.importorskip("numpy", reason="the benchmarks need numpy")
 
-from dfgnn.bench import accuracy, cli, graphs, measure, peers, report, workloads  # noqa: E402
+from dfgnn.bench import accuracy, attention, cli, graphs, measure, peers, report, workloads  # noqa: E402
 
 
 def _blocks(num_src=11, num_dst=9, num_edges=60):
@@ -177,87 +177,103 @@ def test_sampled_rows_are_those_of_the_whole(layer):
     assert sorted(workloads.sample_rows(graph, 100).tolist()) == list(range(9))
 
 
+# ---- the command -----------------------------------------------------------------------------------
+
+
 def _run(*arguments):
-    return cli.main(["--device", "cpu", "--budget", "0.001", "--heads", "2", "--head-dim", "4", *arguments])
+    short = "--device", "cpu", "--seconds", "0.001", "--quick", "--heads", "2", "--head-dim", "4"
+    return cli.main([*short, *arguments])
+
+
+def _contestants(case: dict) -> dict[tuple[str, str], dict]:
+    return {(c["library"], c["way"], c["dtype"]): c for c in case["contestants"]}
 
 
 def test_command_measures_every_case(tiny, tmp_path, capsys, monkeypatch):
-    def copy(layer, graph):
+    def copy(layer, graph, dropout):
         attention = getattr(reference, f"{layer}_attention")
         return lambda **inputs: attention(graph, **inputs)
 
-    def missing(layer, graph):
+    def missing(layer, graph, dropout):
         raise ImportError("no such library")
 
-    monkeypatch.setattr(peers, "PEERS", {"copy": copy, "missing": missing})
-    monkeypatch.setattr(cli, "PEERS", peers.PEERS)
+    monkeypatch.setattr(peers, "PEERS", {"PyG": copy, "DGL": missing})
     path = tmp_path / "new" / "results.json"
-    status = _run(
-        "--graphs", str(tiny), "--dtype", "float32,bfloat16", "--peers", "copy,missing", "--json", str(path)
-    )  # fmt: skip
-    text = capsys.readouterr().out
-    results = json.loads(path.read_text())
-    assert status == 0
-    cases = {(r["layer"], r["dtype"], r["mode"]) for r in results["rows"]}
-    assert len(results["rows"]) == len(cases) == 12
-    for row in results["rows"]:
-        bound = 1e-6 if row["dtype"] == "float32" else 2e-2
-        assert row["error"]["out"] < bound
-        assert (row["error"]["gradients"] is None) == (row["mode"] == "forward")
-        assert row["mode"] == "forward" or row["error"]["gradients"] < bound
-        assert row["eager"]["p20"] <= row["eager"]["median"] <= row["eager"]["p80"]
-        assert row["plan"]["forward"]["schedule"] == "natural"
-        assert ("reverse" in row["plan"]) == (row["mode"] == "train")
-        assert 0 < row["extra_mb"] < 0.1
-        assert row["peers"]["copy"]["error"]["out"] < bound
-        speedup = row["peers"]["copy"]["eager"]["median"] / row["eager"]["median"]
-        assert row["peers"]["copy"]["speedup"] == pytest.approx(speedup, rel=1e-5)  # six digits are kept
-        assert row["peers"]["missing"] == {"unavailable": "ImportError: no such library"}
-    floor = {y["dtype"]: y["floor"] for y in results["yardsticks"]}
+    asked = "--graphs", str(tiny), "--dtype", "float32,bfloat16", "--peers", "pyg,dgl", "--json", str(path)
+    assert _run(*asked) == 0
+    text, results = capsys.readouterr().out, json.loads(path.read_text())
+    assert {(c["layer"], c["mode"]) for c in results["cases"]} == {
+        (layer, mode) for layer in ("gat", "gatv2", "dot") for mode in ("forward", "train")
+    }
     passes = {"gat": (1, 2), "gatv2": (1, 4), "dot": (2, 6)}
-    for row in (r for r in results["rows"] if r["dtype"] == "float32"):
-        expected = (
-            row["eager"]["median"] / floor["float32"]["eager"] / passes[row["layer"]][row["mode"] == "train"]
-        )
-        assert row["x_floor"]["eager"] == pytest.approx(expected, rel=1e-5)
-        assert row["x_bound"]["eager"] > 0
-    assert all("x_bound" in mean for mean in results["means"] if mean["dtype"] == "float32")
-    assert results["environment"]["device"] == "cpu" and results["copy_gb_s"] > 0
-    graph = results["graphs"][0]
-    assert graph["graphs"] == 1 and graph["max_degree"] == 30
-    assert set(results["graphs"][0]["preprocessing_ms"]) == {"csr", "reverse_csr", "plan", "reverse_plan"}
-    assert "missing: not measured: ImportError: no such library" in text
+    for case in results["cases"]:
+        train = case["mode"] == "train"
+        assert case["passes"] == passes[case["layer"]][train] and case["largest_degree"] == 30
+        assert set(case["preprocessing_ms"]) == {"csr", "reverse_csr", "plan", "reverse_plan"}
+        for (library, way, dtype), c in _contestants(case).items():
+            if library == "DGL":
+                assert c["failed"] == "ImportError: no such library"
+                continue
+            bound = 1e-6 if dtype == "float32" else 2e-2 if library == "dfgnn" else 5e-2
+            assert way == "eager" and len(c["ms"]) >= 5 and c["error"]["out"] < bound
+            assert ("gradients" in c["error"]) == train and c["error"].get("gradients", 0) < bound
+            assert 0 < c["extra_mb"] < 0.1
+            if library == "dfgnn":
+                assert c["plan"] == " / ".join(["natural <= 4096"] * (1 + train))
+        assert case["floor"]["float32"]["eager"] > 0 < case["byte_bound"]["float32"]["eager"]
+    assert results["runs"][0]["device"] == "cpu" and results["cases"][0]["copy_gb_s"] > 0
+    assert text.count("DGL eager fp32: not measured: ImportError: no such library") == 6
     assert text.count("x as fast") == 12
+    before = path.read_text()
+    assert _run(*asked) == 0  # all of it is there
+    assert json.loads(path.read_text())["cases"] == json.loads(before)["cases"]
+
+
+def test_the_times_that_are_printed():
+    """Times passes x floor, times the byte bound, and how many times as fast the fastest way of dfgnn is."""
+    case = {"part": "attention", "graph": "a", "layer": "gat", "heads": 4, "head_dim": 8, "mode": "train",
+            "dtypes": ["float32"]}  # fmt: skip
+    more = {"dtype": "float32", "error": {"out": 1e-7, "gradients": 2e-7}, "extra_mb": 1.0}
+    result = {
+        "passes": 2,
+        "floor": {"float32": {"eager": 1.0, "kernels": 0.5, "by": {}}},
+        "byte_bound": {"float32": {"eager": 3.0, "kernels": 0.8}},
+        "contestants": [
+            {"library": "dfgnn", "way": "eager", "ms": [6.0, 5.0, 7.0], **more},
+            {"library": "dfgnn", "way": "captured", "dtype": "float32", "ms": [2.0]},
+            {"library": "PyG", "way": "eager", "ms": [50.0], **more},
+        ],
+    }
+    assert report.case_lines(case, result).splitlines() == [
+        "attention a gat 4x8 train float32",
+        "    fp32 2 x floor of 1 ms eager, byte bound 3; 0.5 ms kernels, byte bound 0.8",
+        "    dfgnn eager fp32: 6 ms (5 to 7), 3.00 x floor, 2.00 x bound, error 1.0e-07 / 2.0e-07, 1.0 MB",
+        "    dfgnn captured fp32: 2 ms (2 to 2), 2.00 x floor, 2.50 x bound",
+        "    PyG eager fp32: 50 ms (50 to 50), dfgnn is 25.00 x as fast, error 1.0e-07 / 2.0e-07, 1.0 MB",
+    ]
 
 
 def test_what_cannot_be_measured_is_named_and_fails(tiny, tmp_path, capsys):
     path = tmp_path / "results.json"
-    arguments = (
-        "--layers",
-        "gat",
-        "--mode",
-        "forward",
-        "--schedule",
-        "auto,longest_first",
-        "--check",
-        "none",
-    )
+    arguments = "--layers", "gat", "--mode", "forward", "--schedule", "auto,longest_first"
     assert _run("--graphs", f"{tiny},nowhere", *arguments, "--json", str(path)) == 1
-    results = json.loads(path.read_text())
-    auto, forced = results["rows"]
-    assert "failed" not in auto and auto["error"] == {"unavailable": "--check none"}
-    assert "'longest_first' is not available" in forced["failed"]
-    assert "got 'nowhere'" in results["graphs"][1]["unavailable"]
+    first, second = json.loads(path.read_text())["cases"]
+    ways = _contestants(first)
+    assert "ms" in ways["dfgnn", "eager", "float32"]
+    assert "'longest_first' is not available" in ways["dfgnn", "eager, longest_first", "float32"]["failed"]
+    assert "got 'nowhere'" in second["unavailable"]
     assert "not measured: ValueError" in capsys.readouterr().out
 
 
-def test_sampled_check_is_shown(tiny, tmp_path, capsys):
+def test_rows_are_sampled_of_large_graphs(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(attention, "MOST_EXACT", 0)
     path = tmp_path / "results.json"
-    assert _run("--graphs", str(tiny), "--layers", "gat", "--check", "sample", "--json", str(path)) == 0
-    for row in json.loads(path.read_text())["rows"]:
-        assert row["error"]["rows"] == 30 and row["error"]["out"] < 1e-6
-        assert row["error"]["gradients"] is None
-    assert capsys.readouterr().out.count("error of 30 rows of the output") == 2
+    assert _run("--graphs", str(tiny), "--layers", "gat", "--json", str(path)) == 0
+    for case in json.loads(path.read_text())["cases"]:
+        (ours,) = case["contestants"]
+        assert ours["error"]["rows"] == 30 and ours["error"]["out"] < 1e-6
+        assert "gradients" not in ours["error"]
+    assert capsys.readouterr().out.count("of 30 rows") == 2
 
 
 def _turbo_gnn():
@@ -355,31 +371,32 @@ def test_wrong_arguments_are_refused(argument):
     assert error.value.code == 2
 
 
-# ---- reports ---------------------------------------------------------------------------------------
+# ---- means over graphs -----------------------------------------------------------------------------
 
 
-def _row(graph="a", ratio=1.2, mode="train", **changes):
-    case = {"graph": graph, "layer": "gat", "heads": 4, "head_dim": 32, "dtype": "float32"}
-    return case | {"mode": mode, "schedule": "auto", "x_floor": {"eager": ratio}, "peers": {}} | changes
+def _case(graph, ms, bound=1.0, mode="train", **more):
+    ours = {"library": "dfgnn", "way": "eager", "dtype": "float32", "ms": [ms]}
+    return {"part": "attention", "graph": graph, "layer": "gat", "heads": 4, "head_dim": 32, "mode": mode,
+            "dtypes": ["float32"], "byte_bound": {"float32": {"eager": bound}}, "contestants": [ours],
+            **more}  # fmt: skip
 
 
 def test_means_are_over_graphs():
-    rows = [
-        _row("a", 1.0, peers={"other": {"speedup": 2.0}}),
-        _row(
-            "b",
-            x_floor={"eager": 9.0, "kernels": 4.0},
-            peers={"other": {"speedup": 8.0, "speedup_kernels": 3.0}},
-        ),
-        _row("c", mode="forward"),
-        {key: value for key, value in _row("d").items() if key != "x_floor"} | {"failed": "memory"},
-    ]
-    train, forward = report.means(rows)
-    assert (train["mode"], train["graphs"], train["x_floor"]) == ("train", 2, pytest.approx(2.0))
-    assert train["worst"] == {"graph": "b", "x_floor": 4.0}
-    of_kernels = {"graphs": 1, "mean": pytest.approx(3.0), "least": 3.0}
-    eager = {"graphs": 2, "mean": pytest.approx(4.0), "least": 2.0}
-    assert train["speedups"] == {"other": eager | {"kernels": of_kernels}}
-    line = report.mean_line(train)
-    assert "4.00 x faster than other on 2, least 2.00 (kernels 3.00 on 1, least 3.00)" in line
-    assert (forward["mode"], forward["graphs"]) == ("forward", 1)
+    cases = [_case("a", 1.0), _case("b", 9.0, 2.25), _case("c", 5.0, mode="forward")]
+    cases.append({**_case("d", 1.0), "unavailable": "memory"})
+    del cases[-1]["contestants"]
+    (line,) = report.means(cases)
+    assert line == "  gat 4x32 train eager fp32, times byte bound: 2.00 on 2 graphs, worst 4.00 on b"
+
+
+def test_means_of_chosen_over_best():
+    def with_plans(graph, chosen, best):
+        plans = {"eager": ("a", chosen), "eager, b": ("b", best)}
+        ours = [
+            {"library": "dfgnn", "way": way, "dtype": "float32", "ms": [ms], "plan": plan}
+            for way, (plan, ms) in plans.items()
+        ]
+        return _case(graph, 1.0, oracle=True, contestants=ours)
+
+    lines = report.means([with_plans("a", 4.0, 2.0), with_plans("b", 4.0, 5.0), with_plans("c", 8.0, 2.0)])
+    assert "  gat 4x32 train chosen / best plan: 2.00 on 3 graphs, worst 4.00 on c" in lines

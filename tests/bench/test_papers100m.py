@@ -17,7 +17,9 @@ def bench():
     path = Path(__file__).parents[2] / "benchmarks" / "papers100m.py"
     spec = importlib.util.spec_from_file_location("papers100m", path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(str(path.parent))
+        spec.loader.exec_module(module)
     return module
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/scoreboard.py: every part on graphs of a few nodes, its file, and the tables made of it."""
+"""What the documents show, measured on graphs of a few nodes: every part, the file, the tables made of it."""
 
 import copy
 import importlib
@@ -17,25 +17,21 @@ pytest.importorskip("numpy", reason="the benchmarks need numpy")
 from fake_cuda import fake_cuda
 
 from dfgnn import Graph
-from dfgnn.bench import yardsticks
+from dfgnn.bench import cli, peers, records, turns, yardsticks
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["--quick", "--threads", "1", "--no-pages", "--seconds", "0.001", "--commit", "abc"]
+SHORT = ["--cases", "score.cases", "--quick", "--threads", "1", "--seconds", "0.001", "--commit", "abc"]
 
 
 @pytest.fixture
 def score(monkeypatch):
-    """The program, imported anew with its modules, so that changes to them do not reach other tests."""
+    """Its modules, imported anew, so that changes to them do not reach other tests."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored after the test: --threads writes it to os.environ
     threads = torch.get_num_threads()
-    import scoreboard
-
-    yield scoreboard
+    yield
     torch.set_num_threads(threads)
-    for name in [
-        n for n in sys.modules if n == "score" or n.startswith(("score.", "scoreboard", "weather_mesh"))
-    ]:
+    for name in [n for n in sys.modules if n == "score" or n.startswith(("score.", "weather_mesh"))]:
         del sys.modules[name]
 
 
@@ -61,8 +57,8 @@ def one_of_each(score, monkeypatch):
     return cases
 
 
-def run(score, path: Path, *more: str) -> dict:
-    assert score.main([*SHORT, "--json", str(path), *more]) == 0
+def run(path: Path, *more: str) -> dict:
+    assert cli.main([*SHORT, "--json", str(path), *more]) == 0
     return json.loads(path.read_text())
 
 
@@ -72,19 +68,19 @@ def run(score, path: Path, *more: str) -> dict:
 @pytest.mark.slow
 def test_every_part_on_the_cpu(score, one_of_each, tmp_path, capsys):
     path = tmp_path / "cpu.json"
-    results = run(score, path, "--device", "cpu")
+    results = run(path, "--device", "cpu")
     # Without CUDA the quick cases leave out the part "compiled", because compiling takes minutes.
     assert {case["part"] for case in results["cases"]} == set(one_of_each.PARTS) - {"compiled"}
     for case in results["cases"]:
         for contestant in case["contestants"]:
             if contestant["way"] != "NeighborLoader":  # pyg-lib may be missing
-                assert len(contestant["ms"]) >= module("turns").LEAST, (case["part"], contestant)
+                assert len(contestant["ms"]) >= turns.LEAST, (case["part"], contestant)
             assert contestant.get("difference", 0) < 1e-4 and contestant.get("loss_difference", 0) < 1e-4
             bound = 1e-5 if contestant["dtype"] == "float32" else 3e-2
             assert all(v < bound for k, v in contestant.get("error", {}).items() if k != "rows")
     before = path.read_text()
     capsys.readouterr()
-    again = run(score, path, "--device", "cpu")  # all of it is there
+    again = run(path, "--device", "cpu")  # all of it is there
     assert again["cases"] == json.loads(before)["cases"]
     pages = module("pages")
     for name in pages.TABLES:
@@ -97,8 +93,9 @@ def test_every_part_dry_on_cuda(score, one_of_each, tmp_path, monkeypatch):
     path = tmp_path / "cuda.json"
     # These two take as long as all others.
     parts = [part for part in one_of_each.PARTS if EXHAUSTIVE or part not in ("compiled", "molecules")]
+    monkeypatch.setattr(cli.library, "require_cuda_library", lambda: None)
     with fake_cuda(monkeypatch) as calls:
-        results = run(score, path, "--device", "cuda", "--parts", *parts)
+        results = run(path, "--device", "cuda", "--parts", ",".join(parts))
     assert {"capture", "replay", "memory_allocated", "elapsed_time"} <= set(calls)
     assert results["runs"][0]["gpu"] == "a fake"
     ways = {c["way"] for case in results["cases"] for c in case["contestants"]}
@@ -113,16 +110,16 @@ def test_every_part_dry_on_cuda(score, one_of_each, tmp_path, monkeypatch):
 
 def test_a_run_that_ends_early_goes_on(score, one_of_each, tmp_path, capsys):
     path = tmp_path / "cpu.json"
-    arguments = "--device", "cpu", "--parts", "shapes", "fresh"
-    assert score.main([*SHORT, "--json", str(path), *arguments, "--minutes", "0"]) == 0
+    arguments = "--device", "cpu", "--parts", "shapes,fresh"
+    assert cli.main([*SHORT, "--json", str(path), *arguments, "--minutes", "0"]) == 0
     assert not path.exists()
     assert "left for the same command" in capsys.readouterr().out
-    results = run(score, path, *arguments)
+    results = run(path, *arguments)
     assert [case["part"] for case in results["cases"]] in (["shapes", "fresh"], ["fresh", "shapes"])
     with pytest.raises(
         ValueError, match="expected results of commit def, found abc: give --json another path"
     ):
-        score.main([*SHORT[:-1], "def", "--json", str(path), *arguments])
+        cli.main([*SHORT[:-1], "def", "--json", str(path), *arguments])
 
 
 @pytest.mark.parametrize(("last", "kept"), [(1.04, True), (1.06, False)])
@@ -146,7 +143,7 @@ def test_the_first_case_is_kept_if_it_is_the_same_at_the_end(
     monkeypatch.setitem(cases.MEASURES, "attention", measured)
     path = tmp_path / "cpu.json"
     options = [option for option in SHORT if option != "--quick"]
-    assert score.main(["--device", "cpu", "--json", str(path), *options]) == (not kept)
+    assert cli.main(["--device", "cpu", "--json", str(path), *options]) == (not kept)
     assert calls == ["a", "a", "b", "a"]
     found = [case["graph"] for case in json.loads(path.read_text())["cases"]]
     assert found == (["a", "b"] if kept else ["b"])
@@ -157,16 +154,16 @@ def test_a_graph_that_cannot_be_had_is_named(score, one_of_each, monkeypatch, tm
     def absent(*_):
         raise OSError("no such file")
 
-    monkeypatch.setattr(module("data"), "load", absent)
+    monkeypatch.setattr(module("cases"), "load", absent)
     path = tmp_path / "cpu.json"
-    assert score.main([*SHORT, "--json", str(path), "--device", "cpu", "--parts", "shapes"]) == 1
+    assert cli.main([*SHORT, "--json", str(path), "--device", "cpu", "--parts", "shapes"]) == 1
     (case,) = json.loads(path.read_text())["cases"]
     assert case["unavailable"] == "OSError: no such file"
     assert "not measured: OSError: no such file" in capsys.readouterr().out
 
 
 def test_cases_are_different_and_known(score):
-    from score import attention, cases, models, records
+    from score import cases, models
 
     for listed in (cases.cuda(), cases.cpu(), cases.quick("cuda"), cases.quick("cpu")):
         keys = [records.key(case) for case in listed]
@@ -174,7 +171,7 @@ def test_cases_are_different_and_known(score):
         assert {case["part"] for case in listed} <= set(cases.MEASURES)
         assert all(set(case) <= set(records.KEYS) for case in listed)
         assert all(way in models.WAYS for case in listed for way in case.get("ways", []))
-        assert all(peer in attention.PEERS for case in listed for peer in case.get("peers", []))
+        assert all(peer in peers.PEERS for case in listed for peer in case.get("peers", []))
 
 
 def test_data_that_is_not_there_has_a_twin_by_name(score, monkeypatch):
@@ -198,12 +195,10 @@ def test_data_that_is_not_there_has_a_twin_by_name(score, monkeypatch):
 
 
 def test_contestants_take_turns_and_failures_are_named(score):
-    from score.turns import Contestant, Step, compare
-
     order = []
 
     def steady(name):
-        return Contestant(name, "eager", "float32", lambda: Step(lambda: order.append(name)))
+        return turns.Contestant(name, "eager", "float32", lambda: turns.Step(lambda: order.append(name)))
 
     def broken():
         raise ImportError("no such library")
@@ -215,21 +210,20 @@ def test_contestants_take_turns_and_failures_are_named(score):
 
     contestants = [
         steady("a"),
-        Contestant("absent", "eager", "float32", broken),
-        Contestant("tired", "eager", "float32", lambda: Step(breaks_later)),
+        turns.Contestant("absent", "eager", "float32", broken),
+        turns.Contestant("tired", "eager", "float32", lambda: turns.Step(breaks_later)),
         steady("b"),
     ]
-    a, absent, tired, b = compare(contestants, torch.device("cpu"), 0.0)
+    a, absent, tired, b = turns.compare(contestants, torch.device("cpu"), 0.0)
     assert len(a["ms"]) == len(b["ms"]) == 5
     assert absent == {"library": "absent", "way": "eager", "dtype": "float32",
                       "failed": "ImportError: no such library"}  # fmt: skip
     assert tired["failed"].startswith("StopIteration") and "ms" not in tired
-    turns = re.sub(r"(.)\1*", r"\1", "".join(order))  # runs of calls are one sample
-    assert turns == "ab" * 7  # warming up, the turn that says how many calls a sample takes, and five
+    one = re.sub(r"(.)\1*", r"\1", "".join(order))  # runs of calls are one sample
+    assert one == "ab" * 7  # warming up, the turn that says how many calls a sample takes, and five
 
 
 def test_a_lost_device_ends_the_run_with_a_name(score, monkeypatch):
-    turns = module("turns")
 
     def lost(device):
         raise RuntimeError("misaligned address")
@@ -373,17 +367,29 @@ def test_the_strongest_alternative_is_named(score, results):
     assert "Not installed there: DGL." in text
 
 
-def test_kernels_stand_beside_their_bound(score, results):
-    text = module("pages").rendered("cuda-attention", results)
-    assert "| ogbn-arxiv | 2,484,941 | 30 | 0.2 / 0.1 | 0.5 (2.00) | 0.3 (1.50) |" in text
-    assert "| geometric mean of 2 |  |  |  | 2 | 1.5 |" in text
+def test_means_and_worst_beside_the_bound(score, results):
+    results["cuda"]["cases"][1]["byte_bound"]["float32"]["kernels"] = 0.0625
+    text = module("pages").rendered("cuda-bounds", results)
+    assert "| 4×32 | fp32 | 2 | 4 (8.00, reddit~) | – | – |" in text
+    assert "| 4×32 | bf16 | 2 | 1.5 (1.50, ogbn-arxiv) | – | – |" in text
+
+
+def test_a_row_of_a_layer_is_its_least_gain(score, results):
+    case = results["cuda"]["cases"][0] | {"part": "dropout"}
+    other = copy.deepcopy(case) | {"graph": "cora~"}
+    other["contestants"] = [
+        contestant("dfgnn", "captured", "float32", 0.5), contestant("PyG", "eager", "float32", 2.0),
+    ]  # fmt: skip
+    results["cuda"]["cases"] = [case, other]
+    text = module("pages").rendered("cuda-functions", results)
+    assert "| GAT, dropout | 4 | cora~, 4×32, fp32 | 2, PyG | 0.5, dfgnn captured | 100 of 3 |" in text
 
 
 def test_memory_break_even_and_headline(score, results):
     pages = module("pages")
     assert "| ogbn-arxiv | fp32 | 0.512 | 39.8 | 1.5 / 900 |" in pages.rendered("cuda-memory", results)
     assert "| reddit~ | fp32 | 0.512 | 39.8 | 1.5 / 900 |" not in pages.rendered("cuda-setup", results)
-    assert "| ogbn-arxiv | GAT | 1 | 0.5 | 0.25 | 0.25 | 0.6 | 1, PyG |" in pages.rendered(
+    assert "| ogbn-arxiv | GAT | 1 | 0.5 | 0.25 | 0.25 | 1, PyG |" in pages.rendered(
         "cuda-break-even", results
     )
     assert pages.rendered("headline", results) == (
@@ -414,7 +420,7 @@ def test_filling_replaces_what_is_between_and_nothing_else(score, results):
 
 def test_pictures(score, results, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    (tmp_path / "cuda.json").write_text(module("records").text(results["cuda"]))
+    (tmp_path / "cuda.json").write_text(records.text(results["cuda"]))
     lines = module("charts").draw(tmp_path, tmp_path / "pictures")
     assert [Path(line).name for line in lines] == [
         "step-times.png",

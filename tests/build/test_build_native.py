@@ -1,24 +1,16 @@
 """The choices of the native build; that it compiles is shown by every other test."""
 
-import importlib.util
+import os
+import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def loaded():
-    spec = importlib.util.spec_from_file_location("build_native", ROOT / "build_native.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def build_native():
-    return loaded()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +45,8 @@ def test_when_cuda_is_built(build_native, tmp_path, monkeypatch, torch_has_cuda,
     for path, exists in ((toolkit / "bin/nvcc", True), (torch / "lib/libtorch_cuda.so", torch_has_cuda)):
         path.parent.mkdir(parents=True)
         if exists:
-            path.touch()
+            path.write_text("#!/bin/sh\necho release 13.0,\n")
+            path.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(toolkit))
     monkeypatch.setenv("DFGNN_CUDA", choice)
     assert bool(build_native.cuda_compiler(torch)) == expected
@@ -71,6 +64,41 @@ def test_cuda_that_was_asked_for_is_never_left_out(build_native, tmp_path, monke
     monkeypatch.setenv("DFGNN_CUDA", "yes")
     with pytest.raises(build_native.BuildError, match='got "yes"'):
         build_native.cuda_compiler(tmp_path)
+
+
+def toolkit(folder, release):
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True, exist_ok=True)
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
+    nvcc.chmod(0o755)
+    return str(nvcc)
+
+
+def test_nvcc_that_is_too_old(build_native, tmp_path, monkeypatch):
+    monkeypatch.setenv("DFGNN_CUDA", "1")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    toolkit(tmp_path, "12.4")
+    with pytest.raises(build_native.BuildError, match=r"is of CUDA 12\.4, and at least 12\.5 is needed"):
+        build_native.cuda_compiler(tmp_path)
+
+
+@pytest.mark.parametrize(("its", "said"), [("'12.8'", True), ("'13.2'", False), ("None", False)])
+def test_nvcc_of_another_major_version(build_native, tmp_path, capsys, its, said):
+    (tmp_path / "version.py").write_text(f"cuda: Optional[str] = {its}\nhip: Optional[str] = None\n")
+    build_native.say_what_differs(toolkit(tmp_path, "13.0"), tmp_path)
+    assert ("nvcc is of CUDA 13, torch of CUDA 12.8: that works" in capsys.readouterr().out) == said
+
+
+def test_code_for_several_architectures_is_compressed(build_native, tmp_path, monkeypatch):
+    def flags(release, archs):
+        monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", archs)
+        ninja = build_native.NinjaFile()
+        build_native.add_cuda(ninja, ["c++"], tmp_path, [], toolkit(tmp_path / release, release))
+        return "".join(ninja.text)
+
+    assert "--compress-mode=size" in flags("13.0", "8.0;9.0")
+    assert "--compress-mode=size" not in flags("13.0", "9.0")
+    assert "--compress-mode=size" not in flags("12.6", "8.0;9.0")  # which does not know it
 
 
 def test_a_broken_toolkit_matters_only_where_cuda_is_built(build_native, tmp_path, monkeypatch):
@@ -136,7 +164,7 @@ def test_every_source_is_compiled(build_native, tmp_path):
     """The build finds sources by glob patterns; one in another folder would never be compiled or linked."""
     ninja = build_native.NinjaFile()
     build_native.add_cpu(ninja, ["c++"], tmp_path, [])
-    build_native.add_cuda(ninja, ["c++"], tmp_path, [], "nvcc")
+    build_native.add_cuda(ninja, ["c++"], tmp_path, [], "nvcc")  # for one architecture: nvcc is not called
     statements = "\n".join(ninja.text)
     existing = {
         str(path.relative_to(ROOT)) for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")
@@ -154,14 +182,16 @@ def test_every_source_is_compiled(build_native, tmp_path):
         ({"DFGNN_SANITIZE": "address"}, "build/sanitized"),
     ],
 )
-def test_libraries_that_do_not_load_here_stay_in_their_build_folder(monkeypatch, environment, folder):
+def test_libraries_that_do_not_load_here_stay_in_their_build_folder(
+    monkeypatch, load_build_native, environment, folder
+):
     """Libraries for another processor would otherwise replace the ones that this checkout imports."""
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     for name in ("DFGNN_TARGET", "DFGNN_SANITIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    module = loaded()
+    module = load_build_native()
     assert ROOT / folder == module.IN_PLACE
     assert module.build.__defaults__[0] == ROOT / folder
 
@@ -198,3 +228,80 @@ def test_tools_that_are_missing_are_named(build_native, tmp_path, monkeypatch):
         build_native.find_ninja()
     with pytest.raises(build_native.BuildError, match="torch is not installed"):
         build_native.find_torch()
+
+
+@pytest.fixture
+def small_tree(tmp_path):
+    """A function that starts a build of three small files, by a compiler that takes so many seconds for each
+    and notes when it begins and ends; and a function that returns these notes."""
+    for name in ("cpu/one", "cpu/kernels/two", "portable/three"):
+        path = tmp_path / "csrc" / f"{name}.cpp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"int f_{path.stem}() {{ return 1; }}\n")
+    shutil.copy(ROOT / "build_native.py", tmp_path)
+    compiler = tmp_path / "compiler"
+    notes_file, cxx = tmp_path / "notes", shutil.which("g++") or shutil.which("c++")
+    compiler.write_text(
+        f"#!/bin/sh\nfor last; do :; done\necho begin >> {notes_file}\necho half > $last\n"
+        f'sleep $SECONDS_EACH\n{cxx} "$@" && echo end >> {notes_file}\n'
+    )
+    compiler.chmod(0o755)
+
+    def start(seconds):
+        changes = {
+            "CXX": str(compiler),
+            "DFGNN_CPU_ISAS": "native",
+            "SECONDS_EACH": str(seconds),
+            "MAX_JOBS": "1",
+        }
+        return subprocess.Popen(
+            [sys.executable, "-c", "import build_native; build_native.build(only='engine')"],
+            cwd=tmp_path,
+            env={**os.environ, **changes},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def notes():
+        return notes_file.read_text().split() if notes_file.exists() else []
+
+    return start, notes
+
+
+def _wait_for(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("nothing happened within 30 seconds")
+
+
+def test_two_builds_at_once(small_tree):
+    """The second one waits, says so, and finds nothing left to do."""
+    start, notes = small_tree
+    first = start(1)
+    _wait_for(notes)
+    second = start(0)
+    outputs = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), outputs
+    assert "waiting for another build" in outputs[1] and "no work to do" in outputs[1]
+    assert notes() == ["begin", "end"] * 3
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_an_interrupted_build_is_continued(small_tree, how):
+    """What was half written is compiled again. A compiler that survived a killed build is waited for."""
+    start, notes = small_tree
+    first = start(2)
+    _wait_for(lambda: notes().count("begin") == 2)
+    os.killpg(first.pid, how)
+    first.communicate(timeout=60)
+    assert first.returncode != 0
+    second = start(0)
+    output = second.communicate(timeout=60)[0]
+    assert second.returncode == 0, output
+    # The file that was finished before is kept; the one that was interrupted begins a second time.
+    survived = ["end"] if how == signal.SIGKILL else []
+    assert notes() == ["begin", "end", "begin", *survived, *["begin", "end"] * 2]

@@ -1,5 +1,6 @@
 """The examples run, their data set has the published statistics, and their last lines are as promised."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -67,7 +68,7 @@ def test_cluster_batches(cluster):
 
 
 @exhaustive
-def test_demo_ends_with_a_table(run_example):
+def test_demo_ends_with_a_table_and_a_picture(run_example):
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     small = ["--epochs", 1, "--graphs", 8, "--batch-size", 4, "--layers", 2, "--device", "cpu"]
     lines = run_example("demo_cluster.py", *small).splitlines()
@@ -80,6 +81,11 @@ def test_demo_ends_with_a_table(run_example):
         ["GAT", "unfused PyTorch"],
     ]
     assert all(re.fullmatch(r"[\d.]+ %", row[2]) and row[4].endswith("MiB") for row in rows)
+    said = [re.fullmatch(r"  ([\d.]+) times as fast, [\d.]+ times less memory", line) for line in lines]
+    shown = [re.fullmatch(r"  (dfgnn|unfused PyTorch) +(█+) \d+ ms", line) for line in lines]
+    assert len(list(filter(None, said))) == 2 and said[-1]
+    assert [match[1] for match in filter(None, shown)] == ["dfgnn", "unfused PyTorch"] * 2
+    assert max(len(match[2]) for match in filter(None, shown)) == 40  # the longest bar
     # Both ways to compute the same parameters' attention agree on nearly every node.
     for fused, unfused in (rows[:2], rows[2:]):
         assert abs(float(fused[2].split()[0]) - float(unfused[2].split()[0])) < 1.0
@@ -124,3 +130,23 @@ def test_forces_have_the_losses_of_plain_operations(run_example, tmp_path):
         assert picture.stat().st_size > 1000
     losses = np.array([[float(x) for x in text.split(", ")] for text in firsts])
     assert losses.shape == (3, 3) and np.abs(losses - losses[0]).max() <= 2e-4
+
+
+def test_the_tutorial(monkeypatch, tmp_path, capsys):
+    """All cells of the notebook, in their order; none has outputs, which would grow old."""
+    pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
+    raw = DATA / "planetoid" / "Cora" / "raw"
+    if not raw.is_dir():
+        pytest.skip("set DFGNN_DATA to a folder with planetoid/Cora (docs/benchmarks.md)")
+    (tmp_path / "Cora").mkdir()
+    (tmp_path / "Cora" / "raw").symlink_to(raw)
+    monkeypatch.setenv("PLANETOID", str(tmp_path))
+    cells = json.loads((ROOT / "examples" / "tutorial.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+    names = {}
+    for cell in code:
+        exec(compile("".join(cell["source"]), f"tutorial.ipynb, {cell['id']}", "exec"), names)
+    assert names["report"].replaced
+    assert all(accuracy > 75 for accuracy, _ in names["results"].values())
+    assert "dfgnn" in capsys.readouterr().out.splitlines()[-1]

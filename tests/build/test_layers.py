@@ -15,13 +15,12 @@ runtime
 sparse
 plan
 graph
-reference sampling
-engine capturing
+reference capturing
+engine
 functional
-distributed ops
-nn
-compat switch compiling
-profiling running
+distributed
+nn compiling
+compat switch
 __init__
 env run
 bench

@@ -35,8 +35,10 @@ WRONG = {
         ("--schedule fast", r"argument --schedule: .*fast"),
         ("--schedule natural --oracle", r"--oracle .* --schedule has to hold auto"),
         ("--peers nobody", r"argument --peers: expected one of .*, got 'nobody'"),
-        ("--budget 0", r"argument --budget: expected a number above 0, got '0'"),
-        ("--budget nan", r"argument --budget: expected a number above 0, got 'nan'"),
+        ("--seconds 0", r"argument --seconds: expected a number above 0, got '0'"),
+        ("--seconds nan", r"argument --seconds: expected a number above 0, got 'nan'"),
+        ("--cases nowhere", r"argument --cases: cannot import nowhere: No module named 'nowhere'"),
+        ("--cases json", r"argument --cases: expected a module with cases, load and MEASURES, got 'json'"),
         ("--device tpu", r"argument --device: expected cpu, cuda or cuda:N, got 'tpu'"),
         ("--device meta", r"argument --device: expected cpu, cuda or cuda:N, got 'meta'"),
         ("--device cuda", r"--device: got 'cuda', .* finds no GPU"),
@@ -149,6 +151,14 @@ WRONG = {
     ],
     "scripts/release.py": [
         ("--targets riscv", r"--targets: expected one of x86_64, aarch64, got 'riscv'"),
+    ],
+    "scripts/hub_layout.py": [
+        ("missing.whl", r"there is no file missing.whl"),
+        ("{file}", r"expected a wheel for manylinux, as make release builds it"),
+    ],
+    "scripts/matrix.py": [
+        ("--dist missing", r"--dist: there is no folder missing"),
+        ("--dist {folder}", r"--torches or --environments: expected at least one"),
     ],
     "scripts/cross_check_cpu.py": [
         ("riscv", r"expected aarch64 or native, got 'riscv'"),
@@ -335,11 +345,11 @@ def test_interrupted_and_resumed(harness, tmp_path, capsys):
 @exhaustive
 def test_the_benchmark_is_interrupted_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dfgnn.bench", "--device", "cpu", "--graphs", "er-2000-20"]
-    command += ["--budget", "2", "--json", str(tmp_path / "out.json")]
+    command += ["--seconds", "5", "--json", str(tmp_path / "out.json")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     process.stdout.readline()  # the line that names the machine: measuring begins after it
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert err.strip() == f"interrupted; {tmp_path / 'out.json'} has the graphs before this one"
+    assert err.strip() == f"interrupted; {tmp_path / 'out.json'} has the cases before this one"

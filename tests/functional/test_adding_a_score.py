@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding_a_score.md"
 SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh"}
 # Packages of dfgnn that may name a score, because they use it by the names of functions and layers.
-USERS = {"nn", "bench", "compat", "switch", "running"}
+USERS = {"nn", "bench", "compat", "switch", "run"}
 
 
 def blocks():

@@ -136,19 +136,6 @@ def test_fake_kernels():
         library.opcheck(ops.edge_products_backward.default, given, test_utils=tests)
 
 
-def test_results_do_not_depend_on_threads():
-    graph = make_graph("super_row")
-    inputs = make_inputs(graph, 3, 5, torch.float32)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(run(functional, graph, inputs, clamp=1.0, return_edges="products"))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other))
-
-
 def test_no_further_tensor_of_edges_and_channels():
     """Unless the products are returned, the only new tensor of E x H x D elements is edge_attr's gradient."""
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50)

@@ -103,22 +103,6 @@ def test_fake_kernels(device):
         library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_products_do_not_depend_on_threads():
-    graph = make_graph("super_row")
-    rows, attr = torch.randn(graph.num_dst, 3, 5), torch.randn(graph.num_edges, 5)
-    weight = torch.randn(graph.num_edges, 3)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(
-                [_edge_terms.edge_dot(graph, rows, attr), _edge_terms.edge_sum(graph, weight, attr, 5)]
-            )
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for other in found[1:] for x, y in zip(found[0], other))
-
-
 # ---- attention -------------------------------------------------------------------------------------------
 
 

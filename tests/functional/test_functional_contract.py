@@ -22,29 +22,6 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
-def strided_copies(x):
-    """``x`` as a transposed, a sliced, an expanded-from and an unaligned tensor, all equal to it."""
-    yield x.transpose(0, -1).contiguous().transpose(0, -1)
-    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), math.nan, dtype=x.dtype, device=x.device)
-    wide[..., 1::2] = x
-    yield wide[..., 1::2]
-    flat = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
-    flat[1:] = x.flatten()
-    yield flat[1:].view(x.shape)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_strides_and_alignment_do_not_matter(device, score):
-    graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs(score, graph, 3, 8, **ALL)
-    expected = function(score)(graph, **inputs, return_attention=True)
-    for name, x in inputs.items():
-        for copy in strided_copies(x):
-            assert torch.equal(copy, x)
-            results = function(score)(graph, **{**inputs, name: copy}, return_attention=True)
-            assert torch.equal(results[0], expected[0]) and torch.equal(results[1], expected[1]), name
-
-
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients_of_strided_inputs(device, score):
     """Backward through inputs, and from a gradient of the output, that are transposed in memory."""

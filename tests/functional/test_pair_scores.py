@@ -124,21 +124,6 @@ def rounding_of_ends(graph, inputs, exact):
     return 4 * torch.finfo(torch.float32).eps * (sums.norm() / exact.norm()).item()
 
 
-def test_threads_do_not_matter(device):
-    if device != "cpu":
-        pytest.skip("threads are the CPU's")
-    graph, threads = make_graph("super_row", device), torch.get_num_threads()
-    inputs = make_inputs(graph, 4, 8, 16, torch.float32)
-    found = []
-    try:
-        for count in (1, 3):
-            torch.set_num_threads(count)
-            found.append(derivatives(functional, graph, inputs))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(x, y) for x, y in zip(*found))
-
-
 def test_torch_func(device):
     graph = tiny_graph(device)
     inputs = make_inputs(graph, 2, 3, 2)

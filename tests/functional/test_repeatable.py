@@ -1,10 +1,14 @@
 """Equal inputs give bitwise equal results and derivatives on several CPU threads (docs/numerics.md)."""
 
+import importlib.util
+
+import own_layers
 import pytest
 import torch
 from covering import EXHAUSTIVE, some
 from every_function import CASES
 
+import dfgnn
 from dfgnn import Graph
 from dfgnn.engine import edge_projection
 
@@ -61,7 +65,7 @@ def of_function(case, graph, orders):
 def graph():
     generator = torch.Generator().manual_seed(0)
     src, dst = torch.randint(N - 1, (2, E), generator=generator)
-    dst[: E // 4] = 3  # a row that is much longer than others
+    dst[: E * 3 // 4] = 3  # a row that is much longer than others, and than a work item
     return Graph.from_coo(src, dst, num_src=N, num_dst=N)
 
 
@@ -82,31 +86,42 @@ def test_functions(name, graph, monkeypatch, threads):
             assert all(map(torch.equal, other, found[0]))
 
 
-LAYERS = {
-    "GATConv": (8, 6, 2),
-    "GATv2Conv": (8, 6, 2),
-    "TransformerConv": (8, 6, 2),
-    "SuperGATConv": (8, 6, 2),
-    "GENConv": (8, 6),
-    "ResGatedGraphConv": (8, 6),
-    "AGNNConv": (),
-}
+LAYERS = dict(own_layers.LAYERS)
+if importlib.util.find_spec("torch_geometric"):
+    import every_layer
+
+    LAYERS |= {
+        f"pyg {name}": (
+            make,
+            lambda graph, x, attr, arguments=arguments: arguments(x, graph.edge_index, attr),
+        )
+        for name, (make, arguments) in every_layer.LAYERS.items()
+    }
+FEW_LAYERS = "GATConv", "HGTConv", "pyg GATConv", "pyg TransformerConv attributes", "pyg ResGatedGraphConv"
 
 
 @pytest.mark.parametrize("count", [2, 4])
-@some(["GATConv", "TransformerConv", "ResGatedGraphConv"], LAYERS)
+@some([name for name in FEW_LAYERS if name in LAYERS], LAYERS)
 def test_layers(name, count, threads):
     """The same on an equal number of threads; PyTorch's projections may depend on their number."""
-    pyg = pytest.importorskip("dfgnn.nn.pyg")
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(N, (2, E), generator=generator)
+    edge_index[:, :N] = torch.arange(N)
+    graph = Graph.from_edge_index(edge_index, num_nodes=N)
+    x, attr = torch.randn(N, 8, generator=generator), torch.randn(E, 3, generator=generator)
     threads(count)
-    layer = getattr(pyg, name)(*LAYERS[name])
-    x = torch.randn(N, 8, generator=generator)
-    for orders in range(1, ORDERS + 1):
+    make, arguments = LAYERS[name]
+    torch.manual_seed(0)
+    layer = make()
+    if name.startswith("pyg "):
+        assert dfgnn.accelerate(layer).replaced
+    # Third derivatives of attention within blocks are refused.
+    for orders in range(1, min(ORDERS, 2 if name == "pyg GPSConv" else 3) + 1):
         found = []
         for _ in range(3):
-            leaf = x.clone().requires_grad_()
-            found.append(derivatives([layer(leaf, edge_index)], [leaf, *layer.parameters()], orders))
+            leaves = [x.clone().requires_grad_(), attr.clone().requires_grad_()]
+            torch.manual_seed(1)
+            results = own_layers.floats(layer(*arguments(graph, *leaves)))
+            found.append(derivatives(results, [*leaves, *layer.parameters()], orders))
         for other in found[1:]:
             assert all(map(torch.equal, other, found[0]))

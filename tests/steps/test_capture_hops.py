@@ -9,7 +9,7 @@ from torch import nn
 
 import dfgnn
 from dfgnn.capturing import CaptureWarning
-from dfgnn.sampling import NeighborSampler
+from dfgnn.graph.sampling import NeighborSampler
 
 pytest.importorskip("torch_geometric.nn")
 import dfgnn.nn.pyg as fused

@@ -190,7 +190,7 @@ __device__ __forceinline__ P* at_row(P* base, uint32_t row, uint32_t bytes) {
 }
 
 // B: how many rows of neighbours a sub-warp has in flight. More of them would cost occupancy, which hides
-// latency better (docs/performance-log.md).
+// latency better (benchmarks/LOG.md).
 template <typename T_, int LPH_, int NV_,
           int B_ = NV_ == 1   ? 4
                    : NV_ == 2 ? 2
@@ -205,7 +205,7 @@ struct Config {
 };
 
 // Layouts whose kernels take projected features (EdgeAttr). For float32 there are none: projecting at the
-// nodes was no faster there (docs/performance-log.md).
+// nodes was no faster there (benchmarks/LOG.md).
 template <class C>
 inline constexpr bool kProjects = C::NV == 1 && C::LPH >= 4 && sizeof(typename C::T) == 2;
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ... import nn as layers
+from ...functional.ops import edge_softmax
 from ...nn import dgl as _attention
-from ...ops import edge_softmax
 from .conv import GraphConv, HeteroGraphConv, Identity, Sequential
 from .glob import AvgPooling, MaxPooling, SumPooling, WeightAndSum
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.argument_checks import DTYPES
-from ...ops import copy_e_sum
+from ...functional.ops import copy_e_sum
 from .lazy import Scores, Weights, can_wait
 from .matrix import SparseMatrix, diag, from_coo, val_like
 from .structure import pairs

@@ -30,8 +30,9 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         x_i' = \epsilon x_i^{(0)} + \sum_j \frac{\tanh(a_l^T x_j + a_r^T x_i)}{\sqrt{d_i d_j}} x_j
 
     A drop-in for ``torch_geometric.nn.FAConv``. Of edge size are the scores. The edges with their loops and
-    weights are cached as long as an ``edge_index`` tensor lives. Sparse tensors, and compilers, take
-    torch_geometric's own forward.
+    weights are cached as long as an ``edge_index`` tensor lives. Sparse tensors, and under compilers a layer
+    with ``cached=True`` and calls that ask for the attention, take torch_geometric's own forward. Degrees are
+    counted in float32 at least.
 
     Example::
 
@@ -67,7 +68,9 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         Raises:
             TypeError, ValueError: an argument is not as described, or sizes differ.
         """
-        if self._is_sparse(edge_index) or torch.compiler.is_compiling():
+        recording = torch.compiler.is_compiling()
+        asked = isinstance(return_attention_weights, bool)
+        if self._is_sparse(edge_index) or recording and (self.cached or asked):
             return super().forward(x, x_0, for_upstream(edge_index), edge_weight, return_attention_weights)
         check_rows(self, "x", x)
         edge_index = for_upstream(edge_index)
@@ -77,24 +80,27 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
                 raise wrong_argument(self, "x_0", batch, list(x_0.shape[:-2]))
             more = edge_index, edge_weight, return_attention_weights
             return over_batch(lambda x, x_0: self.forward(x, x_0, *more), x, x_0)
-        if self.normalize:
-            if edge_weight is not None:
-                raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
-            edge_index, edge_weight = self._normalized(edge_index, x)
-        elif edge_weight is None:
+        if self.normalize and edge_weight is not None:
+            raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
+        if not self.normalize and edge_weight is None:
             raise wrong_argument(self, "edge_weight", "a tensor [E] in a layer with normalize=False", "None")
+        if self.normalize and not recording:
+            edge_index, edge_weight = self._normalized(edge_index, x)
         graph, _ = graph_of(self, edge_index, x, x)
-        sources, destinations = (
-            rows_of_sources(graph, self.att_l(x)),
-            rows_of_destinations(graph, self.att_r(x)),
-        )
-        alpha = (sources + destinations).tanh().squeeze(-1)
+        of_loops = None
+        if edge_weight is None:
+            edge_weight, of_loops = self._weights(graph, edge_index, x.dtype)
+        left, right = self.att_l(x), self.att_r(x)
+        alpha = (rows_of_sources(graph, left) + rows_of_destinations(graph, right)).tanh().squeeze(-1)
         weight = F.dropout(alpha, p=self.dropout, training=self.training) * edge_weight
         dtype = torch.promote_types(weight.dtype, x.dtype)
         out = functional.spmm(graph, weight.to(dtype), x.to(dtype).unsqueeze(1)).squeeze(1)
+        if of_loops is not None:
+            own = F.dropout((left + right).tanh(), p=self.dropout, training=self.training)
+            out = out + own * of_loops.unsqueeze(1) * x
         if self.eps != 0.0:
             out = out + self.eps * x_0
-        if not isinstance(return_attention_weights, bool):
+        if not asked:
             return out
         # The edges of `_normalized` are cached, so that the caller, who may modify the result, gets a copy.
         return out, (edge_index.clone() if self.normalize else edge_index, alpha)
@@ -117,14 +123,27 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
         (edge_index,) = parts_of(edge_index)
 
         def build() -> tuple[Tensor, Tensor]:
+            exact = torch.promote_types(x.dtype, torch.float32)  # a degree in 16 bits may stop at 256
             with internals.meta_counts_all() if x.is_meta else nullcontext():
                 edges, weight = gcn_norm(
-                    edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=x.dtype
+                    edge_index, None, len(x), False, self.add_self_loops, self.flow, dtype=exact
                 )
-            return (edges.clone() if edges is edge_index else edges), weight
+            return (edges.clone() if edges is edge_index else edges), weight.to(x.dtype)
 
         key = "gcn_norm", len(x), self.add_self_loops, x.dtype
         found = once(parts_of(edge_index), key, build)
         if self.cached:
             self._cached_edge_index = found
         return found
+
+    def _weights(self, graph: Graph, edge_index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """While a compiler records: 1 / sqrt(d_i d_j) of each edge, and of each node's loop. How many loops
+        there are is not known then, so that those among the edges stay, with the weight 0."""
+        ones = (edge_index[0] != edge_index[1]) if self.add_self_loops else torch.ones_like(edge_index[0])
+        degree = ones.new_zeros(graph.num_dst, dtype=torch.int64).index_add(0, edge_index[1], ones.long())
+        degree = degree + int(self.add_self_loops)
+        scale = degree.to(torch.promote_types(dtype, torch.float32)).rsqrt().masked_fill(degree == 0, 0)
+        weight = rows_of_sources(graph, scale) * rows_of_destinations(graph, scale)
+        if not self.add_self_loops:
+            return weight.to(dtype), None
+        return (weight * ones).to(dtype), scale.square().to(dtype)

@@ -135,67 +135,11 @@ def simple_hgn():
 
 
 @section
-def functions_in_python():
-    """Attention in a Python reduce function, which gets a mailbox; nodes without edges; and message passing
-    on some edges or nodes only."""
-    torch.manual_seed(0)
-    graph = dgl.graph((torch.randint(12, (40,)), torch.randint(9, (40,))), num_nodes=12)
-    graph.ndata["v"] = torch.randn(12, 2, 3)
-    graph.ndata["kept"] = torch.ones(12, 3)
-
-    def message(edges):
-        return {"v": edges.src["v"], "a": (edges.src["v"] * edges.dst["v"]).sum(-1)}
-
-    def reducer(nodes):
-        att = torch.softmax(nodes.mailbox["a"], 1)
-        out = (att.unsqueeze(-1) * nodes.mailbox["v"]).sum(1)
-        return {
-            "t": out.flatten(1) + len(nodes),
-            "degree": torch.full((len(nodes),), nodes.mailbox["a"].shape[1]),
-        }
-
-    graph.ndata["t"] = torch.ones(12, 6)  # update_all must overwrite it, at nodes without edges by zeros
-    graph.update_all(message, reducer)
-    graph.update_all(fn.copy_u("v", "m"), fn.sum("m", "s"), lambda nodes: {"twice": 2 * nodes.data["s"]})
-    assert "s" not in graph.ndata
-    graph.apply_edges(lambda edges: {"s": edges.src["v"].sum((1, 2)) - edges.dst["v"].sum((1, 2))})
-    graph.apply_edges(lambda edges: {"s": edges.data["s"] * 10}, edges=[1, 3])
-    graph.apply_nodes(lambda nodes: {"kept": nodes.data["kept"] * 2}, v=[2, 5])
-    return {"t": graph.ndata["t"], "degree": graph.ndata["degree"], "s": graph.edata["s"],
-            "kept": graph.ndata["kept"], "twice": graph.ndata["twice"]}  # fmt: skip
-
-
-@section
-def changes_in_place():
-    graph = dgl.DGLGraph()
-    graph.add_nodes(4)
-    graph.add_edges([0, 1, 2], [1, 2, 3])
-    graph.ndata["h"], graph.edata["w"] = torch.ones(4, 2), torch.arange(3.0)
-    graph.add_edges(graph.nodes(), graph.nodes())
-    graph.add_nodes(2, {"h": torch.full((2, 2), 5.0)})
-    graph.remove_edges([1])
-    graph.update_all(fn.u_mul_e("h", "w", "m"), fn.max("m", "out"))
-    return {"edges": torch.stack(graph.edges()), "h": graph.ndata["h"], "w": graph.edata["w"],
-            "out": graph.ndata["out"]}  # fmt: skip
-
-
-def typed_graph():
-    graph = dgl.heterograph({
-        ("paper", "by", "author"): (torch.tensor([0, 1, 1, 4, 2]), torch.tensor([2, 0, 1, 1, 1])),
-        ("author", "writes", "paper"): (torch.tensor([2, 0, 1, 1]), torch.tensor([0, 1, 1, 4])),
-        ("paper", "cites", "paper"): (torch.tensor([3, 3, 0]), torch.tensor([3, 0, 4])),
-    }, num_nodes_dict={"author": 3, "paper": 6})  # fmt: skip
-    torch.manual_seed(0)
-    graph.ndata["h"] = {"author": torch.randn(3, 4), "paper": torch.randn(6, 4)}
-    return graph
-
-
-@section
-def relations():
-    graph = typed_graph()
-    mean = fn.copy_u("h", "m"), fn.mean("m", "new")
-    graph.multi_update_all({etype: mean for etype in graph.etypes}, "sum")
-    torch.manual_seed(1)
+def typed_layers():
+    """A layer for each relation, in the modules' order of DGL."""
+    relations = ("paper", "by", "author"), ("author", "writes", "paper"), ("paper", "cites", "paper")
+    ends = ([0, 1, 1, 4, 2], [2, 0, 1, 1, 1]), ([2, 0, 1, 1], [0, 1, 1, 4]), ([3, 3, 0], [3, 0, 4])
+    graph = dgl.heterograph(dict(zip(relations, ends)), num_nodes_dict={"author": 3, "paper": 6})
     conv = dglnn.HeteroGraphConv({
         "by": GraphConv(4, 3), "cites": GraphConv(4, 3),
         "writes": dglnn.GATConv(4, 3, 1, allow_zero_in_degree=True),
@@ -204,52 +148,24 @@ def relations():
     for parameter in conv.parameters():
         torch.nn.init.normal_(parameter)
     conv.mods["writes"].forward = lambda g, h, f=conv.mods["writes"].forward: f(g, h).flatten(1)
-    out = conv(graph, {kind: graph.nodes[kind].data["h"] for kind in graph.ntypes})
-    reach = dgl.metapath_reachable_graph(graph, ["by", "writes"])
-    part = dgl.node_subgraph(graph, {"paper": [0, 1, 4], "author": [1, 2]})
-    whole = dgl.to_homogeneous(graph, ndata=["h"])
-    return {
-        "new": graph.ndata["new"], "out": out, "reach": torch.stack(reach.edges()),
-        "part": [torch.stack(part.edges(etype=etype)) for etype in part.canonical_etypes],
-        "ids": [part.nodes["paper"].data["_ID"], part.edges["by"].data["_ID"]],
-        "whole": [whole.ndata["h"], whole.edata["_TYPE"], torch.stack(whole.edges())],
-        "types": [torch.tensor(graph.num_nodes("paper")), graph.in_degrees(etype="writes")],
-    }  # fmt: skip
+    return {"out": conv(graph, {"author": torch.randn(3, 4), "paper": torch.randn(6, 4)})}
 
 
 @section
-def parts_and_batches():
+def samples_and_batches():
     torch.manual_seed(0)
     graph = dgl.graph((torch.randint(15, (50,)), torch.randint(15, (50,))), num_nodes=15)
-    graph.ndata["h"], graph.edata["w"] = torch.rand(15, 3), torch.rand(50, 1)
-    part, edges = graph.subgraph([3, 1, 7, 9]), dgl.edge_subgraph(graph, torch.tensor([4, 8, 2]))
-    into = dgl.in_subgraph(graph, [2, 5])
-    block = dgl.to_block(into, torch.tensor([2, 5]))
     sampled = MultiLayerFullNeighborSampler(2).sample_blocks(graph, torch.tensor([2, 5]))
     counts = [b.num_edges() for b in sampled[2]]
-    graphs = [graph, dgl.graph(part.edges(), num_nodes=4), dgl.graph(([], []), num_nodes=2)]
-    for g in graphs:
-        g.edata["w"] = torch.rand(g.num_edges(), 1)
-        g.ndata["h"] = torch.rand(g.num_nodes(), 3)
+    graphs = [graph, dgl.graph(([0, 1], [1, 3]), num_nodes=4), dgl.graph(([], []), num_nodes=2)]
     whole = dgl.batch(graphs)
-    gate = torch.nn.Linear(3, 1)
-    pools = [
-        pool(whole, whole.ndata["h"]) for pool in (SumPooling(), MaxPooling(), GlobalAttentionPooling(gate))
-    ]
+    x, gate = torch.rand(21, 3), torch.nn.Linear(3, 1)
+    pools = [pool(whole, x) for pool in (SumPooling(), MaxPooling(), GlobalAttentionPooling(gate))]
     loader = GraphDataLoader([(g, k) for k, g in enumerate(graphs)], batch_size=2)
     sizes = [(g.num_nodes(), labels.tolist()) for g, labels in loader]
-    normed = dgl.softmax_nodes(whole, "h")
     return {
-        "part": [torch.stack(part.edges()), part.ndata["_ID"], part.edata["w"]],
-        "edges": [torch.stack(edges.edges()), edges.edata["_ID"], edges.ndata["_ID"]],
-        "into": [torch.stack(into.edges()).sort(1)[0], into.edata["_ID"].sort()[0]],
-        "block": [block.dstdata["_ID"], block.srcdata["_ID"].sort()[0], block.edata["_ID"].sort()[0]],
-        "sampled": [sampled[0].sort()[0], sampled[1], torch.tensor(counts)],
-        "pools": pools, "means": dgl.mean_nodes(whole, "h")[:2], "normed": normed,
-        "again": [torch.stack(g.edges()) for g in dgl.unbatch(whole)[:2]], "sizes": torch.tensor(sizes[0][0]),
-        "spread": dgl.broadcast_nodes(whole, torch.rand(3, 2)), "adj": graph.adj_external().to_dense(),
-        "found": [*graph.find_edges([3, 4]), graph.has_edges_between(*(x[:2] for x in graph.edges()))],
-        "degrees": [graph.in_degrees([1, 2]), torch.tensor(graph.out_degrees(3))],
+        "sampled": [sampled[0].sort()[0], sampled[1], torch.tensor(counts)], "pools": pools,
+        "sizes": torch.tensor(sizes[0][0]),
     }  # fmt: skip
 
 

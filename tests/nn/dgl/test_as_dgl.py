@@ -8,8 +8,8 @@ import torch
 from covering import exhaustive
 
 SCRIPT = Path(__file__).with_name("as_dgl_script.py")
-SECTIONS = ["se3_attention", "temporal_blocks", "simple_hgn", "functions_in_python", "changes_in_place",
-            "relations", "parts_and_batches", "graph_conv"]  # fmt: skip
+SECTIONS = ["se3_attention", "temporal_blocks", "simple_hgn", "typed_layers", "samples_and_batches",
+            "graph_conv"]  # fmt: skip
 HAS_DGL = importlib.util.find_spec("dgl") is not None
 
 

@@ -65,7 +65,7 @@ def same(right, found, where):
         assert type(right) is type(found) and right == found, f"{where}expected {right!r}, got {found!r}"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(60))
 def test_programs(seed):
     compare(seed)
 

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from own_layers import floats
 from pyg_compare import torch_geometric
 from torch import nn
 from torch_geometric.nn.models.attentive_fp import GATEConv
@@ -70,11 +71,11 @@ LAYERS = {
     ),
     "SoftmaxAggregation": (
         lambda: PyG.SoftmaxAggregation(learn=True, channels=8),
-        lambda x, e, a: (x, e[1, : len(x)], None, N),
+        lambda x, e, a: (x, e[1, : len(x)], None, len(x)),
     ),
     "AttentionalAggregation": (
         lambda: PyG.AttentionalAggregation(nn.Linear(8, 1), nn.Linear(8, 6)),
-        lambda x, e, a: (x, e[1, : len(x)], None, N),
+        lambda x, e, a: (x, e[1, : len(x)], None, len(x)),
     ),
 }
 CONVS = [name for name in LAYERS if name not in ("GPSConv", "SoftmaxAggregation", "AttentionalAggregation")]
@@ -104,14 +105,7 @@ def both(name):
 def results(layer, name, x=X, edge_index=EDGES, attr=ATTR):
     """The floating-point tensors among the layer's results."""
     torch.manual_seed(1)
-    return leaves(layer(*LAYERS[name][1](x, edge_index, attr)))
-
-
-def leaves(value):
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
-    items = value.values() if isinstance(value, dict) else value
-    return [x for item in items if item is not None for x in leaves(item)]
+    return floats(layer(*LAYERS[name][1](x, edge_index, attr)))
 
 
 def with_gradients(layer, name, **given):

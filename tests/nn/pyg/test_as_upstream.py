@@ -7,7 +7,8 @@ import functools
 import pytest
 import torch
 from covering import some
-from every_layer import ATTR, EDGES, KINDS, LAYERS, TYPES, E, GATEConv, PyG, X, leaves, types
+from every_layer import ATTR, EDGES, KINDS, LAYERS, TYPES, E, GATEConv, PyG, X, types
+from own_layers import floats
 
 import dfgnn
 from dfgnn.nn import pyg
@@ -30,7 +31,7 @@ def given(layer, arguments, loss):
     """The names of the leaves that have a gradient."""
     inputs, named = arguments()
     torch.manual_seed(1)
-    loss(leaves(layer(*inputs))).backward()
+    loss(floats(layer(*inputs))).backward()
     return {name for name, x in [*layer.named_parameters(), *named.items()] if x.grad is not None}
 
 
@@ -132,7 +133,7 @@ def test_training_with_a_type_that_some_batches_lack():
         for step in range(10):
             optimizer.zero_grad()
             inputs, _ = typed_arguments((0, 1, 2, 3) if step % 3 else (0, 1), False, False)
-            sum(x.square().sum() for x in leaves(layer(*inputs))).backward()
+            sum(x.square().sum() for x in floats(layer(*inputs))).backward()
             optimizer.step()
     for ours, theirs in zip(layers[1].parameters(), layers[0].parameters()):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
@@ -191,7 +192,7 @@ def outcome(layer, name, x, attr):
         found = layer(x, EDGES, edge_attr=attr) if name == "GPSConv" else layer(*call(x, attr))
     except (RuntimeError, TypeError, ValueError) as error:
         return error
-    return leaves(found)
+    return floats(found)
 
 
 @pytest.mark.parametrize("name", WITH_ATTRIBUTES)

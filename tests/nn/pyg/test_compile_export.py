@@ -10,9 +10,7 @@ from covering import exhaustive, some
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch_geometric import EdgeIndex
 
 from dfgnn.graph import cache as _kept
@@ -366,14 +364,3 @@ def test_aot_inductor(tmp_path, device):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@layers
-def test_fake_tensors(name):
-    """With fake tensors a layer returns one of the right shape, and no fake tensor is left in a cache."""
-    layer = make(name)
-    inputs = batch(name, 0)
-    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) as mode:
-        out = layer(*(mode.from_tensor(t, static_shapes=True) for t in inputs))
-    assert out.shape == layer(*inputs).shape
-    torch.testing.assert_close(layer(*inputs), make(name)(*inputs))

@@ -1,5 +1,7 @@
 """HEATConv, GeneralConv and FAConv beside torch_geometric's: edges in the message, unnormalised scores."""
 
+import copy
+
 import pytest
 import torch
 from pyg_compare import (
@@ -122,6 +124,10 @@ def test_fa(options, dtype):
         compare(theirs, ours, *args)
         compare(theirs, ours, *args, None, True)
         assert torch.equal(ours(*args), ours(*args))
+        if "cached" not in options and dtype == torch.float64:
+            compiled = copy.deepcopy(ours)
+            compiled.compile(backend="aot_eager", fullgraph=True)
+            compare(theirs, compiled, *args)
     compare(theirs, accelerated(theirs), *args)
 
 

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from . import cache as graph_cache
+from .build import of_blocks
 from .graph import Graph
-from .graph import cache as graph_cache
-from .graph.build import of_blocks
-from .sparse.hops import Drawn, ReplayedHops, without_repetition
+from .hops import Drawn, ReplayedHops, without_repetition
 
 T = TypeVar("T")
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 STEP = "dfgnn.profile.step"
-_ON_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 # Calls that return after the device has finished earlier work.
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
@@ -17,20 +17,9 @@ _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchroniz
 _BACKWARD = "autograd::engine"
 
 
-class Span(NamedTuple):
-    """An event with its beginning and end, in microseconds from the beginning of its step."""
-
-    kind: str  # "operator", "other thread" (operators there), "launch", "wait"; "kernel", "copy", "set"
-    name: str
-    begin: float
-    end: float
-
-
 class Step(NamedTuple):
-    """One step's times in milliseconds, its counts, and the events of its timeline."""
+    """One step's times in milliseconds, and its counts."""
 
-    host: list[Span]
-    device: list[Span]
     kernels: int
     launches: int
     copies: int
@@ -38,8 +27,6 @@ class Step(NamedTuple):
     tklqt_ms: float  # total kernel launch and queueing time: see `profile`
     waits: int
     waits_ms: float
-    by_kernel: Counter[str]  # milliseconds
-    counts: Counter[str]
     backward_elsewhere: bool  # in another thread than the step
 
 
@@ -85,51 +72,38 @@ def _window(windows, time: float) -> int | None:
 
 
 def _step(window, host: list[dict], device: list[dict], launches: dict[Any, dict]) -> Step:
-    start, _, thread = window
-
-    def span(kind: str, event: dict) -> Span:
-        begin = event["ts"] - start
-        return Span(kind, event["name"], begin, begin + event["dur"])
-
-    spans, backward_elsewhere = [], False
-    for event in host:
-        kind = "launch"
-        if event["name"] in _WAITS:
-            kind = "wait"
-        elif event["cat"] == "cpu_op":
-            kind = "operator" if event.get("tid") == thread else "other thread"
-            if kind == "other thread" and event["name"].startswith(_BACKWARD):
-                backward_elsewhere = True
-        spans.append(span(kind, event))
-    waits = [s for s in spans if s.kind == "wait"]
-    on_device = sorted((span(_ON_DEVICE[e["cat"]], e) for e in device), key=lambda s: s.begin)
+    _, _, thread = window
+    waits = [e for e in host if e["name"] in _WAITS]
     kernels = [e for e in device if e["cat"] == "kernel"]
-    by_kernel, counts = Counter[str](), Counter[str]()
-    queued = 0.0
-    for event in kernels:
-        by_kernel[event["name"]] += event["dur"] / 1e3
-        counts[event["name"]] += 1
-        queued += event["ts"] - launches[event["args"]["correlation"]]["ts"]
+    correlations = [e["args"]["correlation"] for e in kernels]
     return Step(
-        spans,
-        on_device,
         len(kernels),
-        len({e["args"]["correlation"] for e in kernels}),
+        len(set(correlations)),
         len(device) - len(kernels),
-        _busy(on_device) / 1e3,
-        queued / 1e3,
+        _busy(sorted((e["ts"], e["ts"] + e["dur"]) for e in device)) / 1e3,
+        sum(e["ts"] - launches[c]["ts"] for e, c in zip(kernels, correlations)) / 1e3,
         len(waits),
-        sum(s.end - s.begin for s in waits) / 1e3,
-        by_kernel,
-        counts,
-        backward_elsewhere,
+        sum(e["dur"] for e in waits) / 1e3,
+        any(
+            e["cat"] == "cpu_op" and e.get("tid") != thread and e["name"].startswith(_BACKWARD) for e in host
+        ),
     )
 
 
-def _busy(spans: list[Span]) -> float:
-    """The length of the union of spans that are sorted by their beginning."""
+def _busy(spans: list[tuple[float, float]]) -> float:
+    """The length of the union of spans, given as (beginning, end) in the order of their beginnings."""
     total, upto = 0.0, float("-inf")
-    for span in spans:
-        total += max(span.end - max(span.begin, upto), 0.0)
-        upto = max(upto, span.end)
+    for begin, end in spans:
+        total += max(end - max(begin, upto), 0.0)
+        upto = max(upto, end)
     return total
+
+
+def peak_of(events: list[dict[str, Any]]) -> int | None:
+    """The most bytes that tensors took during the steps, by the events of the CPU's allocator."""
+    totals = [
+        event["args"]["Total Allocated"]
+        for event in events
+        if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0
+    ]
+    return int(max(totals) - min(0, *totals)) if totals else None

@@ -19,20 +19,21 @@ SCHEMA = 1
 # The keys that identify a case; all other keys are results.
 KEYS = (
     "part", "graph", "layer", "library", "layers", "heads", "head_dim", "in", "mode", "dropout", "fresh",
-    "compiled", "batch", "dtypes", "ways", "peers", "refinement", "grid", "threads",
+    "compiled", "batch", "dtypes", "ways", "peers", "refinement", "grid", "threads", "schedules", "oracle",
 )  # fmt: skip
 
 
 class Records:
-    """The file at ``path``, read if it is there; each addition writes it anew.
+    """The file at ``path``, read if it is there; each addition writes it anew. Without a path nothing is
+    written.
 
     environment: of this run. Raises ValueError where the file holds results of another commit or machine.
     """
 
-    def __init__(self, path: Path, environment: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, environment: dict[str, Any]) -> None:
         self.path = path
         self.results: dict[str, Any] = {"schema": SCHEMA, "runs": [], "cases": []}
-        if path.is_file():
+        if path is not None and path.is_file():
             self.results = read(path)
             for run in self.results["runs"]:
                 for name in ("commit", "gpu", "cpu"):
@@ -63,6 +64,8 @@ class Records:
 
     def write(self) -> None:
         """Whole or not at all: a run that is stopped leaves the file of the case before."""
+        if self.path is None:
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_suffix(".part")
         part.write_text(text(self.results))
@@ -87,7 +90,7 @@ def read(path: Path) -> dict[str, Any]:
     """Raises ValueError for a file of another shape."""
     results = json.loads(path.read_text())
     if not isinstance(results, dict) or results.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: expected results of scoreboard.py, schema {SCHEMA}")
+        raise ValueError(f"{path}: expected results of python -m dfgnn.bench, schema {SCHEMA}")
     return results
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .csr import CSR
+from ..sparse.csr import CSR
 
 # Up to this fanout, `_seen_before` compares all pairs of draws, which takes fewer kernels than a sort.
 _PAIRS = 32

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import functional
-from .engine import by_index
-from .engine.argument_checks import DTYPES
-from .engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
-from .graph import Graph
+from ..engine import by_index
+from ..engine.argument_checks import DTYPES
+from ..engine.edge_rows import rows_of_destinations, rows_of_sources, sum_of_edges
+from ..graph import Graph
+from . import pieces
 
 BINARY = ("add", "sub", "mul", "div")
 REDUCERS = ("sum", "mean", "max", "min")
@@ -88,7 +88,7 @@ def gsddmm(
         rows = size // shape[-1], shape[-1]
         x, y = (z if z.shape[1:] == rows else z.expand(-1, *shape).reshape(-1, *rows) for z in (x, y))
         query, key = (x, y) if lhs_target == "v" else (y, x)
-        return functional.sddmm(graph, query, key).view(graph.num_edges, *shape[:-1], 1)
+        return pieces.sddmm(graph, query, key).view(graph.num_edges, *shape[:-1], 1)
     x, y = _on_edges(graph, x, lhs_target, few), _on_edges(graph, y, rhs_target, few)
     if op == "dot":
         return (x * y).sum(-1, keepdim=True) if x.dim() > 1 else x * y
@@ -167,7 +167,7 @@ def _sum(graph: Graph, op: str, x: Any, y: Any) -> Tensor:
     moved = order != sorted(order)
     x = x.permute(order) if moved else x
     weight = y.flatten(1) if y.dim() > 1 else y.unsqueeze(1)
-    out = functional.spmm(
+    out = pieces.spmm(
         graph,
         weight,
         x.reshape(len(x), weight.shape[1], size // weight.shape[1]),
@@ -181,7 +181,7 @@ def _sum_sources(graph: Graph, x: Tensor) -> Tensor:
     size = math.prod(x.shape[1:])
     if size == 0:
         return x.new_zeros(graph.num_dst, *x.shape[1:])
-    out = functional.spmm(graph, x.new_ones(graph.num_edges), x.reshape(len(x), 1, size))
+    out = pieces.spmm(graph, x.new_ones(graph.num_edges), x.reshape(len(x), 1, size))
     return out.view(graph.num_dst, *x.shape[1:])
 
 
@@ -280,7 +280,7 @@ def edge_softmax(graph: Graph, logits: Tensor, eids: Any = "__ALL__", norm_by: s
         raise TypeError(f"edge_softmax: graph: expected a dfgnn.Graph, got {type(graph).__name__}")
     graph = graph if norm_by == "dst" else graph.reverse()
     if eids is None or isinstance(eids, str) and eids == "__ALL__":
-        return functional.edge_softmax(graph, logits)
+        return pieces.edge_softmax(graph, logits)
     if not isinstance(eids, Tensor) or eids.dtype not in (torch.int32, torch.int64) or eids.dim() != 1:
         got = f"{list(eids.shape)}, {eids.dtype}" if isinstance(eids, Tensor) else type(eids).__name__
         raise ValueError(f"edge_softmax: eids: expected a vector of ids, int32 or int64, got {got}")
@@ -290,9 +290,7 @@ def edge_softmax(graph: Graph, logits: Tensor, eids: Any = "__ALL__", norm_by: s
         what = f"shape [{len(eids)}, ...], a row per id in eids"
         raise ValueError(f"edge_softmax: logits: expected {what}, got {list(logits.shape)}")
     src, dst = graph.edge_index[:, eids.long()]
-    return functional.edge_softmax(
-        Graph.from_coo(src, dst, num_src=graph.num_src, num_dst=graph.num_dst), logits
-    )
+    return pieces.edge_softmax(Graph.from_coo(src, dst, num_src=graph.num_src, num_dst=graph.num_dst), logits)
 
 
 def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dfgnn.bench import measure
+from . import measure
 
 # The least and the largest number of samples of each contestant.
 LEAST, MOST = 5, 25

@@ -1,29 +1,4 @@
-"""Run a script of yours with dfgnn's layers, unchanged: ``python -m dfgnn.run script.py arguments...``
-
-While the script runs, the names of DGL's and torch_geometric's attention layers stand for dfgnn's
-(:func:`dfgnn.patch`); so they do in the processes that it starts by multiprocessing. When it has ended, a
-report goes to standard error: which layers were constructed as dfgnn's, which of these ran their library's
-own code and why, which layers dfgnn does not have, where the script takes a softmax over edges itself, the
-time, and the peak of memory. With ``--impl pyg`` or ``--impl dgl`` nothing is replaced and the report is the
-same, for comparison: whatever ``--impl`` is, both libraries and dfgnn are imported before the clock starts.
-
-The script sees what it sees under ``python script.py``: its arguments, ``sys.path``, ``__main__`` with an
-absolute ``__file__``, which it stays up to the end of the process, tracebacks from its own first line on,
-and the same exit status. It may also be a folder or a zip file with a ``__main__.py``, and with ``-m`` a
-module.
-
-With every ``--impl``, if the process sees one GPU, backward runs in the script's main thread
-(``torch.autograd.set_multithreading_enabled(False)``), as PyTorch always does on the CPU: switching to
-PyTorch's thread for the GPU and back takes longer than a small layer. ``--backward-thread`` leaves it in that
-thread.
-
-With ``--compile`` the modules of the script that hold message passing of their own are compiled by
-``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`); the report says which, and what became of their
-attention.
-
-With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
-:mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), also in processes that multiprocessing starts.
-"""
+"""The command ``python -m dfgnn.run``: its arguments, one run of a program, and the report on it."""
 
 from __future__ import annotations
 
@@ -40,12 +15,12 @@ from typing import Any
 
 import torch
 
-from .compat import install_as_dgl
-from .running import own
-from .running.compiled import Compiled
-from .running.layers import LIBRARIES, Layers, import_libraries
-from .running.program import NotRunnableError, Program, of_module, of_path
-from .switch import pieces
+from ..compat import install_as_dgl
+from ..switch import pieces
+from . import own
+from .compiled import Compiled
+from .layers import LIBRARIES, Layers, import_libraries
+from .program import NotRunnableError, Program, of_module, of_path
 
 
 def text(report: dict[str, Any]) -> str:
@@ -207,7 +182,9 @@ class _Run:
 
 def main(argv: list[str] | None = None) -> int:
     """The command. Exceptions of the script, SystemExit too, propagate; the report is made at exit."""
-    parser = argparse.ArgumentParser(prog="python -m dfgnn.run", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dfgnn.run", description="Run a script of yours with dfgnn's layers, unchanged."
+    )
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the report there, too; under torchrun that of rank 0"
@@ -253,7 +230,3 @@ def main(argv: list[str] | None = None) -> int:
         parser.exit(error.status, f"{parser.prog}: {error}\n")
     run.run(program)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

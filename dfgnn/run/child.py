@@ -13,7 +13,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     try:
         import torch
 
-        from dfgnn.running.layers import LIBRARIES, Layers, import_libraries
+        from dfgnn.run.layers import LIBRARIES, Layers, import_libraries
     finally:
         sys.path.remove(root)
     # The libraries that the script's main module has imported; all, if only its functions import them.
