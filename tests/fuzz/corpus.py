@@ -325,10 +325,11 @@ def calls(draw, spec, functions=FUNCTIONS, dtypes=DTYPES, dropout=True, extremes
             if _maybe(draw):
                 shapes["gate"] = _per_edge(draw, num_edges, heads)
             options["negative_slope"] = draw(st.sampled_from((0.2, 0.0, 1.0, 0.7)))
-            if _maybe(draw) and score != "dot":
+            with_edges = _maybe(draw)
+            if with_edges and score != "dot":
                 shared = draw(st.booleans())  # one edge term for all heads
                 shapes[EDGES[score]] = (num_edges, dim) if shared else (*edges, dim)
-            elif _maybe(draw):
+            elif with_edges:
                 places = draw(st.sampled_from((("key",), ("value",), ("both",), ("key", "value"))))
                 if "both" in places:
                     value_dim = dim

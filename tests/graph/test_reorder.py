@@ -18,7 +18,7 @@ from dfgnn.graph import METHODS
 
 NODES = {
     "gat": ("value", "score_src", "score_dst"),
-    "gatv2": ("key", "query"),
+    "gatv2": ("query", "key"),
     "dot": ("query", "key", "value"),
 }
 LIBRARIES = {"rcm": "scipy", "community": "sknetwork"}
