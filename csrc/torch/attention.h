@@ -50,7 +50,9 @@ struct Attention : Graphs<Backend> {
     int64_t num_dst;
     double negative_slope, scale, dropout_p;
     int64_t flags;
-    bool own_terms = false;  // the caller makes src and dst itself, and reads their gradients by `p` alone
+    // The call of a whole layer: it makes an additive score's src and dst itself and reads their gradients by
+    // `p` alone, and the gradients of value, src, dst and feat need not be tensors of their own.
+    bool of_layer = false;
     bool unwritten = false;  // kernels may leave rows of the edges' gradients unwritten; they are to be zero
 
     int64_t num_src() const { return value.size(0); }
@@ -62,10 +64,10 @@ struct Attention : Graphs<Backend> {
   };
 
   // Checks the inputs, makes them dense, and fills the members that the parameter structs have in common.
-  // edges: the number of edges. own_terms: the caller computes the additive score's src and dst itself, so
-  // that `in` may lack them.
+  // edges: the number of edges. of_layer: as in Inputs, so that `in` may lack the additive score's src and
+  // dst.
   template <class Params>
-  static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool own_terms = false) {
+  static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool of_layer = false) {
     const ScalarType type = in.type(), acc = in.acc();
     check.require(in.score >= 0 && in.score <= 2, "score: expected 0 (additive), 1 (dot) or 2 (additive_v2)");
     check.count("num_dst", in.num_dst);
@@ -78,7 +80,7 @@ struct Attention : Graphs<Backend> {
     p.score = Score(in.score);
     p.dtype = dtype_of(check.op(), in.value);
     if (p.score == Score::additive) {
-      check.require((in.src || own_terms) && !in.attn, "additive: expected src and dst terms only");
+      check.require((in.src || of_layer) && !in.attn, "additive: expected src and dst terms only");
       check.tensor("src", in.src, {n, h}, {acc});
       check.tensor("dst", in.dst, {m, h}, {acc});
     } else if (p.score == Score::dot) {
@@ -256,9 +258,9 @@ struct Attention : Graphs<Backend> {
 
   // The results of backward: the gradients that exist for this call and were asked for.
   struct Gradients {
-    Tensor value;
+    OptTensor value;  // there always is one
     OptTensor src, dst, attn, bias, gate, weight, feat;
-    OptTensor scratch;  // with the gradients of the terms where the caller made these itself
+    OptTensor scratch;  // with the gradients of a layer's terms
   };
   // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: sum_rows:
   // as the sum of draw, the gradient of the raw score, over the edges of each row; from_positive: from the
@@ -292,9 +294,9 @@ struct Attention : Graphs<Backend> {
   }
 
   // Allocates the gradients and scratch, and launches backward. `p` must have its inputs, its plans and what
-  // forward saved.
+  // forward saved. scratch: arrays of the caller, which are placed if the graph has edges.
   static Gradients run_backward(const Checker& check, const Inputs& in, BackwardParams& p,
-                                const DstGradient& of_dst, int64_t need) {
+                                const DstGradient& of_dst, int64_t need, Workspace scratch = {}) {
     check_plan(check, p, p.csr);
     check_plan(check, p, p.reverse);
     const bool tiles = p.csr.tiles || p.reverse.tiles, sums = p.attention;
@@ -306,15 +308,18 @@ struct Attention : Graphs<Backend> {
     const bool additive = p.score == Score::additive, dot = p.score == Score::dot;
 
     p.attn_parts = dot || additive || !edges ? 0 : Backend::attention_parts(p);
-    Gradients g{make(value, {n, h, dv}, type)};
-    p.grad_value = g.value.mutable_data_ptr();
-    const bool terms_in_scratch = in.own_terms && edges;
-    if (additive && !terms_in_scratch) {
-      g.src = optional(p.grad_alpha_src, true, value, {n, h}, acc);
-      g.dst = optional(p.grad_alpha_dst, of_dst.need, value, {m, h}, acc);
-    } else if (!additive) {
-      g.src = optional(p.grad_key, dot, value, {n, h, d}, type);
-      g.dst = optional(p.grad_query, of_dst.need, value, {m, h, d}, type);
+    const bool in_scratch = in.of_layer && edges, need_feat = in.feat && (need & kNeedFeat);
+    Gradients g;
+    if (!in_scratch) {
+      g.value = optional(p.grad_value, true, value, {n, h, dv}, type);
+      if (additive) {
+        g.src = optional(p.grad_alpha_src, true, value, {n, h}, acc);
+        g.dst = optional(p.grad_alpha_dst, of_dst.need, value, {m, h}, acc);
+      } else {
+        g.src = optional(p.grad_key, dot, value, {n, h, d}, type);
+        g.dst = optional(p.grad_query, of_dst.need, value, {m, h, d}, type);
+      }
+      g.feat = optional(p.grad_feat, need_feat, value, need_feat ? sizes_of(*in.feat) : Sizes{}, type);
     }
     // fold: the backend adds up the partial sums of grad_attn, which are scratch then; else the caller does.
     const bool v2 = p.score == Score::additive_v2, fold = Backend::kSumsAttention && p.attn_parts;
@@ -322,27 +327,26 @@ struct Attention : Graphs<Backend> {
     g.bias = optional(p.grad_bias, in.bias && (need & kNeedBias), value, {edges, h}, acc);
     g.gate = optional(p.grad_gate, in.gate && (need & kNeedGate), value, {edges, h}, acc);
     g.weight = optional(p.grad_weight, in.weight && (need & kNeedWeight), value, {edges, h}, acc);
-    const bool need_feat = in.feat && (need & kNeedFeat);
-    g.feat = optional(p.grad_feat, need_feat, value, need_feat ? sizes_of(*in.feat) : Sizes{}, type);
-    if (in.unwritten)
-      for (OptTensor* t : {&g.bias, &g.feat})
-        if (*t) *t = torch::stable::zero_(**t);
+    const auto zero = [](OptTensor& t) {
+      if (t) t = torch::stable::zero_(*t);
+    };
     if (edges == 0) {
-      g.value = torch::stable::zero_(g.value);
-      for (OptTensor* t : {&g.src, &g.dst})
-        if (*t) *t = torch::stable::zero_(**t);
+      for (OptTensor* t : {&g.value, &g.src, &g.dst}) zero(*t);
       return g;
     }
 
     const int64_t slots = p.csr.num_slots, rev_slots = p.reverse.num_slots;
     const bool hands_over = !p.handed && !(in.flags & kIdsElsewhere) && Backend::hands_over(p);
-    Workspace scratch;
+    if (in_scratch) {
+      scratch.add(p.grad_value, true, {n, h, dv}, type);
+      scratch.add(p.grad_key, dot, {n, h, d}, type);
+      scratch.add(p.grad_query, !additive && of_dst.need, {m, h, d}, type);
+      scratch.add(p.grad_feat, need_feat, {edges, h, d}, type);
+      scratch.add(p.grad_alpha_src, additive, {n, h}, acc);
+      scratch.add(p.grad_alpha_dst, additive && of_dst.need, {m, h}, acc);
+    }
     scratch.add(p.node_stats, true, {m, h, hands_over || p.handed ? 1 : 4}, acc);
     if (hands_over) scratch.add(p.handed, true, {edges, h, 2}, acc);
-    if (terms_in_scratch) {
-      scratch.add(p.grad_alpha_src, true, {n, h}, acc);
-      scratch.add(p.grad_alpha_dst, of_dst.need, {m, h}, acc);
-    }
     scratch.add(p.grad_raw, of_dst.sum_rows, {edges, h}, acc);
     if (fold) scratch.add(p.grad_attn, true, {p.attn_parts, h, dv}, acc);
     scratch.add(p.attn_sums, fold && p.attn_parts > kAttnAtOnce, {kAttnSums, h, dv}, acc);
@@ -353,7 +357,17 @@ struct Attention : Graphs<Backend> {
     scratch.add(p.partial_value, rev_slots, {rev_slots, h, dv}, acc);
     scratch.add(p.partial_alpha, rev_slots && additive, {rev_slots, h}, acc);
     scratch.add(p.attr.partial, slots && p.attr.x, {slots, h, p.attr.width}, acc);
-    g.scratch = scratch.make(value);
+    g.scratch = scratch.make(value, type);
+    if (in_scratch) {
+      const auto on_scratch = [&](OptTensor& t, const void* where, const Dims& sizes) {
+        if (where) t = view_at(*g.scratch, where, sizes);
+      };
+      on_scratch(g.value, p.grad_value, {n, h, dv});
+      on_scratch(g.src, p.grad_key, {n, h, d});
+      on_scratch(g.dst, p.grad_query, {m, h, d});
+      on_scratch(g.feat, p.grad_feat, {edges, h, d});
+    }
+    if (in.unwritten) zero(g.bias), zero(g.feat);
     Backend::backward(p, value);
     return g;
   }
@@ -434,7 +448,7 @@ struct Attention : Graphs<Backend> {
     const bool additive = p.score == Score::additive;
     const OptTensor attn_parts =
         g.attn ? g.attn : OptTensor(make(value, {0, in.heads(), in.value_dim()}, acc));
-    return {g.value,
+    return {*g.value,
             or_empty(g.src, value, type),
             or_empty(g.dst, value, additive ? acc : type),
             *attn_parts,

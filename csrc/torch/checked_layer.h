@@ -161,11 +161,7 @@ struct CheckedLayer {
     }
     int64_t elements() const { return memory.bytes() / bytes_of(type); }
     Tensor on(void* where, Dims sizes, ScalarType dtype) const {
-      if (dtype != type) return on_memory(where, c.x, sizes, dtype);
-      int64_t strides[kMostDims], step = 1;
-      for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
-      const int64_t bytes = static_cast<char*>(where) - static_cast<const char*>(held->const_data_ptr());
-      return strided(*held, sizes, Dims(strides, sizes.size()), bytes / bytes_of(type));
+      return dtype == type ? view_at(*held, where, sizes) : on_memory(where, c.x, sizes, dtype);
     }
     Tensor rows(const Projection& p) const {
       return on(p.rows, {p.x->size(0), heads.heads, heads.size + heads.padding}, type);
@@ -194,7 +190,7 @@ struct CheckedLayer {
       if (scores_edges()) in.bias = on(scores, {edges, heads.heads}, c.edge_attr->scalar_type());
       if (bias) in.out_bias = by_head(**bias, ready_bias);
       in.num_dst = m, in.negative_slope = c.negative_slope, in.scale = c.scale, in.dropout_p = c.dropout_p;
-      in.unwritten = c.unwritten, in.own_terms = score == Score::additive;
+      in.unwritten = c.unwritten, in.of_layer = true;
       return in;
     }
     template <class Params>

@@ -205,6 +205,17 @@ inline Tensor reshaped(const Tensor& t, Dims sizes) {
   return Tensor(made);
 }
 
+// Returns a dense view at this place in the memory of t, which is dense, in the dtype of t.
+inline Tensor view_at(const Tensor& t, const void* where, Dims sizes) {
+  int64_t strides[kMostDims], step = 1;
+  for (size_t k = sizes.size(); k-- > 0; step *= std::max<int64_t>(sizes[k], 1)) strides[k] = step;
+  const int64_t bytes = static_cast<const char*>(where) - static_cast<const char*>(t.const_data_ptr());
+  AtenTensorHandle made = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+      t.get(), int64_t(sizes.size()), sizes.data(), strides, bytes / bytes_of(t.scalar_type()), &made));
+  return Tensor(made);
+}
+
 // For arrays that not every call needs: if `wanted`, allocates and returns a tensor and sets `where` to its
 // memory; else returns none and sets `where` to null.
 inline OptTensor optional(void*& where, bool wanted, const Tensor& like, Dims sizes, ScalarType dtype) {
@@ -236,10 +247,10 @@ class Workspace {
     bytes_ += (bytes + kAlign - 1) / kAlign * kAlign;
   }
   int64_t bytes() const { return bytes_; }
-  // Returns a new tensor of bytes that holds all arrays, or none if there are no arrays.
-  OptTensor make(const Tensor& like) const {
+  // Returns a new tensor that holds all arrays, or none if there are no arrays. dtype: its own, not theirs.
+  OptTensor make(const Tensor& like, ScalarType dtype = ScalarType::Byte) const {
     if (!count_) return std::nullopt;
-    Tensor t = dfgnn::make(like, {bytes_}, ScalarType::Byte);
+    Tensor t = dfgnn::make(like, {bytes_ / bytes_of(dtype)}, dtype);
     place(t.mutable_data_ptr());
     return t;
   }

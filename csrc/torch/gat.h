@@ -91,13 +91,18 @@ struct GatAttention {
     Tensor src, dst;
     OptTensor bias;
   };
+  // Adds the partial sums of the backward of score_terms, for q.of, to the arrays of a call.
+  static void add_terms_partial(TermsBackwardParams& q, Workspace& scratch, const Tensor& feat) {
+    q.parts = Backend::terms_parts(q.of);
+    scratch.add(q.partial, true, {q.parts, kTermsSums, int64_t(q.of.heads) * q.of.dim},
+                acc_type(feat.scalar_type()));
+  }
   // Launches the backward of score_terms: adds the gradient of feat to q.grad_feat, and returns the gradients
   // of the vectors. bias: the layer's bias, or none; its gradient is the sum of q.grad_out over the nodes.
-  // together: the gradients may be parts of one tensor.
+  // together: the gradients may be parts of one tensor. q.partial: null, or placed by the caller.
   static VectorGradients run_terms_backward(const Tensor& feat, const Tensor& attn_src,
                                             const Tensor& attn_dst, TermsBackwardParams& q,
                                             const OptTensor& bias, bool together = false) {
-    const TermsParams& p = q.of;
     const ScalarType vectors = attn_src.scalar_type(), type = feat.scalar_type();
     const int64_t size = attn_src.numel(), count = !together ? 0 : bias && type == vectors ? 3 : 2;
     const OptTensor all = together ? OptTensor(make(feat, {count, size}, vectors)) : OptTensor();
@@ -118,10 +123,12 @@ struct GatAttention {
       g.bias = optional(q.sums[2], bias.has_value(), feat, of_bias, type);
     }
     q.sums[0] = g.src.mutable_data_ptr(), q.sums[1] = g.dst.mutable_data_ptr();
-    q.parts = Backend::terms_parts(p);
-    const Tensor partial =
-        make(feat, {q.parts, kTermsSums, int64_t(p.heads) * p.dim}, acc_type(feat.scalar_type()));
-    q.partial = partial.mutable_data_ptr();
+    OptTensor partial;
+    if (!q.partial) {
+      Workspace scratch;
+      add_terms_partial(q, scratch, feat);
+      partial = scratch.make(feat);
+    }
     Backend::terms_backward(q, feat);
     return g;
   }
@@ -218,7 +225,7 @@ struct GatAttention {
     q.of = terms_params(check, feat, attn_src, attn_dst, in.num_dst);
     q.grad_terms[0] = data(g.src), q.grad_terms[1] = data(g.dst);
     q.grad_out = out_bias ? p.grad_out : nullptr;
-    Tensor grad_feat = g.value;
+    Tensor grad_feat = *g.value;
     q.grad_feat = grad_feat.mutable_data_ptr();
     const VectorGradients v = run_terms_backward(feat, attn_src, attn_dst, q, out_bias);
     if (flat) grad_feat = reshaped(grad_feat, {in.num_src(), in.heads() * in.value_dim()});

@@ -143,10 +143,17 @@ struct Layers {
     const typename Base::DstGradient of_dst{true, false, additive};
     int64_t of_edges = 0;
     if (need_edges) of_edges = additive ? Base::kNeedBias : Base::kNeedFeat;
-    typename Base::Gradients g = Base::run_backward(l.check, in, p, of_dst, Base::kNeedDst | of_edges);
+    TermsBackwardParams of_terms{};
+    Workspace scratch;
+    if (additive) {
+      of_terms.of = l.terms(in.value);
+      Gat::add_terms_partial(of_terms, scratch, in.value);
+    }
+    typename Base::Gradients g =
+        Base::run_backward(l.check, in, p, of_dst, Base::kNeedDst | of_edges, scratch);
 
     if (additive) {
-      terms_backward(l, in, p, g, need, found);
+      terms_backward(l, in, p, of_terms, g, need, found);
       if (need_edges) edges_backward(l, *g.bias, need, found);
     }
     if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l, *g.attn, *c.attn);
@@ -166,15 +173,13 @@ struct Layers {
   // Adds the gradient of the features through the score terms to g.value; the gradients of the vectors, and
   // of the bias if the attention added it.
   static void terms_backward(const Layer& l, const Inputs& in, const BackwardParams& p,
-                             const typename Base::Gradients& g, const LayerNeed& need,
+                             TermsBackwardParams& q, const typename Base::Gradients& g, const LayerNeed& need,
                              LayerGradients& found) {
     const LayerCall& c = l.c;
-    TermsBackwardParams q{};
-    q.of = l.terms(in.value);
     q.grad_terms[0] = p.grad_alpha_src, q.grad_terms[1] = p.grad_alpha_dst;
     const bool sums_bias = need.out_bias && l.bias == &c.out_bias;
     q.grad_out = sums_bias ? p.grad_out : nullptr;
-    Tensor grad_feat = g.value;
+    Tensor grad_feat = *g.value;
     q.grad_feat = grad_feat.mutable_data_ptr();
     const auto made = Gat::run_terms_backward(in.value, *c.attn, *c.attn_dst, q,
                                               sums_bias ? c.out_bias : OptTensor(), true);
@@ -225,7 +230,7 @@ struct Layers {
     const bool own_dst = l.c.x_dst.has_value();
     OptTensor* const of_dst = own_dst ? &found.x_dst : &found.x;
     const bool need_dst = own_dst ? need.x_dst : need.x;
-    Tensor value = g.value;
+    Tensor value = *g.value;
     if (l.score == Score::dot && !l.key.x) value = added(value, *g.src);
     if (l.score != Score::additive && !l.query.x) {
       if (l.n == l.m) {

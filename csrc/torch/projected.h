@@ -94,7 +94,7 @@ struct ProjectedAttention {
     const DstGradient of_dst = Base::dst_gradient(in, false, Base::kNeedDst);
     Gradients g = Base::run_backward(check, in, p, of_dst, Base::kNeedDst);
     if (p.shape.num_edges == 0) sums = torch::stable::zero_(sums);
-    return {g.value, *g.src, *g.dst, sums, edges};
+    return {*g.value, *g.src, *g.dst, sums, edges};
   }
 
   static void register_ops(torch::stable::detail::StableLibrary& m) {

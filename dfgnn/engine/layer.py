@@ -2,7 +2,8 @@
 (csrc/torch/layer.h).
 
 The launches around a layer's attention cost a small graph more than the attention does, and most of that is
-the work of Python, autograd and the dispatcher per operation. So the operators do all of it below autograd.
+the work of Python, autograd and the dispatcher per operation. So the operators do all of it below autograd,
+and this calls them in as few Python frames as there can be.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from ..runtime.ops import typed
 __all__ = ["Layer", "run"]
 
 _BelowAutograd = internals.BelowAutograd
-_forward, _backward = ops.layer.default, ops.layer_backward.default
+_forward = internals.without_frame(ops.layer.default)
+_backward = internals.without_frame(ops.layer_backward.default)
 # Which of the tensors require gradients -> the bits by which the operator knows them.
 _BITS: dict[tuple[bool, ...], int] = {}
+_NOT_TENSORS = 4  # the arguments of `Layer` before the tensors
+_NO_GRADIENTS = (None,) * _NOT_TENSORS
 
 
 def run(numbers, tensors):
@@ -35,18 +39,17 @@ def run(numbers, tensors):
 
 @called_directly
 class Layer(EagerFunction):
-    """call: a record with ``numbers``, which keeps the graph alive, and ``formula(*tensors)``, the layer in
-    plain operations, for second derivatives."""
+    """numbers, tensors: as for `run`. handle: it keeps what belongs to the graph's number in the library.
+    ``formula(numbers, graph, *tensors)`` is the layer in plain operations, for second derivatives."""
 
     @staticmethod
-    def forward(ctx, call, *tensors):
+    def forward(ctx, formula, numbers, graph, handle, *tensors):
         try:
             with _BelowAutograd():
-                result, kept, reads_result = _forward(*call.numbers, *tensors)
+                result, kept, reads_result = _forward(*numbers, *tensors)
         except RuntimeError as error:
             raise typed(error) from None
-        ctx.call, ctx.output, ctx.version, out = call, None, None, None
-        ctx.set_materialize_grads(False)
+        ctx.call, ctx.output, ctx.version, out = (formula, numbers, graph, handle), None, None, None
         if reads_result:
             # The user may modify the result in place. Had it been saved, backward would raise then.
             # So ctx holds a detached alias of the result (the result itself would be a reference cycle) and
@@ -57,7 +60,8 @@ class Layer(EagerFunction):
                 ctx.output = result.detach()
             else:
                 out = result
-        ctx.save_for_backward(*tensors, kept, out)
+        # What ctx.set_materialize_grads(False) and ctx.save_for_backward set, without their frames.
+        ctx.materialize_grads, ctx.to_save = False, (*tensors, kept, out)
         return result
 
     @staticmethod
@@ -65,21 +69,26 @@ class Layer(EagerFunction):
         need = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(need)
-        call, out = ctx.call, ctx.output
+        (formula, numbers, graph, _), out = ctx.call, ctx.output
         *tensors, kept, saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # backward was called with create_graph
-            return None, *rules.recorded_gradients(call.formula, tensors, need[1:], grad)
+
+            def plain(*tensors):
+                return formula(numbers, graph, *tensors)
+
+            return *_NO_GRADIENTS, *rules.recorded_gradients(plain, tensors, need[_NOT_TENSORS:], grad)
         if out is None:
             out = saved
         elif not retains_graph():
             ctx.output = None
         if ctx.version is not None and out._version != ctx.version:
-            out, *_ = run(call.numbers, tensors)
+            out, *_ = run(numbers, tensors)
         bits = _BITS.get(need)
         if bits is None:
-            bits = _BITS[need] = sum(1 << k for k, needed in enumerate(need[1:]) if needed)
+            wanted = enumerate(need[_NOT_TENSORS:])
+            bits = _BITS[need] = sum(1 << k for k, needed in wanted if needed)
         try:
             with _BelowAutograd():
-                return None, *_backward(*call.numbers, *tensors, grad, out, kept, bits)
+                return *_NO_GRADIENTS, *_backward(*numbers, *tensors, grad, out, kept, bits)
         except RuntimeError as error:
             raise typed(error) from None

@@ -24,6 +24,7 @@ from ..runtime.transforms import any_batched
 from ._errors import check_sizes
 from ._terms import all_hooked, is_untouched
 from ._upstream import Called, upstream
+from .prepared import again
 
 # ---- the warning ------------------------------------------------------------------------------------------
 
@@ -70,7 +71,7 @@ METHODS = (
     "propagate",
     "edge_updater",
 )
-_methods_of = attrgetter(*METHODS)
+methods_of = attrgetter(*METHODS)
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
 _hooks_in = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS = tuple(
@@ -86,13 +87,21 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
 
     @functools.wraps(fused)
     def forward(self, *args, **kwargs):
+        usual = len(args) == 2 and not kwargs and not internals.is_dynamo_recording()
+        if usual:
+            out = again(self, *args)
+            if out is not None:
+                return out
         own = self.__dict__
         if not (own.get("heads", 1) and own.get("out_channels", 1)):
             check_sizes(self)
         values = (*args, *kwargs.values())
         reason = why_upstream(self, type(self), values)
         if reason is None:
-            return fused(self, *args, **kwargs)
+            out = fused(self, *args, **kwargs)
+            if usual and isinstance(out, Tensor):
+                self._prepare(*args)
+            return out
         warn(type(self), "torch_geometric", reason, stacklevel=5)
         kwargs = {name: for_upstream(x) for name, x in kwargs.items()}
         return super(cls, self).forward(*map(for_upstream, args), **kwargs)
@@ -138,7 +147,7 @@ def why_upstream(layer: Any, cls: Any, values: tuple[Any, ...] = ()) -> str | No
     for name in METHODS:
         if name in state and _is_changed(state[name], name, cls):
             return f"{name} is overridden"
-    methods = None if recording else (*_methods_of(cls), *_called_of(type(aggr)), cls._called.now())
+    methods = None if recording else (*methods_of(cls), *_called_of(type(aggr)), cls._called.now())
     if methods is None or methods != cls._methods_found:
         if not is_untouched(aggr):
             return "aggr_module has hooks or a forward of its own"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,11 +12,33 @@ from torch import Tensor, nn
 from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
 from ..runtime import torch_internals as internals
+from ..runtime.eager import PLAIN_TYPES
 from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
 from .fused import fused_layer, refuse_parameters
+from .prepared import again, prepare
 from .whole.spec import LayerSpec, spelled
+
+
+def usual_first(forward: Any) -> Any:
+    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`)."""
+
+    @functools.wraps(forward)
+    def call(self, *args, **kwargs):
+        usual = len(args) == 2 and not kwargs and not internals.is_dynamo_recording()
+        if usual:
+            out = again(self, args[1], args[0])
+            if out is not None:
+                return out
+        out = forward(self, *args, **kwargs)
+        if usual and type(args[0]) is Graph and type(args[1]) in PLAIN_TYPES and args[1].dim() == 2:
+            spec = self._usual_spec() if self.why_not(self) is None else None
+            if spec is not None:
+                prepare(self, spec, *args, None)
+        return out
+
+    return call
 
 
 def renamed(name: str) -> property:
@@ -43,6 +66,8 @@ class FusedLayer(nn.Module):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
+        if "_usual_spec" in vars(cls):
+            cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
@@ -90,6 +115,10 @@ class AttentionLayer(GraphLayer):
 
     num_heads = renamed("_num_heads")
     out_feats = renamed("_out_feats")
+
+    def _after(self, out: Tensor, x: Tensor) -> Tensor:
+        """The layer's result from that of its operator, and the features, in a usual call (`nn.prepared`)."""
+        return out.view(-1, self._num_heads, self._out_feats)
 
     def _set_sizes(self, in_feats: int | tuple[int, int], out_feats: int, num_heads: int) -> None:
         self._num_heads = num_heads
@@ -203,6 +232,15 @@ class LeakyLayer(AttentionLayer):
         self.feat_drop = nn.Dropout(feat_drop)
         self.attn_drop = nn.Dropout(attn_drop)
         self.leaky_relu = nn.LeakyReLU(negative_slope)
+
+    def _after(self, out: Tensor, x: Tensor) -> Tensor:
+        out = out.view(-1, self._num_heads, self._out_feats)
+        plain = self.res_fc is None and self.activation is None
+        return out if plain else self._finish(out, x)
+
+    def _keeps_features(self) -> bool:
+        """Whether the dropout of features does nothing now."""
+        return isinstance(self.feat_drop, (nn.Dropout, nn.Identity)) and not dropout_p(self.feat_drop)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         """Adds the residual to out ``[N_dst, *, H, D]`` and applies the activation."""

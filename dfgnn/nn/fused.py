@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,6 @@ from ..runtime.arguments import (
     PLAN_LAYERS,
     SCORE_OF_NUMBER,
     SCORES,
-    GraphHandle,
     LayerNumbers,
     LayerTensors,
     needs_rows,
@@ -132,55 +131,49 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> b
     )
 
 
-class _Call(NamedTuple):
-    """A call of a layer: everything but its tensors."""
+def formula(numbers: tuple, graph: Graph, *tensors: Tensor | None) -> Tensor:
+    """The layer in plain operations. numbers, tensors: those of `LayerNumbers` and `LayerTensors`."""
+    t, n = LayerTensors(*tensors), LayerNumbers(*numbers)
+    score = SCORE_OF_NUMBER[n.score]
+    x_dst = t.x if t.x_dst is None else t.x_dst
+    features = {"value": t.x, "key": t.x, "query": x_dst, "skip": x_dst, "edge": t.edge_attr}
 
-    numbers: Any  # LayerNumbers
-    graph: Graph
-    handle: GraphHandle  # owns the number of the graph
+    def project(name):
+        weight, bias, x = getattr(t, name + "_weight"), getattr(t, name + "_bias"), features[name]
+        if weight is None:
+            return None
+        if name == "edge" and score == "additive":  # project to the scores' terms, [E, H]
+            weight = (t.attn_edge.view(n.heads, 1, -1) @ weight.unflatten(0, (n.heads, -1))).squeeze(1)
+        return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
-    def formula(self, *tensors):
-        """The layer in plain operations."""
-        t, n = LayerTensors(*tensors), self.numbers
-        score = SCORE_OF_NUMBER[n.score]
-        x_dst = t.x if t.x_dst is None else t.x_dst
-        features = {"value": t.x, "key": t.x, "query": x_dst, "skip": x_dst, "edge": t.edge_attr}
+    def attend(*rows):
+        by_edge = rows[3]
+        rows = [None if x is None else x.unflatten(1, (n.heads, -1)) for x in rows[:3]]
+        if by_edge is not None and score != "additive":
+            by_edge = by_edge.unflatten(1, (n.heads, -1))
+        out = _attention(graph, n, t, *rows, by_edge).flatten(1)
+        return out if t.out_bias is None else out + t.out_bias
 
-        def project(name):
-            weight, bias, x = getattr(t, name + "_weight"), getattr(t, name + "_bias"), features[name]
-            if weight is None:
-                return None
-            if name == "edge" and score == "additive":  # project to the scores' terms, [E, H]
-                weight = (t.attn_edge.view(n.heads, 1, -1) @ weight.unflatten(0, (n.heads, -1))).squeeze(1)
-            return F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return spelled(score, project, attend).to(n.dtype)
 
-        def attend(*rows):
-            by_edge = rows[3]
-            rows = [None if x is None else x.unflatten(1, (n.heads, -1)) for x in rows[:3]]
-            if by_edge is not None and score != "additive":
-                by_edge = by_edge.unflatten(1, (n.heads, -1))
-            out = self._attention(score, t, *rows, by_edge).flatten(1)
-            return out if t.out_bias is None else out + t.out_bias
 
-        return spelled(score, project, attend).to(n.dtype)
-
-    def _attention(self, score: str, t: Any, value, key, query, edges) -> Tensor:
-        """The attention of rows [n, H, D] in plain operations, without the bias."""
-        graph, n = self.graph, self.numbers
-        options: dict[str, Any] = {"dropout_p": n.dropout_p, "generator": t.seed}
-        if score == "additive":
-            src, dst = ((value * attn.view(value.shape[1:])).sum(-1) for attn in (t.attn, t.attn_dst))
-            if edges is not None:
-                options["edge"] = EdgeTerm(score=edges)
-            dst = dst[: graph.num_dst]
-            return gat(graph, value, src, dst, negative_slope=n.negative_slope, **options)
-        query = value[: graph.num_dst] if query is None else query
-        if score == "additive_v2":
-            attn = t.attn.view(value.shape[1:]).to(value.dtype)
-            return gatv2(graph, query, value, attn, negative_slope=n.negative_slope, **options)
-        key = value if key is None else key
-        edge = None if edges is None else EdgeTerm(edges, edges)
-        return dot(graph, query, key, value, scale=n.scale, edge=edge, **options)
+def _attention(graph: Graph, n: Any, t: Any, value, key, query, edges) -> Tensor:
+    """The attention of rows [n, H, D] in plain operations, without the bias."""
+    score = SCORE_OF_NUMBER[n.score]
+    options: dict[str, Any] = {"dropout_p": n.dropout_p, "generator": t.seed}
+    if score == "additive":
+        src, dst = ((value * attn.view(value.shape[1:])).sum(-1) for attn in (t.attn, t.attn_dst))
+        if edges is not None:
+            options["edge"] = EdgeTerm(score=edges)
+        dst = dst[: graph.num_dst]
+        return gat(graph, value, src, dst, negative_slope=n.negative_slope, **options)
+    query = value[: graph.num_dst] if query is None else query
+    if score == "additive_v2":
+        attn = t.attn.view(value.shape[1:]).to(value.dtype)
+        return gatv2(graph, query, value, attn, negative_slope=n.negative_slope, **options)
+    key = value if key is None else key
+    edge = None if edges is None else EdgeTerm(edges, edges)
+    return dot(graph, query, key, value, scale=n.scale, edge=edge, **options)
 
 
 def _draws_seed(layer: Any, spec: LayerSpec, graph: Any, x: Tensor) -> bool:
@@ -189,7 +182,7 @@ def _draws_seed(layer: Any, spec: LayerSpec, graph: Any, x: Tensor) -> bool:
     )
 
 
-def _draw_seed(graph: Graph) -> Tensor:
+def draw_seed(graph: Graph) -> Tensor:
     return torch.randint(0, 2**62, (1,), device=graph._device)
 
 
@@ -218,14 +211,14 @@ def fused_layer(
         return traced_layer(spec, graph, x, x_dst), None
     seed = None
     if with_attention and _draws_seed(layer, spec, graph, x):
-        seed = _draw_seed(graph)
-    found = _tensors(layer, spec, graph, x, x_dst)
+        seed = draw_seed(graph)
+    found = checked_tensors(layer, spec, graph, x, x_dst)
     if type(found) is str:
         refuse_parameters(layer, spec)
         return declined("layer", found), seed
     t, dtype = found
     if spec.dropout_p > 0:
-        t = t._replace(seed=_draw_seed(graph) if seed is None else seed)
+        t = t._replace(seed=draw_seed(graph) if seed is None else seed)
     if paths.recorder is not None:
         paths.recorder.took("layer", type(layer).__name__)
     if spec.score == "gate":
@@ -233,31 +226,45 @@ def fused_layer(
     return computed(spec, graph, t, dtype), seed
 
 
-def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
-    """The layer's result [num_dst, H * D] in this dtype, from `LayerTensors` that have been checked."""
-    x, heads, score, has_edges = t.x, spec.heads, spec.score, t.edge_attr is not None
-    kind, of_all = x.device.type, x.dtype
-    train = torch.is_grad_enabled() and (
-        t.value_weight.requires_grad or any([x is not None and x.requires_grad for x in t])
-    )
-    size = t.value_weight.shape[0] // heads
-    padding = -size % max(_LOAD[kind] // of_all.itemsize, 1)
-    edges = spec.dropout_p > 0 or has_edges or (score == "dot" and needs_rows(score, spec.negative_slope))
-    handle = graph._planner.handle(heads, size + padding, of_all, PLAN_LAYERS[score], "auto", edges, train)
-    numbers = LayerNumbers(
-        graph=handle.number,
-        score=SCORES[score],
-        heads=heads,
-        padding=padding,
+def numbers_of(spec: LayerSpec, t: Any, dtype: torch.dtype) -> Any:
+    """The call's `LayerNumbers` but the graph's number and ``train``, from checked `LayerTensors`. dtype:
+    that of the result."""
+    kind = t.x.device.type
+    size = t.value_weight.shape[0] // spec.heads
+    return LayerNumbers(
+        graph=None,
+        score=SCORES[spec.score],
+        heads=spec.heads,
+        padding=-size % max(_LOAD[kind] // t.x.dtype.itemsize, 1),
         most_joined=_MOST_JOINED[kind],
         negative_slope=spec.negative_slope,
         scale=spec.scale,
         dropout_p=spec.dropout_p,
         dtype=dtype,
-        unwritten=has_edges and graph.edge_mask is not None,
-        train=train,
+        unwritten=False,
+        train=False,
     )
-    return Layer.at_once(_Call(numbers, graph, handle), *t) if train else run(numbers, t)[0]
+
+
+def needs_edge_ids(spec: LayerSpec, t: Any) -> bool:
+    """Whether a call needs a plan with the edges' ids."""
+    return (
+        spec.dropout_p > 0
+        or t.edge_attr is not None
+        or (spec.score == "dot" and needs_rows(spec.score, spec.negative_slope))
+    )
+
+
+def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
+    """The layer's result [num_dst, H * D] in this dtype, from `LayerTensors` that have been checked."""
+    train = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in t])
+    numbers = numbers_of(spec, t, dtype)
+    size = t.value_weight.shape[0] // spec.heads + numbers.padding
+    edges, layer = needs_edge_ids(spec, t), PLAN_LAYERS[spec.score]
+    handle = graph._planner.handle(spec.heads, size, t.x.dtype, layer, "auto", edges, train)
+    unwritten = t.edge_attr is not None and graph.edge_mask is not None
+    numbers = numbers._replace(graph=handle.number, train=train, unwritten=unwritten)
+    return Layer.at_once(formula, numbers, graph, handle, *t) if train else run(numbers, t)[0]
 
 
 def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
@@ -269,7 +276,7 @@ def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
         check_parameters(layer, spec.heads, size, spec.vectors, linears)
 
 
-def _tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
+def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
     """The layer's tensors without a seed, in the dtype of the computation, and the dtype of the result; or
     the reason, in words, why the layer is not fused. No compiler is recording."""
     # This runs at every call of a layer, and on a small graph its Python time counts: so the usual questions

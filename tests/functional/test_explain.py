@@ -38,7 +38,8 @@ def test_eager_calls(graph):
 def test_projected_edges(graph):
     x = rows(graph)
     attr, proj = torch.randn(graph.num_edges, 3), torch.randn(16, 3)
-    call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge=EdgeTerm(key=Projected(attr, proj))))
+    term = Projected(attr, proj)
+    call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge=EdgeTerm(term, term)))
     assert call.path == "edge projection"
 
 

@@ -91,7 +91,7 @@ def live():
     gc.collect()
     found = collections.Counter(type(x).__qualname__ for x in gc.get_objects())
     caches = of_dgl._from_dgl, of_dgl._of_frame, _kept._cache
-    counted = "Tensor", "Graph", "Structure", "Side", "Planner", "Direction", "Plan", "_Call", "traceback"
+    counted = "Tensor", "Graph", "Structure", "Side", "Planner", "Direction", "Plan", "Prepared", "traceback"
     contexts = [name for name in found if name.endswith("Backward")]
     return {name: found[name] for name in (*counted, *contexts)}, [len(cache) for cache in caches]
 

@@ -34,7 +34,7 @@ def at_rows(graph, at):
 
 def function(name, module, at, **options):
     def call(graph, **inputs):
-        return getattr(module, f"{name}_attention")(at_rows(graph, at), **options, **inputs)
+        return getattr(module, f"{name}_attention")(at_rows(graph, at), **{**options, **inputs})
 
     return call
 

@@ -110,7 +110,9 @@ def run_pair(graph, tensors, score, heads, dropout_p=0.0):
 def formula_of(monkeypatch, run, *args, **kwargs):
     """The same call, operation by operation."""
     with monkeypatch.context() as patch:
-        patch.setattr(Layer, "at_once", staticmethod(lambda call, *tensors: call.formula(*tensors)))
+        patch.setattr(
+            Layer, "at_once", staticmethod(lambda formula, numbers, graph, _, *t: formula(numbers, graph, *t))
+        )
         return run(*args, **kwargs)
 
 

@@ -81,10 +81,17 @@ class DotGatConv(AttentionLayer):
             return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)
+        out, attention = self._attend(
+            self._spec(isinstance(feat, tuple)), fused, feat, (h_src, h_dst), get_attention
+        )
+        return (out, attention) if get_attention else out
+
+    def _usual_spec(self) -> LayerSpec | None:
+        return self._spec(False)
+
+    def _spec(self, is_pair: bool) -> LayerSpec:
         fc_src, fc_dst = self._projections()
-        one = fc_src is fc_dst and not isinstance(feat, tuple)
-        spec = LayerSpec(
+        one = fc_src is fc_dst and not is_pair
+        return LayerSpec(
             "dot", self.num_heads, fc_src, query=None if one else fc_dst, scale=1 / math.sqrt(self.out_feats)
         )
-        out, attention = self._attend(spec, fused, feat, (h_src, h_dst), get_attention)
-        return (out, attention) if get_attention else out

@@ -173,6 +173,9 @@ class GATConv(AdditiveConv):
         self.reset_parameters()
         self.activation = activation
 
+    def _usual_spec(self) -> LayerSpec | None:
+        return self._spec() if hasattr(self, "fc") and self._keeps_features() else None
+
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
         xavier(*self._weights())

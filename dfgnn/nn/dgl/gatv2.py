@@ -120,6 +120,9 @@ class GATv2Conv(LeakyLayer):
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out
 
+    def _usual_spec(self) -> LayerSpec | None:
+        return self._spec(self.share_weights) if self._keeps_features() else None
+
     def _spec(self, one: bool) -> LayerSpec:
         """one: ``fc_src`` projects the destinations, too."""
         return LayerSpec(

@@ -13,14 +13,16 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
+from ...runtime.eager import PLAIN_TYPES
 from .._errors import check_constructor
-from .._fused_or_upstream import METHODS, fused_or_upstream, warn, why_upstream
+from .._fused_or_upstream import METHODS, fused_or_upstream, methods_of, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
 from ..fused import fused_layer, refuse_parameters
+from ..prepared import prepare
 from ..whole.spec import LayerSpec
 from ._edges import attention_result
-from ._x_and_edge_index import for_upstream
+from ._x_and_edge_index import for_upstream, graph_of
 
 LIBRARY = "torch_geometric"
 LINEAR.append(Linear)
@@ -41,8 +43,9 @@ class FusedConv:
     _node_dim: ClassVar[int] = 0
     # A function of the layer: the reason against the fused forward that only layers of this class may have.
     _special_reason: ClassVar[Any] = None
-    # The methods when they were last found to be the library's.
+    # The methods when they were last found to be the library's; and what reads them.
     _methods_found: ClassVar[Any] = ()
+    _methods_of: ClassVar[Any] = methods_of
 
     if TYPE_CHECKING:  # otherwise TorchScript would read these annotations, too
         attention: Callable[..., Any]  # of `functional`, or of `reference`: the same layer on plain PyTorch
@@ -77,6 +80,19 @@ class FusedConv:
         """What ``layer``, of this class or torch_geometric's, is set up for that the fused forward does not
         do."""
         return why_upstream(layer, cls)
+
+    def _usual_spec(self) -> LayerSpec | None:
+        """The whole layer, as it computes a single tensor of features without attributes of edges; None if a
+        `LayerSpec` cannot say it."""
+        return None
+
+    def _prepare(self, x: Any, edge_index: Any) -> None:
+        """Prepares the next usual call (`nn.prepared`) after one with these arguments."""
+        spec = self._usual_spec() if type(x) in PLAIN_TYPES and x.dim() == 2 else None
+        if spec is not None:
+            loops = getattr(self, "add_self_loops", False)
+            graph, _ = graph_of(self, edge_index, x, x, None, loops)  # type: ignore[arg-type]
+            prepare(self, spec, graph, x, loops)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)

@@ -105,6 +105,10 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         out, attention = self._attend(graph, (feat, score_src, score_dst), options, dtype, res, wanted)
         return self._returned(edge_index, graph, out, attention)
 
+    def _usual_spec(self) -> LayerSpec | None:
+        is_whole = self.lin is not None and self.res is None and (self.concat or self.heads == 1)
+        return self._spec(None) if is_whole and self.lin_edge is None else None
+
     def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
         vectors: tuple[Tensor, ...] = self.att_src, self.att_dst
         edges = None

@@ -105,6 +105,10 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r
 
+    def _usual_spec(self) -> LayerSpec | None:
+        is_whole = self.lin_edge is None and self.res is None and (self.concat or self.heads == 1)
+        return self._spec(self.att) if is_whole else None
+
     def _spec(self, x: Tensor | tuple[Tensor, Tensor]) -> LayerSpec:
         attn = self.att
         return LayerSpec(
