@@ -185,7 +185,7 @@ def typed_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int) 
     group at a time, in backward too. Differentiable any number of times; deterministic.
     """
     x, weight = under_autocast(x, weight)
-    # While a compiler traces backward the grad mode is on, which the rule would take for create_graph.
+    # While a compiler traces backward the grad mode is on, which `rules.apply` would take for create_graph.
     if torch.compiler.is_compiling() or _eager.transformed(x, weight):
         return _plain_matmul(x, weight, groups, num_rows)
     return rules.apply(_TypedMatmul(groups, num_rows), x, weight)

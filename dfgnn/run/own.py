@@ -27,6 +27,8 @@ SOFTMAXES = {
     "dgl.sparse.softmax": "migrating_from_dgl.md",
     "torch.sparse.softmax": "migrating_from_pyg.md",
 }
+#: Modules of dfgnn whose functions stand for a library's: while its names are patched, and where dgl is ours.
+_STAND_INS = ("dfgnn.switch.pieces", "dfgnn.functional.ops", "dfgnn.compat.sparse.matrix")
 # Libraries whose modules are not searched.
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
@@ -87,7 +89,7 @@ def _functions() -> Iterator[tuple[int, str]]:
         if isinstance(function, ModuleType):  # dgl.ops.edge_softmax may be the module of that name
             function = getattr(function, attribute, None)
         home = str(getattr(function, "__module__", ""))
-        if callable(function) and (not home.startswith("dfgnn") or home == "dfgnn.switch.pieces"):
+        if callable(function) and (not home.startswith("dfgnn") or home in _STAND_INS):
             yield id(function), name
 
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from attention import SCORES, function, make_inputs
+from attention import EDGES, SCORES, TERMS, function, make_inputs
 from graphs import make_graph
 
 from dfgnn import Graph
@@ -17,13 +17,13 @@ from dfgnn.sparse import csr as _csr
 NAMES = {"gat": "additive", "gatv2": "additive_v2", "dot": "dot"}
 OPTIONS = {
     "plain": {},
-    "bias": {"edge_bias": True},
-    "gate": {"edge_gate": "H"},
-    "weight": {"edge_weight": 1},
-    "feat": {"edge_feat": True},
+    "term": {"term": True},
+    "gate": {"gate": "H"},
+    "weight": {"weight": 1},
+    "edge": {"edge": True},
     "attention": {"attention": True},
     "dropout": {"dropout": 0.3},
-    "all": {"edge_bias": True, "edge_gate": 1, "edge_weight": "H", "attention": True, "dropout": 0.3},
+    "all": {"term": True, "gate": 1, "weight": "H", "attention": True, "dropout": 0.3},
 }
 
 
@@ -32,16 +32,17 @@ def make_call(score, options, device, graph="super_row", short=True, dtype=torch
     attention, dropout = options.pop("attention", False), options.pop("dropout", 0.0)
     graph = make_graph(graph, device)
     x = make_inputs(score, graph, 2, 8, dtype, **options)
-    columns = {n: t.unsqueeze(1) if t.dim() == 1 else t for n, t in x.items() if n.startswith("edge_")}
+    by_edge = [x.get(name) for name in (TERMS[score], "gate", "mask", "weight", EDGES[score])]
+    by_edge = [t.unsqueeze(1) if t is not None and t.dim() == 1 else t for t in by_edge]
     seed = torch.tensor([5], device=device) if dropout else None
     ends = {
-        "gat": lambda: (x["feat"], x["score_src"], x["score_dst"], None),
-        "gatv2": lambda: (x["x_src"], None, x["x_dst"], x["attn"]),
+        "gat": lambda: (x["value"], x["score_src"], x["score_dst"], None),
+        "gatv2": lambda: (x["key"], None, x["query"], x["att"]),
         "dot": lambda: (x["value"], x["key"], x["query"], None),
     }[score]()
     if score == "gat":
         ends = ends[0], ends[1].to(_acc(dtype)), ends[2].to(_acc(dtype)), None
-    edge = EdgeArgs(*(columns.get(name) for name in EdgeArgs._fields[:-1]), seed)
+    edge = EdgeArgs(*by_edge, seed)
     out_bias = torch.randn(2, 8).to(device, dtype)
     flags = {"gat": 4, "gatv2": 2, "dot": 6}[score]
     numbers = Numbers(0.2, 0.7, dropout, flags)
@@ -62,8 +63,6 @@ def _acc(dtype):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("score", SCORES)
 def test_equal_to_the_long_operators(device, score, options, dtype):
-    if score == "gatv2" and options.get("edge_feat") and dtype == torch.bfloat16:
-        options = {"edge_feat": True}
     results = []
     for short in (True, False):
         torch.manual_seed(0)
@@ -269,7 +268,7 @@ def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, d
     if terms is not None:
         if score != "gat" or dtype.itemsize > 2:
             pytest.skip("score terms of additive attention in 16 bits may be float32")
-        inputs |= {name: x.to(terms) for name, x in inputs.items() if name.startswith("alpha")}
+        inputs |= {name: x.to(terms) for name, x in inputs.items() if name.startswith("score_")}
     grad = torch.randn(graph.num_dst, 2, 8).to(device, dtype)
 
     def results(change=False, second=False):

@@ -36,6 +36,19 @@ def theirs(tmp_path_factory, plain_python):
     return torch.load(folder / "found.pt")
 
 
+def test_attention_of_its_own_is_named(dfgnn_run, tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import dgl, torch\n"
+        "from dgl.ops import edge_softmax\n"
+        "g = dgl.graph((torch.tensor([0, 1]), torch.tensor([1, 1])))\n"
+        "edge_softmax(g, torch.zeros(2, 1))\n"
+    )
+    done = dfgnn_run("--as-dgl", "--force", script, cwd=tmp_path)
+    assert "own.py:4: dgl.ops.edge_softmax" in done.stderr, done.stderr
+    assert "what fits: dfgnn.functional.score_attention" in done.stderr
+
+
 def test_the_script_is_compared_as_a_whole(ours):
     assert list(ours) == SECTIONS
 
