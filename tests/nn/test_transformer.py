@@ -9,6 +9,7 @@ import torch
 from graphs import make_graph
 
 from dfgnn import reference
+from dfgnn.functional import EdgeTerm
 from dfgnn.nn import GraphTransformerConv, ZeroInDegreeError
 
 GRAPHS = [
@@ -67,6 +68,7 @@ def test_matches_the_formula(device, name, bias, dtype, tolerance):
     exact = copy.deepcopy(layer).double()
     inputs = {k: x.detach().double().requires_grad_() for k, x in inputs.items()}
     options = {**inputs, "return_attention": True}
+    options["bias"], options["weight"] = options.pop("edge_bias"), options.pop("edge_weight")
     expected = expected_of(exact, graph, options.pop("h_src"), options.pop("h_dst"), **options)
     wanted = [expected[0], expected[1][..., None]]
     expected = {"out": expected[0], "attention": expected[1], **gradients(exact, wanted, inputs)}
@@ -107,7 +109,8 @@ def test_edge_features(device, name, edge_feats):
     h_src, h_dst, edge_attr = inputs.values()
     result = layer(graph, (h_src, h_dst), edge_attr=edge_attr, get_attention=True)
     edge_feat = (edge_attr @ layer.fc_edge.weight.T).view(-1, 3, 5)
-    expected = expected_of(layer, graph, h_src, h_dst, edge_feat=edge_feat, return_attention=True)
+    edge = EdgeTerm(edge_feat, edge_feat)
+    expected = expected_of(layer, graph, h_src, h_dst, edge=edge, return_attention=True)
     expected = expected[0], expected[1][..., None]
     torch.testing.assert_close(result, expected)
     found, wanted = (gradients(layer, list(x), inputs) for x in (result, expected))

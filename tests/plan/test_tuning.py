@@ -507,9 +507,9 @@ def test_what_is_measured_are_the_layers_calls(device, layer):
         inputs = [normal(50, 2, 8), normal(50, 2), normal(301, 2)]
         out = functional.gat_attention(graph, *inputs)
     elif layer == "gatv2":
-        value, dst, attn = normal(50, 2, 8), normal(301, 2, 8), normal(2, 8)
-        inputs = [value, dst, attn]
-        out = functional.gatv2_attention(graph, value, dst, attn / 8**0.5)
+        value, query, att = normal(50, 2, 8), normal(301, 2, 8), normal(2, 8)
+        inputs = [value, query, att]
+        out = functional.gatv2_attention(graph, query, value, att / 8**0.5)
     else:
         value, query, key = normal(50, 2, 8), normal(301, 2, 8), normal(50, 2, 8)
         inputs = [value, key, query]

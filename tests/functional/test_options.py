@@ -1,0 +1,62 @@
+"""Options are stated once, in `dfgnn.runtime.options`: signatures, documentation and errors come from there."""
+
+import inspect
+from typing import Annotated
+
+import pytest
+import torch
+from graphs import make_graph
+
+from dfgnn import functional, reference
+from dfgnn.runtime.options import EdgeOptions, Option, public, table
+
+FUNCTIONS = [name for name in functional.__all__ if name[0].islower()]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signatures(name):
+    """The reference has the same parameters and defaults; there are at most 14."""
+    ours, plain = (inspect.signature(getattr(m, name)).parameters for m in (functional, reference))
+    assert ours.keys() == plain.keys() and len(ours) <= 14
+    assert all(ours[n].default == plain[n].default for n in ours)
+
+
+def test_documentation_says_what_each_option_means():
+    for name in ("gat_attention", "gatv2_attention", "dot_attention"):
+        text = getattr(functional, name).__doc__
+        assert "{options}" not in text and all(f"\n        {option}: " in text for option in table(EdgeOptions))
+
+
+def test_an_option_is_added_in_one_place():
+    class More(EdgeOptions, total=False):
+        tilt: Annotated[float, Option(0.5, "a number that tilts the scores.")]
+
+    @public(More)
+    def attention(graph, query, **options):
+        """Attention.
+
+        Args:
+        {options}
+        """
+        return options
+
+    parameters = inspect.signature(attention).parameters
+    assert parameters["tilt"].default == 0.5 and {*table(EdgeOptions)} < {*parameters}
+    assert "        tilt: a number that tilts the scores." in attention.__doc__
+    assert attention(None, None, tilt=2.0) == {"tilt": 2.0}
+    with pytest.raises(TypeError, match="attention: tild: expected one of .*; did you mean tilt?"):
+        attention(None, None, tild=2.0)
+
+
+def test_generators(device):
+    """A generator, or the seed itself, decides which weights are dropped."""
+    graph = make_graph("random", device)
+    x = torch.ones(graph.num_src, 2, 4, device=device)
+
+    def call(generator):
+        return functional.dot_attention(graph, x, x, x, dropout_p=0.5, generator=generator)
+
+    one, two = (call(torch.Generator(device).manual_seed(s)) for s in (3, 3))
+    assert torch.equal(one, two) and not torch.equal(one, call(torch.Generator(device).manual_seed(4)))
+    seed = torch.tensor([7], device=device)
+    assert torch.equal(call(seed), call(seed))
