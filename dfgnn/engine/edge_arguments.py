@@ -62,7 +62,8 @@ def check_term(check: Checker, name: str, x: Any, heads: int, size: int | None) 
 def projected(check: Checker, x: Tensor | Projected, heads: int, size: int | None) -> Tensor:
     """A term that has been checked, as a tensor [E, H, D], or [E, H] of numbers."""
     if isinstance(x, Projected):
-        rows = F.linear(check.in_use(x.attr), x.weight, x.bias)
+        # In use twice: the attributes of unused edges may be NaN, and kernels do not write their gradients.
+        rows = check.in_use(F.linear(check.in_use(x.attr), x.weight, x.bias))
         return rows if size is None else rows.unflatten(1, (heads, size))
     rows = check.in_use(x)
     return rows if size is None or rows.dim() == 3 else rows.unsqueeze(1).expand(-1, heads, -1)

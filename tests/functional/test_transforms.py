@@ -165,10 +165,10 @@ def test_nothing_of_a_transform_stays(device):
     import pickle
 
     graph = make_graph("random", device)
-    inputs = make_inputs("gat", graph, 2, 4, term=True)
+    inputs, attend = make_inputs("gat", graph, 2, 4, term=True), function("gat")
 
     def fails(feat):
-        functional.gat_attention(graph, **{**inputs, "value": feat}, return_attention=True)
+        attend(graph, **{**inputs, "value": feat}, return_attention=True)
         functional.gat_attention(graph, feat.double(), inputs["score_src"], inputs["score_dst"])
 
     with pytest.raises(TypeError):
@@ -179,7 +179,7 @@ def test_nothing_of_a_transform_stays(device):
     fresh = make_graph("random", device)
     leaves = [x.clone().requires_grad_() for x in inputs.values()]
     found, expected = (
-        torch.autograd.grad(functional.gat_attention(g, **dict(zip(inputs, leaves))).pow(2).sum(), leaves)
+        torch.autograd.grad(attend(g, **dict(zip(inputs, leaves))).pow(2).sum(), leaves)
         for g in (graph, fresh)
     )
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
