@@ -4,8 +4,8 @@
 
 Ends with a table of accuracy, time and memory, and a picture of the times. Nothing is downloaded: the data
 set is generated. The models are trained with dfgnn; then a few steps with unfused operations are timed, and
-the trained parameters are tested with them. Each run is a process of its own, so that its peak memory is its own. Unknown arguments go
-to examples/train_cluster.py.
+the trained parameters are tested with them. Each run is a process of its own, so that its peak memory is its
+own. Unknown arguments go to examples/train_cluster.py.
 """
 
 import json
