@@ -1,4 +1,4 @@
-"""Options are stated once, in `dfgnn.runtime.options`: signatures, documentation and errors come from there."""
+"""Options are stated once, in `dfgnn.runtime.options`: signatures, documentation and errors come of it."""
 
 import inspect
 from typing import Annotated
@@ -24,7 +24,8 @@ def test_signatures(name):
 def test_documentation_says_what_each_option_means():
     for name in ("gat_attention", "gatv2_attention", "dot_attention"):
         text = getattr(functional, name).__doc__
-        assert "{options}" not in text and all(f"\n        {option}: " in text for option in table(EdgeOptions))
+        assert "{options}" not in text
+        assert all(f"\n        {option}: " in text for option in table(EdgeOptions))
 
 
 def test_an_option_is_added_in_one_place():

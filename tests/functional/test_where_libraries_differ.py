@@ -4,6 +4,7 @@ A test that also holds what a library does names its version, and leaves that pa
 """
 
 import copy
+import importlib.util
 import random
 
 import pytest
@@ -62,6 +63,29 @@ def test_torch_2_13_compiled_scatter_add_stops_at_256(one_thread):
     assert ours(ones) == torch.compile(ours)(ones) == 4992
     if TORCH:
         assert theirs(ones) == 4992 and torch.compile(theirs)(ones) == 256
+
+
+def test_torch_2_13_compiled_backward_of_gather_stops_at_256(one_thread):
+    """On one thread of a CPU; eager it gives 4,992. Ours, of a value at every edge's source, is the same."""
+    index = torch.zeros(DEGREE, dtype=torch.long)
+    graph = Graph.from_edge_index(STAR.flip(0), num_src=1, num_dst=DEGREE)
+    weight = torch.ones(DEGREE, 1, dtype=torch.bfloat16)
+
+    def theirs(x):
+        return x.gather(0, index)
+
+    def ours(x):
+        return functional.spmm(graph, weight, x.view(1, 1, 1)).flatten()
+
+    def gradient(function):
+        x = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+        function(x).sum().backward()
+        return x.grad
+
+    torch._dynamo.reset()
+    assert gradient(ours) == gradient(torch.compile(ours)) == 4992
+    if TORCH:
+        assert gradient(theirs) == 4992 and gradient(torch.compile(theirs)) == 256
 
 
 def test_pyg_2_8_compiled_gatconv_loses_a_super_node(one_thread):
@@ -276,6 +300,24 @@ def test_dgl_1_1_3_order_of_full_neighbourhoods():
     for _ in range(3):
         *_, blocks = sampler.sample_blocks(g, torch.tensor([0]))
         assert torch.equal(blocks[0].edata["_ID"], torch.arange(50))
+
+
+def test_dgl_1_1_3_masks_in_files(tmp_path):
+    """DGL's file gives a mask back as uint8, ours as it was saved."""
+    from dfgnn import compat
+
+    mask = torch.tensor([True, False, True])
+    libraries = [compat]
+    dgl = importlib.import_module("dgl") if importlib.util.find_spec("dgl") else None
+    if dgl is not None and dgl.__version__ == "1.1.3":
+        libraries.append(dgl)
+    for library, dtype in zip(libraries, (torch.bool, torch.uint8)):
+        graph = library.graph((torch.tensor([0, 1]), torch.tensor([1, 2])), num_nodes=3)
+        graph.ndata["mask"] = mask
+        path = str(tmp_path / library.__name__)
+        library.save_graphs(path, [graph])
+        read = library.load_graphs(path)[0][0].ndata["mask"]
+        assert read.dtype == dtype and torch.equal(read.bool(), mask)
 
 
 def test_pyg_2_8_peak_memory_of_compiled_layers():
