@@ -321,7 +321,8 @@ def test_dgl_1_1_3_masks_in_files(tmp_path):
 
 
 def test_pyg_2_8_peak_memory_of_compiled_layers():
-    """A compiled GATConv or TransformerConv peaks at 0.46 to 1.33 tensors of E x H x C, ours none."""
+    """A compiled GATConv or TransformerConv peaks at 0.46 to 1.33 tensors of E x H x C where sums along an
+    index are left to eager code, as on two threads, ours at none."""
     N, E, H, C = 400, 40_000, 4, 32
     x, edge_index = torch.randn(N, 16), torch.randint(N, (2, E))
     theirs = torch_geometric.nn.GATConv(16, C, H)
@@ -333,9 +334,14 @@ def test_pyg_2_8_peak_memory_of_compiled_layers():
         compiled(x, edge_index)
         return peak_extra(lambda: compiled(x, edge_index), 0, x.device) / (4 * E * H * C)
 
-    assert peak(accelerated(theirs)) < 0.1
-    if TORCH and PYG:
-        assert peak(theirs) > 0.4
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert peak(accelerated(theirs)) < 0.1
+        if TORCH and PYG:
+            assert peak(theirs) > 0.4
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.gpu

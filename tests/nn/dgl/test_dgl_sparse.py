@@ -44,7 +44,7 @@ def dense_attention(ends, shape, q, k, v, val=None, scale=1.0):
 def counted(monkeypatch):
     """A list to which each call of one of dfgnn's functions appends the function's name."""
     calls = []
-    for name in ("dot_attention", "gat_attention", "sddmm", "edge_softmax", "spmm"):
+    for name in ("dot_attention", "score_attention", "sddmm", "edge_softmax", "spmm"):
         function = getattr(functional, name)
         monkeypatch.setattr(
             functional, name, lambda *a, _f=function, _n=name, **k: calls.append(_n) or _f(*a, **k)
@@ -70,7 +70,7 @@ def test_attention(device, dtype, look, heads, size, monkeypatch):
     if look == "at weights":
         assert weights.val.shape == (30, heads)
     out = dglsp.bspmm(weights, v.to(dtype))
-    one_call = {"at nothing": ["dot_attention"], "at scores": ["sddmm", "gat_attention"]}
+    one_call = {"at nothing": ["dot_attention"], "at scores": ["sddmm", "score_attention"]}
     assert [name for name in calls if name != "spmm"] == one_call.get(look, ["sddmm", "edge_softmax"])
     expected_weight, expected = dense_attention(ends, shape, q, k, v, scale=0.5)
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype] * max(1, size**0.5)}

@@ -19,7 +19,6 @@ from pyg_compare import (
 )
 from pyg_compare import pair as plain_pair
 
-from dfgnn import functional
 from dfgnn.nn import pyg
 
 BOTH = True, False
@@ -261,7 +260,8 @@ class SuperGATConv(Subject):
     def inject_dropout(self, monkeypatch, ours):
         super().inject_dropout(monkeypatch, ours)
         seed = torch.tensor([21])
-        ours.dot_attention = lambda *args, **kwargs: functional.dot_attention(*args, **kwargs, generator=seed)
+        attention = type(ours).dot_attention
+        ours.dot_attention = lambda *args, **kwargs: attention(*args, **kwargs, generator=seed)
 
 
 MODES = {"additive": "additive-self-attention", "multiplicative": "multiplicative-self-attention"}
