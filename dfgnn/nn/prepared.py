@@ -35,7 +35,7 @@ __all__ = ["again", "prepare"]
 
 _KEY = "_dfgnn_prepared"  # the name among the layer's attributes
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
-_dtype_of, _learns = attrgetter("dtype"), attrgetter("requires_grad")
+_kind_of, _learns = attrgetter("dtype", "shape"), attrgetter("requires_grad")
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 _HOOKED_STEPS = "_propagate", "_message", "_aggregate", "_edge_update"  # of message passing
 
@@ -65,7 +65,7 @@ class Prepared:
         self.empty += [own[x] for x in own if x.endswith("_hooks") and x.startswith(_HOOKED_STEPS)]
         self.x_dtype, self.tensors = tensors.x.dtype, tensors[2:-1]  # but x, x_dst and seed
         self.given = [x for x in self.tensors if x is not None]
-        self.dtypes = [*map(_dtype_of, self.given)]
+        self.kinds = [*map(_kind_of, self.given)]
         self.drops = spec.dropout_p > 0
         numbers = fused.numbers_of(spec, tensors, dtype)
         size = tensors.value_weight.shape[0] // spec.heads + numbers.padding
@@ -145,7 +145,7 @@ def again(layer: Any, x: Any, edges: Any) -> Tensor | None:
     for cls, methods in known.classes:
         if _called_of(cls) != methods:
             return None
-    if [*map(_dtype_of, known.given)] != known.dtypes:
+    if [*map(_kind_of, known.given)] != known.kinds:
         return None
     library = known.called
     if library is not None and (layer._methods_of(type(layer)), library.now()) != known.methods:

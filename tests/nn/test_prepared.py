@@ -298,6 +298,15 @@ def test_copies_pickles_and_state(case):
     assert not any("prepared" in name for name in layer.state_dict())
 
 
+def test_parameters_that_get_another_shape_in_place(case):
+    """The same objects of the same dtype: the usual call before must not let them pass."""
+    for p in case.layer.parameters():
+        rows = p.shape[0] if p.dim() < 3 else None
+        p.data = p.data[..., :-1].clone() if rows is None else p.data[: rows - rows // 4].clone()
+    with pytest.raises((ValueError, RuntimeError), match="expected" if case.is_pyg else "sizes"):
+        case()
+
+
 def test_memory(case):
     """A layer and its parameters are freed as soon as nobody has them, without the garbage collector."""
     refs = [weakref.ref(case.layer), *map(weakref.ref, case.layer.parameters())]
