@@ -192,13 +192,13 @@ def test_accuracy_of_options(dtype):
 
 
 def attention_under_a_compiler(*args, **options):
-    call = torch.compile(functional.dot_attention, backend="aot_eager", fullgraph=True)
+    call = torch.compile(function("dot"), backend="aot_eager", fullgraph=True)
     return call(*args, **options)
 
 
 def attention_under_a_transform(graph, query, key, value, **options):
     def call(query):
-        return functional.dot_attention(graph, query, key, value, **options)
+        return function("dot")(graph, query, key, value, **options)
 
     return torch.func.vmap(call)(query[None])[0]
 
@@ -206,7 +206,7 @@ def attention_under_a_transform(graph, query, key, value, **options):
 @pytest.mark.gpu
 @pytest.mark.parametrize("out_bias", [False, True])
 @pytest.mark.parametrize(
-    "call", [functional.dot_attention, attention_under_a_compiler, attention_under_a_transform]
+    "call", [function("dot"), attention_under_a_compiler, attention_under_a_transform]
 )
 def test_a_leaky_relu_around_the_dot_product_takes_no_tiles(call, out_bias):
     graph = without_duplicates(*cliques(), "cuda")
