@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..nn._errors import remember_parameters
 from ..nn._upstream import replaced_method, upstream
 from . import pieces, subclasses
 
@@ -102,6 +103,7 @@ def accelerate(model: nn.Module) -> Report:
         if after is not None:
             setattr(module, _BEFORE, cls)
             module.__class__ = after
+            remember_parameters(module)
             replaced.append(Replaced(name, cls, after))
         elif reason is not None:
             kept.append(Kept(name, cls, reason))
@@ -288,6 +290,7 @@ def _becoming(cls: type, ours: type) -> Callable[..., None]:
         construct(self, *args, **kwargs)
         if type(self) is cls:
             self.__class__ = ours
+            remember_parameters(self)
 
     return __init__
 
