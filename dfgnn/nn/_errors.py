@@ -141,9 +141,11 @@ def remember_parameters(layer: nn.Module) -> None:
 
 
 def blame_parameters(layer: nn.Module, error: Exception) -> None:
-    """Raise ValueError, which names it, if a parameter has another shape than when the layer was made.
+    """Raise ValueError, which names it, if a parameter has another shape than when the layer was made; and
+    TypeError if the call has an argument that the layer does not know.
 
     It is asked after a call has failed, often by an error of PyTorch's that does not know the parameter."""
+    _refuse_keyword(layer, str(error))
     made = _made.get(layer)
     if made is None or _NEW_PARAMETER in str(error) or isinstance(error, DGLError | NotImplementedError):
         return
@@ -153,6 +155,18 @@ def blame_parameters(layer: nn.Module, error: Exception) -> None:
                 f"{type(layer).__name__}: {name}: expected shape {made[name]}, as the layer was made with, "
                 f"got {list(x.shape)}; {_NEW_PARAMETER}"
             ) from error
+
+
+def _refuse_keyword(layer: nn.Module, text: str) -> None:
+    of_layer, _, name = text.partition("forward() got an unexpected keyword argument ")
+    if not name or not of_layer.endswith(f"{type(layer).__name__}."):
+        return
+    name = name.strip("'")
+    known = ", ".join(inspect.signature(layer.forward).parameters)
+    raise TypeError(
+        f"{type(layer).__name__}: {name}: expected one of {known}, got {name}; the functions of "
+        "dfgnn.functional have mask, bias, weight and more"
+    ) from None
 
 
 def blaming(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -220,7 +234,7 @@ def check_takes(layer: nn.Module, name: str, weight: Tensor, x: Tensor) -> None:
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{where} {weight.shape[1]} features per row, as the layer was made for, got {x.shape[-1]} in "
-            f"{list(x.shape)}"
+            f"{list(x.shape)}; give it such features, or make a layer for {x.shape[-1]}"
         )
     if x.device != weight.device:
         raise ValueError(f"{where} device {weight.device}, where the layer's parameters are, got {x.device}")

@@ -338,7 +338,14 @@ def is_convolution(cls: type) -> bool:
 
 def _check_module(function: str, model) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
+        way = ""
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            way = f"; make a layer of it, {model.__name__}(...), or dfgnn.patch has all that are made later"
+        elif isinstance(model, (list, tuple)):
+            way = "; torch.nn.ModuleList(model) is one"
+        elif isinstance(model, dict):
+            way = "; give the module whose state_dict it is"
+        raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}{way}")
 
 
 def _after(cls: type) -> str:
