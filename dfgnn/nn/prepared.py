@@ -126,7 +126,7 @@ def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> 
     """Prepares the next usual call after one with arguments of this kind, if one operator computes it."""
     # A class of another module is a user's, which may replace methods.
     is_ours = type(layer).__module__.startswith(f"{__package__}.")
-    if not is_ours or paths.recorder is not None:
+    if not is_ours or layer._usual_spec is None or paths.recorder is not None:
         return
     x_dst: Any
     x, x_dst = x if type(x) is tuple and len(x) == 2 else (x, None)

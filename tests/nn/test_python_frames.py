@@ -73,8 +73,8 @@ def test_a_miss_is_seen():
     assert len(frames(lambda: _x_and_edge_index.graph_of(layer, edges(), x, x, None, True))) > 15
 
 
-# Layer and kind of call -> (most frames of a training step, most of them within dfgnn's files). Entering autocast
-# takes ten frames.
+# Layer and kind of call -> (most frames of a training step, most of them within dfgnn's files). Autocast
+# itself takes ten frames.
 STEPS = {
     "pyg GATConv": (28, 12),
     "pyg GATv2Conv": (28, 12),
@@ -83,7 +83,7 @@ STEPS = {
     "dgl GATv2Conv": (26, 9),
     "dgl DotGatConv": (25, 9),
     "pyg GATConv edges": (41, 21),
-    "pyg TransformerConv edges": (36, 18),
+    "pyg TransformerConv edges": (37, 18),
     "pyg GATConv block": (29, 13),
     "pyg GATv2Conv pair": (28, 12),
     "pyg TransformerConv pair": (28, 12),

@@ -42,6 +42,8 @@ class FusedConv:
     _node_dim: ClassVar[int] = 0
     # A function of the layer: the reason against the fused forward that only layers of this class may have.
     _special_reason: ClassVar[Any] = None
+    # A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
+    _usual_spec: ClassVar[Any] = None
     # Whether the operator takes attributes of edges in layers of this class.
     _fuses_attributes: ClassVar[bool] = True
     # The methods when they were last found to be the library's; and what reads them.
@@ -82,10 +84,6 @@ class FusedConv:
         """What ``layer``, of this class or torch_geometric's, is set up for that the fused forward does not
         do."""
         return why_upstream(layer, cls)
-
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        """The layer as it computes such features and attributes; None if a `LayerSpec` cannot say it."""
-        return None
 
     def _usual_edges(
         self, x: Tensor, x_dst: Tensor | None, edges: Any, edge_attr: Tensor | None

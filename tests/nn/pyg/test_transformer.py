@@ -50,16 +50,8 @@ def test_injected_mask(monkeypatch):
 
 def counted(monkeypatch):
     """A list that grows with every layer that is computed as one function."""
-    found = []
-    make = _base.fused_layer
-
-    def counting(*args, **kwargs):
-        out = make(*args, **kwargs)
-        if out[0] is not None:
-            found.append(out)
-        return out
-
-    monkeypatch.setattr(_base, "fused_layer", counting)
+    found, run = [], _fused.Call.run
+    monkeypatch.setattr(_fused.Call, "run", lambda *args: found.append(1) or run(*args))
     return found
 
 
