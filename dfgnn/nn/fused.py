@@ -424,7 +424,7 @@ def cast_by_autocast(
 
 # ---- attributes of edges: each function returns them, and the weight and bias of their projection ----------
 
-_CAST_BY_AUTOCAST = torch.float32, torch.float16, torch.bfloat16
+CAST_BY_AUTOCAST = torch.float32, torch.float16, torch.bfloat16
 _Edges = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -453,7 +453,7 @@ def _projected_edges(
     if plain is None or not is_eager(attr):
         return None
     weight, bias = plain
-    is_cast = attr.dtype in _CAST_BY_AUTOCAST and in_autocast(x)
+    is_cast = attr.dtype in CAST_BY_AUTOCAST and in_autocast(x)
     if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
     if not (

@@ -186,7 +186,7 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
         return None
     if edge_attr is not None:
         if edge_attr.dtype is not call.edge_dtype:
-            if kind[3] is None or not edge_attr.is_floating_point():
+            if kind[3] is None or edge_attr.dtype not in fused.CAST_BY_AUTOCAST:
                 return None
             edge_attr = edge_attr.to(call.edge_dtype)
         if call.projects_edges and fused.folds(edge_attr, call.shape[0], len(known.weight)):
