@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
 from ..runtime import torch_internals as internals
-from ..runtime.eager import PLAIN_TYPES
 from ._errors import (
     CALL_ERRORS,
     blame_parameters,
@@ -47,10 +46,8 @@ def usual_first(forward: Any) -> Any:
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
-        if usual and type(args[0]) is Graph and type(args[1]) in PLAIN_TYPES and args[1].dim() == 2:
-            spec = self._usual_spec() if self.why_not(self) is None else None
-            if spec is not None:
-                prepare(self, spec, *args, None)
+        if usual and type(args[0]) is Graph and self.why_not(self) is None:
+            prepare(self, args[1], args[0])
         return out
 
     return call
@@ -135,8 +132,22 @@ class AttentionLayer(GraphLayer):
     num_heads = renamed("_num_heads")
     out_feats = renamed("_out_feats")
 
+    def _usual_edges(
+        self, x: Tensor, x_dst: Tensor | None, graph: Any, edge_attr: None
+    ) -> tuple[Graph, None] | None:
+        """The graph of a usual call (`nn.prepared`), without attributes of edges; None if it is none."""
+        if type(graph) is not Graph:
+            return None
+        src, dst = graph._structure.src, graph._structure.dst
+        if dst.num_rows != (src.num_rows if x_dst is None else x_dst.shape[0]):
+            return None
+        return (graph, None) if self._allow_zero_in_degree or dst.has_empty is False else None
+
+    def _finisher(self) -> Any:
+        """What follows the operator in a usual call: it gets the layer, the result and the features."""
+        return type(self)._after
+
     def _after(self, out: Tensor, x: Tensor) -> Tensor:
-        """The layer's result from that of its operator, and the features, in a usual call (`nn.prepared`)."""
         return out.view(-1, self._num_heads, self._out_feats)
 
     def _set_sizes(self, in_feats: int | tuple[int, int], out_feats: int, num_heads: int) -> None:
