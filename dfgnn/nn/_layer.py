@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,8 @@ class FusedLayer(nn.Module):
     #: Whether DGL's layer stores data of the sources and of the destinations in the graph under one name, so
     #: that one overwrites the other if these are the same nodes. Then DGL's own forward has to run.
     _one_name_for_ends = False
+    #: A method in layers that one operator computes: the whole layer, as its usual call computes it.
+    _usual_spec: ClassVar[Any] = None
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -80,10 +82,6 @@ class FusedLayer(nn.Module):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
-
-    def _usual_spec(self) -> LayerSpec | None:
-        """The whole layer, as it computes features alone; None if a `LayerSpec` cannot say it."""
-        return None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
