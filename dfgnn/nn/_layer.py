@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
 from ..runtime import torch_internals as internals
-from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
+from ._errors import (
+    CALL_ERRORS,
+    blame_parameters,
+    check_constructor,
+    check_fits,
+    projected,
+    wrong_argument,
+    wrong_features,
+)
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
 from .fused import fused_layer, refuse_parameters
@@ -21,17 +29,24 @@ from .whole.spec import LayerSpec, spelled
 
 
 def usual_first(forward: Any) -> Any:
-    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`)."""
+    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`), and whose
+    errors name a parameter that has got another shape."""
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        usual = len(args) == 2 and not kwargs and not internals.is_dynamo_recording()
-        if usual:
-            out = again(self, args[1], args[0])
-            if out is not None:
-                return out
-        out = forward(self, *args, **kwargs)
-        if usual and type(args[0]) is Graph and self.why_not(self) is None:
+        if internals.is_dynamo_recording():
+            return forward(self, *args, **kwargs)
+        usual = len(args) == 2 and not kwargs
+        try:
+            if usual:
+                out = again(self, args[1], args[0])
+                if out is not None:
+                    return out
+            out = forward(self, *args, **kwargs)
+        except CALL_ERRORS as error:
+            blame_parameters(self, error)
+            raise
+        if usual and self._usual_spec is not None and type(args[0]) is Graph and self.why_not(self) is None:
             prepare(self, args[1], args[0])
         return out
 
@@ -63,8 +78,11 @@ class FusedLayer(nn.Module):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
-        if "_usual_spec" in vars(cls):
+        if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
+
+    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
+    _usual_spec: ClassVar[Any] = None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
