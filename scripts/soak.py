@@ -209,7 +209,7 @@ def main(argv=None):
     rng = random.Random(args.seed)
     torch.manual_seed(args.seed)
     layers = {
-        name: getattr(nn, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(args.device)
+        name: getattr(nn.dgl, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(args.device)
         for name in LAYERS
     }
     kept = [random_graph(rng, args.device) for _ in range(8)]

@@ -20,20 +20,20 @@ def floats(value):
 # Name -> (a function that makes the layer, a function from (Graph, features [N, 8], edge attributes [E, 3])
 # to its arguments).
 LAYERS = {
-    "GATConv": (lambda: nn.GATConv(8, 4, 2, residual=True), lambda g, x, a: (g, x)),
-    "GATv2Conv": (lambda: nn.GATv2Conv(8, 4, 2), lambda g, x, a: (g, x)),
-    "DotGatConv": (lambda: nn.DotGatConv(8, 4, 2), lambda g, x, a: (g, x)),
-    "AGNNConv": (lambda: nn.AGNNConv(), lambda g, x, a: (g, x)),
-    "EGATConv": (lambda: nn.EGATConv(8, 3, 4, 3, 2), lambda g, x, a: (g, x, a)),
-    "EdgeGATConv": (lambda: nn.EdgeGATConv(8, 3, 4, 2), lambda g, x, a: (g, x, a)),
-    "HGTConv": (lambda: nn.HGTConv(8, 4, 2, 3, 2), lambda g, x, a: (g, x, turns(x, 3), turns(a, 2))),
+    "GATConv": (lambda: nn.dgl.GATConv(8, 4, 2, residual=True), lambda g, x, a: (g, x)),
+    "GATv2Conv": (lambda: nn.dgl.GATv2Conv(8, 4, 2), lambda g, x, a: (g, x)),
+    "DotGatConv": (lambda: nn.dgl.DotGatConv(8, 4, 2), lambda g, x, a: (g, x)),
+    "AGNNConv": (lambda: nn.dgl.AGNNConv(), lambda g, x, a: (g, x)),
+    "EGATConv": (lambda: nn.dgl.EGATConv(8, 3, 4, 3, 2), lambda g, x, a: (g, x, a)),
+    "EdgeGATConv": (lambda: nn.dgl.EdgeGATConv(8, 3, 4, 2), lambda g, x, a: (g, x, a)),
+    "HGTConv": (lambda: nn.dgl.HGTConv(8, 4, 2, 3, 2), lambda g, x, a: (g, x, turns(x, 3), turns(a, 2))),
     "GlobalAttentionPooling": (
-        lambda: nn.GlobalAttentionPooling(torch.nn.Linear(8, 1), torch.nn.Linear(8, 5)),
+        lambda: nn.dgl.GlobalAttentionPooling(torch.nn.Linear(8, 1), torch.nn.Linear(8, 5)),
         lambda g, x, a: (g, x),
     ),
     "GraphTransformerConv": (lambda: nn.GraphTransformerConv(8, 4, 2), lambda g, x, a: (g, x)),
     "GraphTransformerConv edges": (
-        lambda: nn.GraphTransformerConv(8, 4, 2, edge_feats=3),
+        lambda: nn.GraphTransformerConv(8, 4, 2, edge_dim=3),
         lambda g, x, a: (g, x, None, None, False, a),
     ),
     "GraphTransformerLayer": (

@@ -101,7 +101,7 @@ def run(soak, device, steps, seed, step=None):
     rng = random.Random(seed)
     torch.manual_seed(seed)
     layers = {
-        name: getattr(nn, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(device)
+        name: getattr(nn.dgl, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(device)
         for name in soak.LAYERS
     }
     for _ in range(steps):

@@ -237,7 +237,7 @@ def test_subclasses_and_unknown_layers_are_left_alone_and_named():
             "gcn": pygnn.GCNConv(6, 4),
             "graph_conv": dglnn.GraphConv(6, 4),
             "own_forward": own_forward,
-            "ours": dfgnn.nn.GATConv(6, 4, 2),
+            "ours": dfgnn.nn.dgl.GATConv(6, 4, 2),
             "linear": nn.Linear(6, 4),
             "gat": pygnn.GATConv(6, 4, 2),
         }

@@ -17,14 +17,14 @@ def _of_types(graph):
 # Name -> (the layer, its further arguments: None; a number, the size of edge features with a batch dimension;
 # or a function that gives types).
 DGL = {
-    "GATConv": (lambda: nn.GATConv(6, 4, 2, residual=True), None),
-    "GATv2Conv": (lambda: nn.GATv2Conv(6, 4, 2, residual=True), None),
-    "DotGatConv": (lambda: nn.DotGatConv(6, 4, 2), None),
-    "AGNNConv": (lambda: nn.AGNNConv(), None),
-    "EGATConv": (lambda: nn.EGATConv(6, 3, 4, 5, 2), 3),
-    "EdgeGATConv": (lambda: nn.EdgeGATConv(6, 3, 4, 2), 3),
-    "EdgeGATConv wide": (lambda: nn.EdgeGATConv(6, 9, 4, 2), 9),
-    "HGTConv": (lambda: nn.HGTConv(6, 4, 2, 3, 4, use_norm=True).eval(), _of_types),
+    "GATConv": (lambda: nn.dgl.GATConv(6, 4, 2, residual=True), None),
+    "GATv2Conv": (lambda: nn.dgl.GATv2Conv(6, 4, 2, residual=True), None),
+    "DotGatConv": (lambda: nn.dgl.DotGatConv(6, 4, 2), None),
+    "AGNNConv": (lambda: nn.dgl.AGNNConv(), None),
+    "EGATConv": (lambda: nn.dgl.EGATConv(6, 3, 4, 5, 2), 3),
+    "EdgeGATConv": (lambda: nn.dgl.EdgeGATConv(6, 3, 4, 2), 3),
+    "EdgeGATConv wide": (lambda: nn.dgl.EdgeGATConv(6, 9, 4, 2), 9),
+    "HGTConv": (lambda: nn.dgl.HGTConv(6, 4, 2, 3, 4, use_norm=True).eval(), _of_types),
     "GraphTransformerConv": (lambda: nn.GraphTransformerConv(6, 4, 2), None),
     "EdgeGraphTransformerConv": (lambda: nn.EdgeGraphTransformerConv(6, 3, 4, 2), 3),
     "EdgeGraphTransformerConv flex": (lambda: nn.EdgeGraphTransformerConv(6, 3, 4, 2, edge_out=False), 3),
@@ -68,7 +68,7 @@ def test_dgl(device, name, shape):
 
 def test_two_dimensions_of_sets(device):
     graph = make_graph("random", device).add_self_loops()
-    layer = nn.HGTConv(6, 4, 2, 3, 4).eval().to(device, DTYPE)
+    layer = nn.dgl.HGTConv(6, 4, 2, 3, 4).eval().to(device, DTYPE)
     x = torch.randn(graph.num_src, 2, B, 6, dtype=DTYPE, device=device)
     types = [t.to(device) for t in _of_types(graph)]
     found = layer(graph, x, *types)
@@ -87,7 +87,7 @@ def test_transformers(device, name, norm):
     else:
         layer = nn.EdgeGraphTransformerLayer(6, 2, 3, norm=norm).to(device, DTYPE)
         edges = torch.randn(B, graph.num_edges, 3, dtype=DTYPE, device=device)
-        check(layer, lambda x, e: layer(graph, x, e, get_attention=True), 0, x, edges)
+        check(layer, lambda x, e: layer(graph, x, e, return_attention=True), 0, x, edges)
 
 
 pyg = pytest.importorskip("dfgnn.nn.pyg", exc_type=ImportError)

@@ -49,7 +49,7 @@ def test_conv(device, name, clamp, edge_out):
     sizes = (graph.num_src, 6), (graph.num_dst, 6), (graph.num_edges, 4)
     inputs = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in sizes]
     h_src, h_dst, edge_attr = inputs
-    out, *more = conv(graph, (h_src, h_dst), edge_attr, get_attention=True)
+    out, *more = conv(graph, (h_src, h_dst), edge_attr, return_attention=True)
     expected = published(conv, graph, h_src, h_dst, edge_attr)
     expected = expected if edge_out else (expected[0], expected[2])
     torch.testing.assert_close((out, *more), tuple(expected))
@@ -91,7 +91,7 @@ def test_layer(device, edge_dim, edge_out):
         torch.testing.assert_close(e, expected_block(layer.edge, attr, products.flatten(1), p))
     else:
         assert e is attr
-    assert layer(graph, feat, attr, get_attention=True)[2].shape == (400, 3)
+    assert layer(graph, feat, attr, return_attention=True)[2].shape == (400, 3)
     other = pickle.loads(pickle.dumps(layer))
     copied = copy.deepcopy(layer)
     for one in (other, copied):

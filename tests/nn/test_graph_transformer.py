@@ -134,10 +134,10 @@ def test_sets_are_independent(name, norm_first, own_bias):
     edge_bias = torch.randn(4, graph.num_edges, HEADS, dtype=torch.float64)
     if not own_bias:
         edge_bias = edge_bias[0]
-    out, attention = layer(graph, feat, edge_bias, get_attention=True)
+    out, attention = layer(graph, feat, edge_bias, return_attention=True)
     assert out.shape == (4, graph.num_dst, FEATS) and attention.shape == (4, graph.num_edges, HEADS)
     for k in range(4):
-        one = layer(graph, feat[k], edge_bias[k] if own_bias else edge_bias, get_attention=True)
+        one = layer(graph, feat[k], edge_bias[k] if own_bias else edge_bias, return_attention=True)
         torch.testing.assert_close((out[k], attention[k]), one)
 
 
@@ -175,7 +175,7 @@ def test_one_set():
 def test_attention_is_returned():
     graph, layer = make_graph("random"), make_layer()
     feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
-    out, attention = layer.eval()(graph, feat, get_attention=True)
+    out, attention = layer.eval()(graph, feat, return_attention=True)
     torch.testing.assert_close(layer(graph, feat), out)
     sums = torch.zeros(graph.num_dst, HEADS).double().index_add(0, graph.edge_index[1], attention)
     torch.testing.assert_close(sums, (graph.in_degrees() > 0).double()[:, None].expand_as(sums))
@@ -317,7 +317,7 @@ def test_errors():
 
 @pytest.mark.parametrize("edge_dim", [2, 6])
 def test_edge_features(edge_dim):
-    """edge_feats reach the attention, with one set of features and with several."""
+    """edge_dim reach the attention, with one set of features and with several."""
     graph = make_graph("random")
     layer = make_layer(edge_dim=edge_dim)
     feat = torch.randn(2, 50, FEATS, dtype=torch.float64)
@@ -331,7 +331,7 @@ def test_edge_features(edge_dim):
     found = layer.eval()(graph, feat, edge_attr=attr)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(layer(graph, feat[0], edge_attr=attr), expected[0])
-    out, attention = layer(graph, feat, edge_attr=attr, get_attention=True)
+    out, attention = layer(graph, feat, edge_attr=attr, return_attention=True)
     torch.testing.assert_close(out, expected)
     assert attention.shape == (2, 400, HEADS)
     with pytest.raises(ValueError, match="edge_attr: expected"):

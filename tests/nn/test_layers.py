@@ -28,7 +28,7 @@ def make_layer(name, **options):
     if name != "HGTConv":
         options = {"allow_zero_in_degree": True, **options}
     torch.manual_seed(1)
-    return getattr(nn, name)(*ARGUMENTS[name], **options)
+    return getattr(nn.dgl, name)(*ARGUMENTS[name], **options)
 
 
 def make_inputs(name, graph, dtype=torch.float64):

@@ -116,7 +116,7 @@ MORE = {
         batch=lambda device: _types(3, NODES, device).sort().values,
     ),
     "GraphTransformerConv edges": _dgl(
-        lambda: dfgnn.nn.GraphTransformerConv(6, 4, 2, edge_feats=3),
+        lambda: dfgnn.nn.GraphTransformerConv(6, 4, 2, edge_dim=3),
         lambda graph, device: None,
         lambda graph, device: None,
         lambda graph, device: False,
@@ -260,7 +260,7 @@ def test_types_made_under_a_transform(device):
 
 def test_types_behind_data(device):
     """``types.data = ...`` does not count as a modification, but the memory is another."""
-    layer = dfgnn.nn.HGTConv(3, 2, 1, 3, 1).linear_k.to(device)  # a projection for each type
+    layer = dfgnn.nn.dgl.HGTConv(3, 2, 1, 3, 1).linear_k.to(device)  # a projection for each type
     x, types = torch.randn(6, 3, device=device), _types(3, 6, device).clone()
     layer(x, types)
     types.data = (types + 1) % 3

@@ -73,10 +73,10 @@ OWN = {
         lambda l: l.GlobalAttentionPooling(nn.Linear(8, 1), nn.Linear(8, 6)),
         lambda x, a: (GRAPH, x),
     ),
-    "GraphTransformerConv": (lambda l: l.GraphTransformerConv(8, 4, 2), lambda x, a: (GRAPH, x)),
-    "GraphTransformerLayer": (lambda l: l.GraphTransformerLayer(8, 2), lambda x, a: (GRAPH, x)),
+    "GraphTransformerConv": (lambda l: dfgnn.nn.GraphTransformerConv(8, 4, 2), lambda x, a: (GRAPH, x)),
+    "GraphTransformerLayer": (lambda l: dfgnn.nn.GraphTransformerLayer(8, 2), lambda x, a: (GRAPH, x)),
     "EdgeGraphTransformerLayer": (
-        lambda l: l.EdgeGraphTransformerLayer(8, 2, edge_dim=3),
+        lambda l: dfgnn.nn.EdgeGraphTransformerLayer(8, 2, edge_dim=3),
         lambda x, a: (GRAPH, x, a),
     ),
 }
@@ -86,14 +86,14 @@ OWN = {
 def test_layers_on_a_graph(name):
     """The graph has values; features and parameters are on meta."""
     make, arguments = OWN[name]
-    layer = make(dfgnn.nn)
+    layer = make(dfgnn.nn.dgl)
     expected = as_tuple(layer(*arguments(*inputs("cpu"))))
     layer.to("meta")
     x, attr = inputs("meta")
     check(as_tuple(layer(*arguments(x, attr))), expected, [x, attr, *layer.parameters()])
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("train", [False, True])
 def test_layers_with_the_contract_of_pyg(train):
     """Everything is on meta: also where loops are appended, whose number depends on values."""

@@ -22,9 +22,9 @@ LAYERS = {
     "TransformerConv": lambda: TransformerConv(9, 5, heads=3),
     "TransformerConv beta": lambda: TransformerConv(9, 5, heads=3, beta=True, bias=False),
     "TransformerConv edges": lambda: TransformerConv(9, 5, heads=3, edge_dim=4),
-    "DGL GATConv": lambda: nn.GATConv(9, 5, 3),
-    "DGL GATv2Conv": lambda: nn.GATv2Conv(9, 5, 3),
-    "DGL DotGatConv": lambda: nn.DotGatConv(9, 5, 3),
+    "DGL GATConv": lambda: nn.dgl.GATConv(9, 5, 3),
+    "DGL GATv2Conv": lambda: nn.dgl.GATv2Conv(9, 5, 3),
+    "DGL DotGatConv": lambda: nn.dgl.DotGatConv(9, 5, 3),
     "GraphTransformerConv": lambda: nn.GraphTransformerConv(9, 5, 3),
 }
 

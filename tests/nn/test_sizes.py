@@ -88,7 +88,7 @@ def test_weights_of_other_shapes(name):
 
 @pytest.mark.parametrize("name, vectors", [("GATConv", ("attn_l", "attn_r")), ("GATv2Conv", ("attn",))])
 def test_parameters_of_other_shapes_in_layers_of_dgl(name, vectors):
-    layer = getattr(ours, name)(8, 4, 2, allow_zero_in_degree=True)
+    layer = getattr(ours.dgl, name)(8, 4, 2, allow_zero_in_degree=True)
     graph = Graph.from_edge_index(EDGES, num_nodes=9)
     for vector in vectors:
         for shape in WRONG["vectors"]:

@@ -40,7 +40,7 @@ class EdgeGATConv(AdditiveConv):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import EdgeGATConv
+        from dfgnn.nn.dgl import EdgeGATConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

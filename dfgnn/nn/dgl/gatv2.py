@@ -38,7 +38,7 @@ class GATv2Conv(LeakyLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import GATv2Conv
+        from dfgnn.nn.dgl import GATv2Conv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

@@ -19,7 +19,7 @@ from dfgnn.nn import _upstream
 
 DGL = dgl.nn.pytorch
 N, E = 12, 52
-pytestmark = pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 
 
 def drawn(*shape):

@@ -9,7 +9,8 @@ from dgl_compare import DTYPES, Contract, assert_close, compare, dgl, dgl_block,
 from graphs import make_graph
 
 from dfgnn import Graph
-from dfgnn.nn import HGTConv, _typed
+from dfgnn.nn import _typed
+from dfgnn.nn.dgl import HGTConv
 
 NTYPES, ETYPES = 3, 4
 

@@ -13,7 +13,7 @@ from own_layers import floats
 import dfgnn
 from dfgnn.nn import pyg
 
-FALLS_BACK = pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+FALLS_BACK = pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 
 
 def pair_of(make, dtype=torch.float64):

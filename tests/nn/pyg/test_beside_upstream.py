@@ -30,7 +30,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import dfgnn
-from dfgnn.nn.pyg import FallbackWarning
+from dfgnn.nn import FallbackWarning
 
 # ---- what is set after accelerate ------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ SET = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("what", SET)
 @pytest.mark.parametrize("name", CONVS)
 def test_what_is_set_after_accelerate(name, what):
@@ -165,7 +165,7 @@ def test_aggregation_of_no_rows(make, by, groups):
     outs[1].sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("structure", [True, False], ids=["all", "features and types"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_fake_tensors(name, structure):
@@ -240,7 +240,7 @@ class Halved(torch.Tensor):
             return out / 2 if function in (F.linear, torch.matmul, torch.Tensor.mul) else out
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_parametrizations(name):
     theirs, ours = both(name)
@@ -252,7 +252,7 @@ def test_parametrizations(name):
     assert_equal(results(ours, name), results(theirs, name))
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_tensors_with_operations_of_their_own(name):
     theirs, ours = both(name)
@@ -265,7 +265,7 @@ def test_tensors_with_operations_of_their_own(name):
     assert_equal(results(ours, name), results(theirs, name))
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_hooks_see_what_they_see_there(name):
     """A hook on a linear module gets the same input as in torch_geometric's layer: tools compute per-sample
@@ -319,7 +319,7 @@ def test_destinations_made_of_the_sources(make):
     assert_equal(found[1], found[0], 1e-8)
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 def test_torchscript():
     for name in ("SoftmaxAggregation", "AttentionalAggregation"):
         theirs, ours = both(name)

@@ -12,7 +12,7 @@ from pyg_compare import assert_same, assert_same_dropout_distribution, compare_l
 from pyg_layers import BIPARTITE, SPARSE, SUBJECTS
 from torch.nn.utils import parametrizations
 
-from dfgnn.nn.pyg import FallbackWarning
+from dfgnn.nn import FallbackWarning
 
 
 def each(items, where=lambda subject: True):

@@ -18,7 +18,7 @@ from pyg_compare import (
 )
 
 import dfgnn
-from dfgnn.nn import pyg
+from dfgnn.nn import FallbackWarning, pyg
 
 nn = torch_geometric.nn
 N, E = 50, 400  # of the graph "random"
@@ -52,7 +52,7 @@ def test_heat_dropout_and_errors(monkeypatch):
     with pytest.raises(ValueError, match="edge_attr: expected"):
         ours(*args, None)
     ours.att.register_forward_hook(lambda *a: None)
-    with pytest.warns(pyg.FallbackWarning, match="att or lin"):
+    with pytest.warns(FallbackWarning, match="att or lin"):
         ours(*heat_inputs())
 
 
@@ -107,7 +107,7 @@ def test_general(options, heads, graph):
 def test_general_falls_back(options, reason):
     theirs, ours = pair(nn.GeneralConv, pyg.GeneralConv, 9, 5, **options)
     args = (features(N, 9), edges()) + ((features(E, 3),) if "in_edge_channels" in options else ())
-    with pytest.warns(pyg.FallbackWarning, match=reason):
+    with pytest.warns(FallbackWarning, match=reason):
         found = run(ours, *args)
     assert_same(found, run(theirs, *args), 0)
     assert not dfgnn.accelerate(theirs).replaced
@@ -143,5 +143,5 @@ def test_fa_with_weights_and_sparse_edges():
         ours(*x, edges(), features(E))
     matrix = sparse_forms(torch.unique(edges(), dim=1), N, N)["coo"].double()
     theirs, ours = pair(nn.FAConv, pyg.FAConv, 9, normalize=False)
-    with pytest.warns(pyg.FallbackWarning, match="sparse tensor"):
+    with pytest.warns(FallbackWarning, match="sparse tensor"):
         torch.testing.assert_close(ours(*x, matrix, matrix.values()), theirs(*x, matrix, matrix.values()))

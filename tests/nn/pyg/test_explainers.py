@@ -77,7 +77,7 @@ def masks(model, name, explainer):
     return [s[key] for s in stores for key in ("node_mask", "edge_mask") if key in s]
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("explainer", EXPLAINERS)
 @pytest.mark.parametrize("name", LAYERS)
 def test_explainers(name, explainer):

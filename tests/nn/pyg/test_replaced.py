@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn.dense.linear import HeteroLinear
 
-from dfgnn.nn.pyg import FallbackWarning
+from dfgnn.nn import FallbackWarning
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("what", REPLACED)
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_a_program_replaces(name, what):
@@ -147,7 +147,7 @@ def counting():
         yield calls
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_same_calls_are_counted(name):
     counts, results = [], []

@@ -17,7 +17,7 @@ from pyg_compare import (
 )
 
 import dfgnn
-from dfgnn.nn import pyg
+from dfgnn.nn import FallbackWarning, pyg
 from dfgnn.nn.whole import gated as _gated
 
 nn = torch_geometric.nn
@@ -170,12 +170,12 @@ def test_compiled():
 
 def test_what_falls_back_and_bad_input():
     given, (theirs, ours) = inputs(), both(9, 5, aggr="max")
-    with pytest.warns(pyg.FallbackWarning, match="aggr"):
+    with pytest.warns(FallbackWarning, match="aggr"):
         found = run(ours, *given)
     assert_same(found, run(theirs, *given), 0)
     theirs, ours = both(9, 5, edge_dim=3)
     ours.lin_value.register_forward_hook(lambda *args: None)
-    with pytest.warns(pyg.FallbackWarning, match="lin_value"):
+    with pytest.warns(FallbackWarning, match="lin_value"):
         ours(*inputs(edge_dim=3))
     _, ours = both(9, 5, edge_dim=3)
     with pytest.raises(ValueError, match="edge_attr: expected a tensor"):
