@@ -11,8 +11,8 @@ from ..graph import Graph, GraphPart
 from ..runtime import library as _library
 from ..runtime import ops as _ops
 from ..runtime.arguments import NO_EDGES, EdgeArgs
+from ..runtime.attention_options import AttentionResult
 from ..runtime.eager import transformed
-from ..runtime.options import AttentionResult
 from . import compiler_graph as _edges
 from .compiler_graph import EdgeList
 
@@ -75,8 +75,8 @@ class Checker:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
     def settings(self, options: dict[str, Any], heads: int, dim: int, dropout_p: float = 0.0) -> Settings:
-        """Checks the options that attention functions share (`runtime.options`) and those of layers; [E]
-        tensors become [E, 1], and with dropout there is a seed. dim: columns of a head of values."""
+        """Checks the options that attention functions share (`runtime.attention_options`) and layers';
+        [E] tensors become [E, 1], and with dropout there is a seed. dim: columns of a head of values."""
         given = {name: x for name, x in options.items() if x is not None}
         seed = self._seed(dropout_p, given.pop("generator", None))
         schedule = self.kernel_options(given.pop("kernel_options", None)).get("schedule", "auto")

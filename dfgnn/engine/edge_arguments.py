@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, EdgeTerms
-from ..runtime.options import EdgeTerm, Projected
+from ..runtime.attention_options import EdgeTerm, Projected
 from .argument_checks import Checker
 
 #: The places of an `EdgeTerm`, and what a function that lacks one says about it.

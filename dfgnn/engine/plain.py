@@ -24,8 +24,8 @@ from ..runtime.arguments import (
     Numbers,
     Tensors,
 )
+from ..runtime.attention_options import EdgeTerm
 from ..runtime.ops import acc_type
-from ..runtime.options import EdgeTerm
 
 # The names of the backward operator's results -> the tensors whose gradients the results are.
 GRADIENTS = {

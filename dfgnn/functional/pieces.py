@@ -12,7 +12,7 @@ from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
-from .additive import gat
+from .gat import gat
 
 
 def edge_softmax(

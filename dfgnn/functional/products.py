@@ -12,9 +12,9 @@ from ..engine.argument_checks import Checker
 from ..engine.given import GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
+from ..runtime.attention_options import BiasOptions, EdgeProductResult, public
 from ..runtime.batches import batched
-from ..runtime.options import BiasOptions, EdgeProductResult, public
-from .additive import gat
+from .gat import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

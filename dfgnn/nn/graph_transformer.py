@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional.dot import dot
-from ..runtime.options import EdgeTerm, Projected
+from ..runtime.attention_options import EdgeTerm, Projected
 from ._errors import check_constructor, wrong_argument, wrong_features
 from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...engine.edge_terms import sum_of_features
 from ...graph import Graph
-from ...runtime.options import EdgeTerm
+from ...runtime.attention_options import EdgeTerm
 from .._fused_or_upstream import upstream_runs
 from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.additive import gat
+from ...functional.gat import gat
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._fused_or_upstream import upstream_runs
