@@ -96,9 +96,11 @@ def sort_out(check: Checker, edge: EdgeTerm | None, heads: int, dim: int, value_
         if which not in feats:
             one_head = weight is None and heads == 1 and feat.dim() == 2
             feats[which] = check.in_use(feat.unsqueeze(1) if one_head else feat)
-        if weight is not None and id(weight) not in weights:
+        if weight is None:
+            return feats[which], None, bias
+        if id(weight) not in weights:
             weights[id(weight)] = weight.unflatten(0, (heads, -1))
-        return feats[which], weights.get(id(weight)), bias
+        return feats[which], weights[id(weight)], bias
 
     key_feat, key_proj, key_bias = of_engine(key)
     value_feat, value_proj, value_bias = of_engine(value)

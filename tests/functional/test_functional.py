@@ -210,6 +210,8 @@ def test_large_scores(device, score, dtype):
     # Backward recomputes s, and the relative error of exp(s - max) is the rounding of s.
     largest = {"gat": 400, "gatv2": 2e3, "dot": 2e5}[score]
     exponent_error = 4 * largest * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    if score == "gatv2" and device == "cuda":  # att's gradient has, besides, the rounding of each end
+        exponent_error *= 2  # (docs/internals/mathematics.md)
     if score == "dot" and dtype == torch.float16:
         results = run(function(score), graph, inputs, scale=1.0)
         oracle = run(function(score, reference), graph, inputs, dtype=torch.float64, scale=1.0)

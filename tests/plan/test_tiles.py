@@ -6,7 +6,7 @@ from attention import check, function, make_inputs, run
 from graph_checks import canonical
 from graphs import GRAPHS
 
-from dfgnn import Graph, functional, reference
+from dfgnn import Graph, reference
 from dfgnn.plan import tiles
 from dfgnn.runtime.arguments import ops
 
@@ -192,22 +192,20 @@ def test_accuracy_of_options(dtype):
 
 
 def attention_under_a_compiler(*args, **options):
-    call = torch.compile(functional.dot_attention, backend="aot_eager", fullgraph=True)
+    call = torch.compile(function("dot"), backend="aot_eager", fullgraph=True)
     return call(*args, **options)
 
 
 def attention_under_a_transform(graph, query, key, value, **options):
     def call(query):
-        return functional.dot_attention(graph, query, key, value, **options)
+        return function("dot")(graph, query, key, value, **options)
 
     return torch.func.vmap(call)(query[None])[0]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("out_bias", [False, True])
-@pytest.mark.parametrize(
-    "call", [functional.dot_attention, attention_under_a_compiler, attention_under_a_transform]
-)
+@pytest.mark.parametrize("call", [function("dot"), attention_under_a_compiler, attention_under_a_transform])
 def test_a_leaky_relu_around_the_dot_product_takes_no_tiles(call, out_bias):
     graph = without_duplicates(*cliques(), "cuda")
     inputs = make_inputs("dot", graph, 4, 32, torch.float16)
