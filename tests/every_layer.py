@@ -37,7 +37,7 @@ TYPES, KINDS, BATCH = chosen(2, E), chosen(2, N), torch.arange(N) // 5
 
 
 def types(attr):
-    return TYPES if len(attr) == E else (attr.detach()[..., 0] > 0).long()
+    return TYPES if len(attr) == E else torch.arange(len(attr)) % 2
 
 
 def kinds(num_nodes):
@@ -75,6 +75,10 @@ def on_graph_attributed(x, graph, attr):
 
 def on_graph_pair(x, graph, attr):
     return graph, (x, x.sin())
+
+
+def on_graph_typed(x, graph, attr):
+    return graph, x, kinds(len(x)), types(attr)
 
 
 class Layer(NamedTuple):
@@ -135,9 +139,8 @@ LAYERS = {
     "dgl EGATConv": Layer(lambda l: l.EGATConv(8, 3, 4, 3, 2), on_graph_attributed),
     "dgl EdgeGATConv": Layer(lambda l: l.EdgeGATConv(8, 3, 4, 2), on_graph_attributed),
     "dgl EdgeGATConv wide": Layer(lambda l: l.EdgeGATConv(8, 3, 2, 2), on_graph_attributed),
-    "dgl HGTConv": Layer(
-        lambda l: l.HGTConv(8, 4, 2, 2, 2, use_norm=True), lambda x, g, a: (g, x, kinds(len(x)), types(a))
-    ),
+    "dgl HGTConv": Layer(lambda l: l.HGTConv(8, 4, 2, 3, 2), on_graph_typed),
+    "dgl HGTConv norm": Layer(lambda l: l.HGTConv(8, 4, 2, 3, 2, use_norm=True), on_graph_typed),
     "dgl GlobalAttentionPooling": Layer(
         lambda l: l.GlobalAttentionPooling(nn.Linear(8, 1), nn.Linear(8, 6)), on_graph
     ),

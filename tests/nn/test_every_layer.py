@@ -1,16 +1,18 @@
 """What every layer does: results modified in place, derivatives of any kind, torch.func, several sets of
 features, the device meta, the same as on plain PyTorch, the same each time."""
 
+import copy
 import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from covering import covered
-from every_layer import ATTR, EDGES, LAYERS, N, X, arguments, edges_of, floats, made, names, of, on
+from every_layer import ATTR, EDGES, LAYERS, E, N, X, arguments, edges_of, floats, made, names, of, on
 from graphs import make_graph
 from torch import nn
 
+import dfgnn
 from dfgnn import Graph, functional, reference
 from dfgnn.graph.cache import graph_of
 from dfgnn.nn import dgl as dgl_like
@@ -212,12 +214,17 @@ def test_sets_of_features(device, name):
         check_sets(layer, lambda x, attr: layer(*arguments(name, x, attr)), dim, x, attr)
 
 
-def test_two_dimensions_of_sets(device):
-    layer = on_device("dgl HGTConv", device).eval()
+@pytest.mark.parametrize("name", [n for n in names("dgl", "", without=ONE_SET) if dimension_of_sets(n)])
+def test_two_dimensions_of_sets(device, name):
+    layer = on_device(name, device).eval()
     x = torch.randn(N, 2, SETS, 8, dtype=X.dtype, device=device)
-    graph, _, *types = arguments("dgl HGTConv", X.to(device), ATTR.to(device))
-    found = layer(graph, x, *types)
-    torch.testing.assert_close(found, layer(graph, x.flatten(1, 2), *types).unflatten(1, (2, SETS)))
+    attr = ATTR.to(device)
+    if name != "GraphTransformerConv attributes":
+        attr = torch.randn(E, 2, SETS, 3, dtype=X.dtype, device=device)
+    flat = attr.flatten(1, 2) if attr.dim() > 2 else attr
+    found = floats(layer(*arguments(name, x, attr)))
+    expected = floats(layer(*arguments(name, x.flatten(1, 2), flat)))
+    torch.testing.assert_close(found, [out.unflatten(1, (2, SETS)) for out in expected])
 
 
 WITH_ATTENTION = "GATConv", "GATv2Conv", "FAConv", "TransformerConv", "RGATConv"
@@ -375,3 +382,69 @@ def test_deterministic(name, device):
     first = run(*given)
     for _ in range(2):
         assert all(torch.equal(x, y) for x, y in zip(first, run(*given)))
+
+
+# ---- copies, precision, other graphs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+def test_pickles_and_copies(name):
+    layer = made(name).eval()
+    expected = floats(layer(*arguments(name)))
+    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert repr(other) == repr(layer) and other.state_dict().keys() == layer.state_dict().keys()
+        assert all(map(torch.equal, floats(other(*arguments(name))), expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", names("dgl", ""))
+def test_low_precision(name, dtype):
+    layer = made(name).eval().to(dtype)
+    found = floats(layer(*arguments(name, X.to(dtype), ATTR.to(dtype))))
+    sum(x.sum() for x in found).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    given = arguments(name, X.to(dtype).double(), ATTR.to(dtype).double())
+    for out, exact in zip(found, floats(layer.double()(*given))):
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("name", names("dgl", ""))
+def test_autocast(name):
+    layer, given = made(name).eval().float(), arguments(name, X.float(), ATTR.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = floats(layer(*given))
+    sum(x.float().sum() for x in found).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    for out, exact in zip(found, floats(layer(*given))):
+        torch.testing.assert_close(out.float(), exact, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", names("dgl", "", without=["pair"]))
+def test_a_graph_of_dgl_is_the_same(name):
+    dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
+    layer = made(name).eval()
+    of_dgl = floats(layer(*arguments(name, upstream=True)))
+    assert all(map(torch.equal, of_dgl, floats(layer(*arguments(name)))))
+    if name in REFUSES_EMPTY_ROWS:
+        with pytest.raises(dgl.DGLError, match="in-?(edges|degree)"):
+            layer(*arguments(name, X[:3], ATTR[:1], dgl.graph(([0], [1]), num_nodes=3)))
+
+
+REFUSES_EMPTY_ROWS = names("dgl", "", without=["HGT", "Pooling", "pair"])
+
+
+@pytest.mark.parametrize("name", REFUSES_EMPTY_ROWS)
+def test_destinations_without_edges(name, device):
+    layer, graph = on_device(name, device).eval(), make_graph("isolated", device)
+    x, attr = (
+        torch.randn(n, k, device=device).double() for n, k in ((graph.num_src, 8), (graph.num_edges, 3))
+    )
+    given = arguments(name, x, attr, graph)
+    with pytest.raises(dfgnn.nn.ZeroInDegreeError, match="allow_zero_in_degree"):
+        layer(*given)
+    layer.set_allow_zero_in_degree(True)
+    out, empty = floats(layer(*given))[0], graph.in_degrees() == 0
+    assert out.isfinite().all() and out[~empty].any()
+    if "GraphTransformerConv" in name:  # others have a bias or a residual
+        assert not out[empty].any()
