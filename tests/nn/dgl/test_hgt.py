@@ -21,7 +21,7 @@ class TestHGTConv(Contract):
     options = [{}, {"use_norm": True}]
     attention = pairs = False
     allows = False, False
-    test_bipartite = test_leading_dimensions_are_independent = None
+    test_bipartite = None
 
     def arguments(self, in_feats):
         return in_feats, 5, 2, NTYPES, ETYPES, 0.0
