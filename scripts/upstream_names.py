@@ -80,6 +80,8 @@ def hide_dgl():
         except AttributeError:
             if name.startswith("__") and name != "__all__":
                 raise
+            if f"{self.__name__}.{name}" == "dgl.rand_bipartite":
+                return rand_bipartite
             if f"{self.__name__}.{name}" == "dgl.init":
                 return importlib.import_module("dgl.init")
             return [] if name == "__all__" else Absent(f"{self.__name__}.{name}")
@@ -117,6 +119,14 @@ def hide_dgl():
     DGLGraph._etype2canonical = property(lambda g: {name: _named(g, name) for name in g.etypes})
     for cls in (DGLGraph, sparse.SparseMatrix):
         cls.__getattr__ = _recording(cls.__getattr__, cls.__name__)
+
+
+def rand_bipartite(utype, etype, vtype, num_src_nodes, num_dst_nodes, num_edges, **options):
+    """The input that all of DGL's tests of ``dgl.ops`` make, which is not a name of dfgnn.compat."""
+    from dfgnn.compat import heterograph
+
+    ends = tuple(torch.randint(size, (num_edges,)) for size in (num_src_nodes, num_dst_nodes))
+    return heterograph({(utype, etype, vtype): ends}, {utype: num_src_nodes, vtype: num_dst_nodes}, **options)
 
 
 def zero_initializer(*_):

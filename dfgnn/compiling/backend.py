@@ -83,4 +83,6 @@ def compile(
 
     if model is None:
         return lambda model: compile(model, dynamic=dynamic, mode=mode, options=options, fullgraph=fullgraph)
+    if not callable(model):
+        raise TypeError(f"dfgnn.compile: model: expected a module or a function, got {type(model).__name__}")
     return torch.compile(model, backend=call, dynamic=dynamic, fullgraph=fullgraph)

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..engine.operators import DispatchedCall
 from ..runtime.arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
 from ..runtime.eager import top_hooks
 from ..runtime.ops import gradients, need_bits
-from ._exchange import Exchange, Pending
+from ._exchange import Exchange, Pending, first_order
 
 
 class Pair(NamedTuple):
@@ -114,7 +113,7 @@ class Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, grad_out):
         pair: Pair = ctx.pair
         count = len(Tensors._fields)

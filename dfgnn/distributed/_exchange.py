@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ._watch import named
 
@@ -133,6 +133,22 @@ def rows_of_all(x: Tensor, group: Any) -> list[Tensor]:
     return [rows[:size] for rows, size in zip(gathered, sizes)]
 
 
+def first_order(backward: Any) -> Any:
+    """A backward that refuses to be recorded. With torch's `once_differentiable` a second derivative by
+    parameters, to which no path leads through this node, would silently lack its part."""
+
+    @functools.wraps(backward)
+    def checked(ctx, *grads):
+        if torch.is_grad_enabled():
+            raise NotImplementedError(
+                "dfgnn.distributed: create_graph: expected False, as a DistributedGraph has first "
+                "derivatives only, got True; take second ones on a Graph, in one process"
+            )
+        return backward(ctx, *grads)
+
+    return checked
+
+
 class Gather(torch.autograd.Function):
     """x [num_src, ...] followed by the rows fetched from others: [num_src + num_halo, ...]."""
 
@@ -149,7 +165,7 @@ class Gather(torch.autograd.Function):
         return rows
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, grad):
         exchange = ctx.exchange
         num_src = len(grad) - exchange.num_halo

@@ -13,6 +13,7 @@ from ..runtime import ops as _ops
 from ..runtime.arguments import NO_EDGES, EdgeArgs
 from ..runtime.attention_options import AttentionResult
 from ..runtime.eager import transformed
+from ..sparse.csr import no_tensor
 from . import compiler_graph as _edges
 from .compiler_graph import EdgeList
 
@@ -38,11 +39,10 @@ class Checker:
                 f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph, a DGLGraph or an edge_index')}"
             )
         if not isinstance(features, Tensor):
-            raise TypeError(f"{function}: {first}: expected a tensor, got {type(features).__name__}")
+            raise TypeError(f"{function}: {first}: {no_tensor(first, features)}")
         if features.dtype not in DTYPES:
-            raise TypeError(
-                f"{function}: {first}: expected float32, float64, float16 or bfloat16, got {features.dtype}"
-            )
+            what = f"expected float32, float64, float16 or bfloat16, got {features.dtype}"
+            raise TypeError(f"{function}: {first}: {what}; convert it with {first}.float()")
         self.dtype = features.dtype
         self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
         #: The graph, or for features on the device meta what stands for it.
@@ -58,12 +58,14 @@ class Checker:
         """Raises unless x is a dense tensor of one of these shapes and dtypes on the graph's device. None in
         a shape matches any size >= 1."""
         if not isinstance(x, Tensor):
-            raise self.error(TypeError, name, "a tensor", type(x).__name__)
+            raise TypeError(f"{self.function}: {name}: {no_tensor(name, x)}")
         dtypes = dtypes or (self.dtype,)
         if x.dtype not in dtypes:
-            raise self.error(TypeError, name, " or ".join(str(d) for d in dict.fromkeys(dtypes)), x.dtype)
+            expected = " or ".join(str(d) for d in dict.fromkeys(dtypes))
+            raise self.error(TypeError, name, expected, f"{x.dtype}; convert it with {name}.to({dtypes[0]})")
         if x.device != self.device:
-            raise self.error(ValueError, name, f"device {self.device} {self.whose}", x.device)
+            way = f"{x.device}; move it with {name}.to({str(self.device)!r})"
+            raise self.error(ValueError, name, f"device {self.device} {self.whose}", way)
         if x.layout != torch.strided:
             raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
         if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
@@ -164,13 +166,29 @@ def no_graph(got: Any, expected: str) -> str:
     return text
 
 
+#: What arguments of the functions are, for errors of their shapes.
+_MEANS = {
+    "query": "a row [H, D] per destination",
+    "key": "a row [H, D] per source, as of the query",
+    "value": "a row [H, D] per source, with as many heads as the scores",
+    "bias": "a number per edge and head",
+    "mask": "a truth value per edge, or per edge and head",
+    "weight": "a number per edge, or per edge and head",
+    "scale": "a number per edge, or per edge and head",
+    "sink": "a number per head",
+    "score": "a number per edge and head",
+    "score_src": "a number per source and head",
+    "score_dst": "a number per destination and head",
+}
+
+
 def wrong_shape(name: str, x: Tensor, shapes) -> str:
     """What an error says of a tensor that has none of the shapes. None in a shape matches any size >= 1."""
     text = " or ".join("[" + ", ".join("any" if n is None else str(n) for n in s) + "]" for s in shapes)
     text = f"expected shape {text}, got {list(x.shape)}"
     if x.dim() and x.shape[-1] == 1 and any(_fits(x.shape[:-1], shape) for shape in shapes):
         return f"{text}; {name}.squeeze(-1) has the shape"
-    return text
+    return f"{text}; it has {_MEANS[name]}" if name in _MEANS else text
 
 
 def _size_fits(size: int, wanted: int | None) -> bool:

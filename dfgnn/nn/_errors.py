@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..runtime import torch_internals as internals
 from ..runtime.eager import in_autocast
 from ._terms import LINEAR, is_lazy, plain_linear
 
@@ -52,6 +54,7 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
                 f"None, got {activation!r}"
             )
         init(self, *args, **kwargs)
+        remember_parameters(self)
 
     return checked
 
@@ -123,9 +126,68 @@ def check_parameters(
         if isinstance(x, Tensor) and tuple(x.shape) != shape:
             raise ValueError(
                 f"{type(layer).__name__}: {name}: expected shape {list(shape)}, as the layer was made for "
-                f"{heads} heads of {size} columns, got {list(x.shape)}; give it a parameter of that shape, "
-                "or make a layer of other sizes"
+                f"{heads} heads of {size} columns, got {list(x.shape)}; {_NEW_PARAMETER}"
             )
+
+
+#: Layer -> the shapes that its parameters had when it was made, or put in place of a library's.
+_made: weakref.WeakKeyDictionary[nn.Module, dict[str, list[int]]] = weakref.WeakKeyDictionary()
+
+
+def remember_parameters(layer: nn.Module) -> None:
+    """Keep the shapes of the layer's parameters for `blame_parameters`."""
+    parameters = layer.named_parameters()
+    _made[layer] = {name: list(x.shape) for name, x in parameters if not nn.parameter.is_lazy(x)}
+
+
+def blame_parameters(layer: nn.Module, error: Exception) -> None:
+    """Raise ValueError, which names it, if a parameter has another shape than when the layer was made; and
+    TypeError if the call has an argument that the layer does not know.
+
+    It is asked after a call has failed, often by an error of PyTorch's that does not know the parameter."""
+    _refuse_keyword(layer, str(error))
+    made = _made.get(layer)
+    if made is None or _NEW_PARAMETER in str(error) or isinstance(error, DGLError | NotImplementedError):
+        return
+    for name, x in layer.named_parameters():
+        if not nn.parameter.is_lazy(x) and list(x.shape) != made.get(name, list(x.shape)):
+            raise ValueError(
+                f"{type(layer).__name__}: {name}: expected shape {made[name]}, as the layer was made with, "
+                f"got {list(x.shape)}; {_NEW_PARAMETER}"
+            ) from error
+
+
+def _refuse_keyword(layer: nn.Module, text: str) -> None:
+    of_layer, _, name = text.partition("forward() got an unexpected keyword argument ")
+    if not name or not of_layer.endswith(f"{type(layer).__name__}."):
+        return
+    name = name.strip("'")
+    known = ", ".join(inspect.signature(layer.forward).parameters)
+    raise TypeError(
+        f"{type(layer).__name__}: {name}: expected one of {known}, got {name}; the functions of "
+        "dfgnn.functional have mask, bias, weight and more"
+    ) from None
+
+
+def blaming(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's forward, whose errors name a parameter that has got another shape."""
+
+    @functools.wraps(forward)
+    def call(self, *args, **kwargs):
+        if internals.is_dynamo_recording():
+            return forward(self, *args, **kwargs)
+        try:
+            return forward(self, *args, **kwargs)
+        except CALL_ERRORS as error:
+            blame_parameters(self, error)
+            raise
+
+    return call
+
+
+#: The errors of a call that `blame_parameters` looks at.
+CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+_NEW_PARAMETER = "give it a parameter of that shape, or make a layer of other sizes"
 
 
 def _name_of(owned: Any, wanted: Any) -> str:
@@ -172,7 +234,7 @@ def check_takes(layer: nn.Module, name: str, weight: Tensor, x: Tensor) -> None:
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"{where} {weight.shape[1]} features per row, as the layer was made for, got {x.shape[-1]} in "
-            f"{list(x.shape)}"
+            f"{list(x.shape)}; give it such features, or make a layer for {x.shape[-1]}"
         )
     if x.device != weight.device:
         raise ValueError(f"{where} device {weight.device}, where the layer's parameters are, got {x.device}")

@@ -21,7 +21,7 @@ from ..graph import Graph
 from ..graph.of_dgl import is_dgl
 from ..runtime import torch_internals as internals
 from ..runtime.transforms import any_batched
-from ._errors import check_sizes
+from ._errors import CALL_ERRORS, blame_parameters, check_sizes
 from ._terms import all_hooked, is_untouched
 from ._upstream import Called, upstream
 from .prepared import again
@@ -98,7 +98,13 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
         values = (*args, *kwargs.values())
         reason = why_upstream(self, type(self), values)
         if reason is None:
-            out = fused(self, *args, **kwargs)
+            if internals.is_dynamo_recording():
+                return fused(self, *args, **kwargs)
+            try:
+                out = fused(self, *args, **kwargs)
+            except CALL_ERRORS as error:
+                blame_parameters(self, error)
+                raise
             if usual and isinstance(out, Tensor):
                 self._prepare(*args)
             return out
@@ -232,7 +238,7 @@ def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
             "that needs DGL and a DGLGraph"
         )
     # `usual_first` is one more frame between the caller's line and this one.
-    warn(type(layer), "DGL", reason, stacklevel=7 if hasattr(layer, "_usual_spec") else 6)
+    warn(type(layer), "DGL", reason, stacklevel=7)
     return True
 
 

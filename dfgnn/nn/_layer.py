@@ -13,7 +13,15 @@ from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
 from ..runtime import torch_internals as internals
 from ..runtime.eager import PLAIN_TYPES
-from ._errors import check_constructor, check_fits, projected, wrong_argument, wrong_features
+from ._errors import (
+    CALL_ERRORS,
+    blame_parameters,
+    check_constructor,
+    check_fits,
+    projected,
+    wrong_argument,
+    wrong_features,
+)
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
 from .fused import fused_layer, refuse_parameters
@@ -22,16 +30,23 @@ from .whole.spec import LayerSpec, spelled
 
 
 def usual_first(forward: Any) -> Any:
-    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`)."""
+    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`), and whose
+    errors name a parameter that has got another shape."""
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        usual = len(args) == 2 and not kwargs and not internals.is_dynamo_recording()
-        if usual:
-            out = again(self, args[1], args[0])
-            if out is not None:
-                return out
-        out = forward(self, *args, **kwargs)
+        if internals.is_dynamo_recording():
+            return forward(self, *args, **kwargs)
+        usual = len(args) == 2 and not kwargs
+        try:
+            if usual:
+                out = again(self, args[1], args[0])
+                if out is not None:
+                    return out
+            out = forward(self, *args, **kwargs)
+        except CALL_ERRORS as error:
+            blame_parameters(self, error)
+            raise
         if usual and type(args[0]) is Graph and type(args[1]) in PLAIN_TYPES and args[1].dim() == 2:
             spec = self._usual_spec() if self.why_not(self) is None else None
             if spec is not None:
@@ -66,8 +81,12 @@ class FusedLayer(nn.Module):
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
-        if "_usual_spec" in vars(cls):
+        if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
+
+    def _usual_spec(self) -> LayerSpec | None:
+        """The whole layer, as it computes features alone; None if a `LayerSpec` cannot say it."""
+        return None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:

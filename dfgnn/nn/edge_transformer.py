@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
-from ._errors import check_constructor, check_fits
+from ._errors import blaming, check_constructor, check_fits
 from ._fused_or_upstream import upstream_runs
 from ._graph import names_of_ends, rows_in_use, split_ends
 from ._half import normalized
@@ -205,6 +205,7 @@ class EdgeGraphTransformerLayer(nn.Module):
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         self.conv.set_allow_zero_in_degree(set_value)
 
+    @blaming
     def forward(
         self, graph: Any, feat: Tensor, edge_attr: Tensor, return_attention: bool = False
     ) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..graph import Graph
 from ..sparse.fixed import FixedStructure
-from ._errors import check_constructor, wrong_argument
+from ._errors import blaming, check_constructor, wrong_argument
 from ._terms import is_plain
 from .whole.typed import TypedSpec, typed_attention, typed_layer
 
@@ -127,6 +127,7 @@ class ExphormerAttention(nn.Module):
         # Edges outside the mask get the id -1, which is no node: the structure leaves them out.
         return Graph._of(FixedStructure(torch.where(edge_mask, edges, -1), None, *sizes))
 
+    @blaming
     def forward(self, graph: Any, feat: Tensor, type_feat: Tensor) -> Tensor:
         """Apply the layer.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..functional.dot import dot
 from ..runtime.attention_options import EdgeTerm, Projected
-from ._errors import check_constructor, wrong_argument, wrong_features
+from ._errors import blaming, check_constructor, wrong_argument, wrong_features
 from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends
 from ._half import normalized
@@ -280,6 +280,7 @@ class GraphTransformerLayer(TransformerBlock):
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         self.conv.set_allow_zero_in_degree(set_value)
 
+    @blaming
     def forward(
         self,
         graph: Any,

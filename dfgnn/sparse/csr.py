@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,11 +94,18 @@ def as_size(where: str, name: str, value) -> int:
     return number
 
 
+def no_tensor(name: str, value: Any) -> str:
+    """What an error says if something else was passed for a tensor, and what to do about it."""
+    kind = type(value).__name__
+    way = {"ndarray": f"; torch.from_numpy({name}) makes one", "list": f"; torch.tensor({name}) makes one"}
+    return f"expected a tensor, got {kind}{way.get(kind, '')}"
+
+
 @not_compiled
 def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None,)) -> Tensor:
     """`value` as a plain, strided int32 or int64 tensor of this shape (None: any length)."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{where}: {name}: expected a torch.Tensor, got {type(value).__name__}")
+        raise TypeError(f"{where}: {name}: {no_tensor(name, value)}")
     if type(value) is not Tensor and hasattr(value, "as_tensor"):  # torch_geometric.EdgeIndex and .Index
         value = value.as_tensor()
     value = without_gradient(value)
@@ -172,9 +179,12 @@ def _refuse_range(
     if low >= 0 and high < size:
         return
     position = int(((values < 0) | (values >= size)).nonzero()[0])
+    found = int(values[position])
+    way = "ids begin at 0" if found < 0 else f"these need {size_name}={high + 1}"
+    way = "" if name == "eids" else f"; {way}"
     raise ValueError(
         f"{where}: {name}: expected values in [0, {size_name}={size}), "
-        f"got {int(values[position])} at position {position}"
+        f"got {found} at position {position}{way}"
     )
 
 

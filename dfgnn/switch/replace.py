@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from ..nn._errors import remember_parameters
 from ..nn._upstream import replaced_method, upstream
 from . import pieces, subclasses
 
@@ -102,6 +103,7 @@ def accelerate(model: nn.Module) -> Report:
         if after is not None:
             setattr(module, _BEFORE, cls)
             module.__class__ = after
+            remember_parameters(module)
             replaced.append(Replaced(name, cls, after))
         elif reason is not None:
             kept.append(Kept(name, cls, reason))
@@ -288,6 +290,7 @@ def _becoming(cls: type, ours: type) -> Callable[..., None]:
         construct(self, *args, **kwargs)
         if type(self) is cls:
             self.__class__ = ours
+            remember_parameters(self)
 
     return __init__
 
@@ -335,7 +338,14 @@ def is_convolution(cls: type) -> bool:
 
 def _check_module(function: str, model) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
+        way = ""
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            way = f"; make a layer of it, {model.__name__}(...), or dfgnn.patch has all that are made later"
+        elif isinstance(model, (list, tuple)):
+            way = "; torch.nn.ModuleList(model) is one"
+        elif isinstance(model, dict):
+            way = "; give the module whose state_dict it is"
+        raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}{way}")
 
 
 def _after(cls: type) -> str:

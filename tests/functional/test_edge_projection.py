@@ -307,3 +307,22 @@ def test_options_in_one(gpu, passes, dtype, learned):
         assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g}"
     again = results(functional, dtype)
     assert all(torch.equal(x, again[name]) for name, x in found.items())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 511, 512, 513, 2000])
+def test_sums_over_rows_in_chunks(rows, device):
+    x, y = torch.randn(rows, 3, 5, device=device).double(), torch.randn(rows, 3, 2, device=device).double()
+    expected = torch.einsum("nhd,nhw->hdw", x, y)
+    torch.testing.assert_close(_edge_projection._in_chunks(x, y), expected)
+
+
+def test_a_gradient_summed_in_chunks(monkeypatch):
+    """As on a GPU in float32: all derivatives, and the same gradients under a compiler."""
+    monkeypatch.setattr(_edge_projection, "_splits", lambda x: True)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(_edge_projection._by_head, (x, w))
+    assert torch.autograd.gradgradcheck(_edge_projection._by_head, (x, w))
+    found = torch.autograd.grad(torch.compile(_edge_projection._by_head, fullgraph=True)(x, w).cos().sum(), w)
+    expected = torch.autograd.grad(torch.bmm(x.transpose(0, 1), w).cos().sum(), w)
+    torch.testing.assert_close(found, expected)

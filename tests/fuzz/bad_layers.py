@@ -45,6 +45,8 @@ def _layer_cases():
             *inputs,
         )
         yield case("graph", "the features", TypeError, ("got Tensor", "comes before"), x, loops, *rest)
+        words = "expected one of graph, ", "got mask; the functions"
+        yield case("mask", "an argument of the functions", TypeError, words, loops, *inputs, mask=None)
         few = rand(len(SRC), 5)[: len(rest) * len(SRC)]
         yield case(
             "graph",

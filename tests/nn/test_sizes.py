@@ -1,7 +1,9 @@
 """Layers without heads or columns, and parameters of other shapes than the layer's own, are refused."""
 
+import every_layer
 import pytest
 import torch
+from own_layers import LAYERS as OWN
 from torch.nn import Parameter
 
 import dfgnn
@@ -93,6 +95,39 @@ def test_parameters_of_other_shapes_in_layers_of_dgl(name, vectors):
     for vector in vectors:
         for shape in WRONG["vectors"]:
             refused(layer, lambda: layer(graph, X), vector, torch.randn(shape))
+
+
+#: Parameters that are added to something wider or not read, so that another shape of them is no error.
+BROADCAST = {"w", "l1", "b1", "l2", "b2", "beta", "skip"}
+
+
+@pytest.mark.parametrize("usual", [False, True], ids=["first", "usual"])
+@pytest.mark.parametrize("layers, name", [("own", x) for x in OWN] + [("pyg", x) for x in every_layer.CONVS])
+def test_every_parameter_of_another_shape(layers, name, usual):
+    """PyTorch's errors do not know its name; those of a layer do, whichever of its modules raises them."""
+    make, arguments = (OWN if layers == "own" else every_layer.LAYERS)[name]
+    graph = Graph.from_edge_index(EDGES, num_nodes=9).add_self_loops()
+    given = (graph, X, torch.randn(graph.num_edges, 3)) if layers == "own" else (X, EDGES, ATTR)
+
+    def accelerated():
+        made = torch.nn.ModuleList([make()])
+        dfgnn.accelerate(made)
+        return made[0]
+
+    for parameter, x in accelerated().named_parameters():
+        layer = accelerated()
+        call = lambda: layer(*arguments(*given))  # noqa: B023, E731
+        with torch.no_grad():
+            for _ in range(2 if usual else 0):  # a usual call is prepared by the one before
+                call()
+            dict(layer.named_parameters())[parameter].data = torch.randn(*x.shape[:-1], x.shape[-1] + 5)
+            if parameter in BROADCAST:
+                continue
+            with pytest.raises(
+                ValueError, match=r"^\w+: [\w.]+: expected shape .*, got \[.*\]; give it"
+            ) as error:
+                call()
+            assert parameter.endswith(str(error.value).split(": ")[1])
 
 
 @pytest.mark.parametrize("edge_dim", [None, 3])

@@ -180,7 +180,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph)
             if edge_attr is None:
                 raise wrong_argument(
-                    self, "edge_attr", f"[E, {self.edge_dim}] in a layer with edge_dim", "None"
+                    self, "edge_attr", f"[E, {self.edge_dim}] in a layer with edge_dim", "None; give it one"
                 )
             check_fits(self, "edge_attr", self.lin_edge, edge_attr)
             fewer = edge_attr.shape[1] < self.out_channels
