@@ -24,14 +24,6 @@ FEW = [
 ]
 
 
-@pytest.fixture
-def threads():
-    """Sets the number of threads, and resets it after the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 def derivatives(results, leaves, orders):
     """The results, and their derivatives up to an order, each of the squares' sum of the one before."""
     found = [x.detach() for x in results]

@@ -15,16 +15,9 @@ pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not inst
 import dgl.nn.pytorch as dglnn  # noqa: E402
 import torch_geometric.nn as pygnn  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 N = 40
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The graphs are so small that more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def edges():

@@ -14,6 +14,8 @@ from dfgnn import Graph, nn
 from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
 from dfgnn.nn.whole import traced as _traced
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 LAYERS = {
     "GATConv": lambda: GATConv(9, 5, heads=3),
     "GATConv one head": lambda: GATConv(9, 5, bias=False),
@@ -31,13 +33,6 @@ LAYERS = {
 
 OF_EVERY_SCORE = ["GATConv", "GATv2Conv mean", "TransformerConv edges", "GraphTransformerConv"]
 of_every_score = pytest.mark.parametrize("name", OF_EVERY_SCORE)
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def given(name, device, num_src=30, num_dst=30):

@@ -11,16 +11,9 @@ from dfgnn import nn as layers
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.nn import pyg
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SEEDS = 100 if EXHAUSTIVE else 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """On graphs this small threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 HEADS, SIZE, WIDTH = (1, 2, 3, 4, 8), (1, 3, 4, 8, 16, 20), (1, 3, 8)
