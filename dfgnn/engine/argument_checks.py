@@ -17,8 +17,8 @@ from ..runtime import library as _library
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NO_EDGES, EdgeArgs, EdgeTerms
+from ..runtime.attention_options import AttentionResult, EdgeTerm, Projected
 from ..runtime.eager import in_autocast, transformed
-from ..runtime.options import AttentionResult, EdgeTerm, Projected
 from ..sparse.csr import no_tensor
 from . import compiler_graph as _edges
 from .compiler_graph import EdgeList, is_traced
@@ -83,8 +83,8 @@ class Checker:
             raise self.error(TypeError, name, "a number", type(x).__name__)
 
     def settings(self, options: dict[str, Any], heads: int, dim: int, dropout_p: float = 0.0) -> Settings:
-        """Checks the options that attention functions share (`runtime.options`) and those of layers; [E]
-        tensors become [E, 1], and with dropout there is a seed. dim: columns of a head of values."""
+        """Checks the options that attention functions share (`runtime.attention_options`) and layers';
+        [E] tensors become [E, 1], and with dropout there is a seed. dim: columns of a head of values."""
         given = {name: x for name, x in options.items() if x is not None}
         seed = self._seed(dropout_p, given.pop("generator", None))
         schedule = self.kernel_options(given.pop("kernel_options", None)).get("schedule", "auto")

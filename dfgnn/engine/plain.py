@@ -55,9 +55,9 @@ from ..runtime.arguments import (
     Numbers,
     Tensors,
 )
+from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import transformed
 from ..runtime.ops import acc_type
-from ..runtime.options import EdgeTerm
 from . import operators
 
 # The names of the backward operator's results -> the tensors whose gradients the results are.

@@ -15,8 +15,8 @@ from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, w
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime.arguments import BIAS_AFTER, Numbers, Tensors
+from ..runtime.attention_options import AttentionResult, EdgeOptions, EdgeTerm, ScoreOptions, public
 from ..runtime.batches import batched
-from ..runtime.options import AttentionResult, EdgeOptions, EdgeTerm, ScoreOptions, public
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

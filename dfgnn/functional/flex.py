@@ -10,9 +10,9 @@ from torch import Tensor
 from ..engine import edge_scores as _flex
 from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
+from ..runtime.attention_options import AttentionResult, SinkOptions, public
 from ..runtime.batches import batched
-from ..runtime.options import AttentionResult, SinkOptions, public
-from .additive import gat
+from .gat import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

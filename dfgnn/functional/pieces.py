@@ -11,7 +11,7 @@ from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, w
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
-from .additive import gat
+from .gat import gat
 
 
 def edge_softmax(

@@ -175,7 +175,7 @@ class AttentionLayer(GraphLayer):
         graph: Graph,
         feat: Any,
         ends: tuple[Tensor, Tensor],
-        get_attention: bool,
+        return_attention: bool,
         options: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
         """The layer of GATv2 or dot products that ``spec`` describes: ``[N_dst, *, H, D]``, and the attention
@@ -188,8 +188,8 @@ class AttentionLayer(GraphLayer):
         whole = seed = None
         if not options:
             x_dst = None if spec.query is None or ends[0] is ends[1] else ends[1]
-            whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, get_attention)
-            if whole is not None and not get_attention:
+            whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, return_attention)
+            if whole is not None and not return_attention:
                 return self._heads(whole), None
         refuse_parameters(self, spec)
         source, destination = names_of_ends("feat", feat)
@@ -215,7 +215,7 @@ class AttentionLayer(GraphLayer):
                 inputs = query, value, attn.flatten(0, -2)
                 edges["negative_slope"] = spec.negative_slope
             return self.attention(
-                graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
+                graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=return_attention
             )
 
         # The sources are projected first, as in DGL's layer: parametrizations may draw random numbers.

@@ -22,8 +22,8 @@ from ..engine import paths
 from ..engine.argument_checks import DTYPES
 from ..engine.autograd import Layer, run
 from ..engine.paths import declined
-from ..functional.additive import gat, gatv2
 from ..functional.dot import dot
+from ..functional.gat import gat, gatv2
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
@@ -35,8 +35,8 @@ from ..runtime.arguments import (
     LayerTensors,
     needs_rows,
 )
+from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
-from ..runtime.options import EdgeTerm
 from ._errors import check_parameters, check_sizes
 from ._terms import all_hooked, plain_linear
 from .whole import gated

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from dfgnn import Graph, functional
-from dfgnn import nn as dgl_layers
 from dfgnn.engine import autograd as _engine
+from dfgnn.nn import dgl as dgl_layers
 from dfgnn.nn import prepared as _prepared
 
 pyg = pytest.importorskip("dfgnn.nn.pyg", reason="torch_geometric is not installed")

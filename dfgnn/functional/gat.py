@@ -23,8 +23,8 @@ from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
+from ..runtime.attention_options import AttentionResult, EdgeOptions, EdgeTerm, Projected, public
 from ..runtime.batches import batched
-from ..runtime.options import AttentionResult, EdgeOptions, EdgeTerm, Projected, public
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

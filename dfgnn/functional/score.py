@@ -10,9 +10,9 @@ from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..graph.derived import has_edges_as_sources
 from ..runtime import ops as _ops
+from ..runtime.attention_options import AttentionResult, SinkOptions, public
 from ..runtime.batches import batched
-from ..runtime.options import AttentionResult, SinkOptions, public
-from .additive import gat
+from .gat import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
