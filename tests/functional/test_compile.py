@@ -164,13 +164,13 @@ def _nothing(graph):
 
 # Layers, and what they take beside a graph and features [N, 8].
 LAYERS = {
-    "GATConv": (lambda: nn.GATConv(8, 4, 2), _nothing),
-    "AGNNConv": (lambda: nn.AGNNConv(), _nothing),
-    "EGATConv": (lambda: nn.EGATConv(8, 3, 4, 5, 2), _of_edges(3)),
-    "EdgeGATConv": (lambda: nn.EdgeGATConv(8, 3, 4, 2), _of_edges(3)),
-    "EdgeGATConv wide": (lambda: nn.EdgeGATConv(8, 9, 4, 2), _of_edges(9)),
-    "HGTConv": (lambda: nn.HGTConv(8, 4, 2, 3, 4, dropout=0.0), _of_types),
-    "HGTConv norm": (lambda: nn.HGTConv(8, 3, 2, 3, 4, dropout=0.0, use_norm=True), _of_types),
+    "GATConv": (lambda: nn.dgl.GATConv(8, 4, 2), _nothing),
+    "AGNNConv": (lambda: nn.dgl.AGNNConv(), _nothing),
+    "EGATConv": (lambda: nn.dgl.EGATConv(8, 3, 4, 5, 2), _of_edges(3)),
+    "EdgeGATConv": (lambda: nn.dgl.EdgeGATConv(8, 3, 4, 2), _of_edges(3)),
+    "EdgeGATConv wide": (lambda: nn.dgl.EdgeGATConv(8, 9, 4, 2), _of_edges(9)),
+    "HGTConv": (lambda: nn.dgl.HGTConv(8, 4, 2, 3, 4, dropout=0.0), _of_types),
+    "HGTConv norm": (lambda: nn.dgl.HGTConv(8, 3, 2, 3, 4, dropout=0.0, use_norm=True), _of_types),
     "GraphTransformerLayer": (lambda: nn.GraphTransformerLayer(8, 2), _nothing),
     "EdgeGraphTransformerConv": (lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2), _of_edges(3)),
     "EdgeGraphTransformerConv flex": (

@@ -8,8 +8,8 @@ from graphs import GRAPHS, make_graph, tiny_graph
 from torch import library
 
 from dfgnn import Graph, functional, reference
+from dfgnn.engine import edge_maps as _edge_terms
 from dfgnn.engine import edge_projection as _edge_projection
-from dfgnn.engine import edge_terms as _edge_terms
 from dfgnn.engine import operators
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.plan.cost import lanes_per_head
@@ -212,6 +212,26 @@ def test_autocast(device):
         torch.testing.assert_close(found[name], x, rtol=1e-5, atol=1e-5, msg=name)
 
 
+def test_autocast_casts_a_projection(device):
+    """As it would cast the linear layer: attributes and parameters may be in float32 beside 16-bit rows."""
+    graph, size = tiny_graph(device), 8
+    query = torch.randn(graph.num_dst, 2, size, device=device).bfloat16()
+    rows = torch.randn(graph.num_src, 2, size, device=device).bfloat16()
+    attr = torch.randn(graph.num_edges, 3, device=device, requires_grad=True)
+    weight = torch.randn(2 * size, 3, device=device, requires_grad=True)
+    term = Projected(attr, weight)
+    expected = Projected(attr.bfloat16(), weight.bfloat16())
+    with torch.autocast(device, torch.bfloat16):
+        out = functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(term, term))
+    assert torch.equal(
+        out, functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(expected, expected))
+    )
+    grads = torch.autograd.grad(out.float().sum(), (attr, weight))
+    assert all(grad.dtype == torch.float32 and grad.abs().sum() > 0 for grad in grads)
+    with pytest.raises(TypeError, match="edge.key.attr"):
+        functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(term, term))
+
+
 def test_no_tensor_of_edges_and_channels(device):
     """Neither forward nor backward makes a tensor of E x H x D elements, in any shape."""
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)
@@ -307,3 +327,22 @@ def test_options_in_one(gpu, passes, dtype, learned):
         assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g}"
     again = results(functional, dtype)
     assert all(torch.equal(x, again[name]) for name, x in found.items())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 511, 512, 513, 2000])
+def test_sums_over_rows_in_chunks(rows, device):
+    x, y = torch.randn(rows, 3, 5, device=device).double(), torch.randn(rows, 3, 2, device=device).double()
+    expected = torch.einsum("nhd,nhw->hdw", x, y)
+    torch.testing.assert_close(_edge_projection._in_chunks(x, y), expected)
+
+
+def test_a_gradient_summed_in_chunks(monkeypatch):
+    """As on a GPU in float32: all derivatives, and the same gradients under a compiler."""
+    monkeypatch.setattr(_edge_projection, "_splits", lambda x: True)
+    x = torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(_edge_projection._by_head, (x, w))
+    assert torch.autograd.gradgradcheck(_edge_projection._by_head, (x, w))
+    found = torch.autograd.grad(torch.compile(_edge_projection._by_head, fullgraph=True)(x, w).cos().sum(), w)
+    expected = torch.autograd.grad(torch.bmm(x.transpose(0, 1), w).cos().sum(), w)
+    torch.testing.assert_close(found, expected)

@@ -30,7 +30,7 @@ class DotGatConv(AttentionLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import DotGatConv
+        from dfgnn.nn.dgl import DotGatConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
@@ -86,8 +86,8 @@ class DotGatConv(AttentionLayer):
         )
         return (out, attention) if get_attention else out
 
-    def _usual_spec(self) -> LayerSpec | None:
-        return self._spec(False)
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
+        return self._spec(x_dst is not None)
 
     def _spec(self, is_pair: bool) -> LayerSpec:
         fc_src, fc_dst = self._projections()

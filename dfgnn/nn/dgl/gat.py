@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.additive import gat
+from ...functional.gat import gat
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._fused_or_upstream import upstream_runs
@@ -131,7 +131,7 @@ class GATConv(AdditiveConv):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import GATConv
+        from dfgnn.nn.dgl import GATConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
@@ -173,7 +173,7 @@ class GATConv(AdditiveConv):
         self.reset_parameters()
         self.activation = activation
 
-    def _usual_spec(self) -> LayerSpec | None:
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
         return self._spec() if hasattr(self, "fc") and self._keeps_features() else None
 
     def reset_parameters(self) -> None:

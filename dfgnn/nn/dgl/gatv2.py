@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.additive import gatv2
+from ...functional.gat import gatv2
 from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
@@ -38,7 +38,7 @@ class GATv2Conv(LeakyLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import GATv2Conv
+        from dfgnn.nn.dgl import GATv2Conv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
@@ -120,8 +120,8 @@ class GATv2Conv(LeakyLayer):
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out
 
-    def _usual_spec(self) -> LayerSpec | None:
-        return self._spec(self.share_weights) if self._keeps_features() else None
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
+        return self._spec(self.share_weights and x_dst is None) if self._keeps_features() else None
 
     def _spec(self, one: bool) -> LayerSpec:
         """one: ``fc_src`` projects the destinations, too."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dfgnn
-from dfgnn.nn import GlobalAttentionPooling
+from dfgnn.nn.dgl import GlobalAttentionPooling
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 
