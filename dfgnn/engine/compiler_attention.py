@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..runtime import ops as _ops
 from ..runtime.arguments import (
@@ -29,7 +28,7 @@ from ..runtime.arguments import (
     Tensors,
     needs_rows,
 )
-from ..runtime.rules import Rule
+from ..runtime.rules import Rule, once
 from . import compiler_graph as _edges
 from . import plain
 from .compiler_graph import EdgeList
@@ -185,7 +184,7 @@ class _Attend(Rule):
     def saved(self, tensors, results):
         return *tensors, *results
 
-    @once_differentiable
+    @once
     def gradients(self, need, saved, grad_out, grad_kept, grad_attention=None):
         count = 1 + len(Tensors._fields)
         sink, tensors = saved[0], Tensors(*saved[1:count])
@@ -265,7 +264,7 @@ class _Gat(Rule):
     def saved(self, tensors, results):
         return *tensors, *results
 
-    @once_differentiable
+    @once
     def gradients(self, need, saved, grad, _):
         found = _ops.operator(f"{self.family}_gat_backward")(*self.graph, grad, *saved, *self.numbers)
         return *found[:3], None, found[3] if len(found) > 3 else None

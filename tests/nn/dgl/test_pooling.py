@@ -47,6 +47,8 @@ def test_a_graph_of_ours_is_one_graph():
     x = torch.randn(9, 6)
     expected = (layer.gate_nn(x).softmax(0) * x).sum(0, keepdim=True)
     torch.testing.assert_close(layer(graph, x), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(graph, x), expected)
 
 
 def test_errors():
