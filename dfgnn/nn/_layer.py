@@ -81,7 +81,7 @@ class FusedLayer(nn.Module):
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
 
-    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
+    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`), or None.
     _usual_spec: ClassVar[Any] = None
 
     @classmethod
