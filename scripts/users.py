@@ -1,6 +1,7 @@
 """Public repositories trained as they are, with the libraries they were written for and with dfgnn:
 
     python scripts/users.py FOLDER [--only CASE ...] [--json FILE] [--table]
+    python scripts/users.py FOLDER --device cuda ...  # on a GPU: see scripts/users_gpu.py
 
 FOLDER holds checkouts, each under its repository's name (``git clone https://github.com/IBM/Multi-GNN``);
 those that are missing are left out. scripts/repositories says which module is trained, and on what. None of
@@ -89,7 +90,7 @@ def train(case: str, folder: Path) -> None:
     steps = Steps()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    made = repositories.all_repositories()[case].build(folder)
+    made = repositories.all_repositories()[case].build(folder, 1)
     if callable(made):
         made(steps)
         return
@@ -280,10 +281,10 @@ def wrong(row: dict[str, Any]) -> str | None:
     return None
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str = "cpu") -> dict[str, Any]:
     from dfgnn.bench.report import environment as of_device
 
-    return of_device(torch.device("cpu"), None)
+    return of_device(torch.device(device), None)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -334,6 +335,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
+    if any(argument.partition("=")[0] == "--device" for argument in argv or sys.argv):
+        import users_gpu
+
+        return users_gpu.main(argv)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -127,8 +127,8 @@ def threads():
 
 @pytest.fixture
 def one_thread(threads):
-    """On small graphs more threads only wait for each other, and with more torch.compile leaves a sum along an
-    index to eager code."""
+    """On small graphs more threads only wait for each other, and with more torch.compile leaves a sum along
+    an index to eager code."""
     threads(1)
 
 

@@ -127,7 +127,8 @@ def _as_summed(out: Tensor, summed: Summed) -> Tensor:
     order, _, _ = _order(layout)
     out = out.reshape(out.shape[0], *(shape[k] for k in order))
     out = out.permute(0, *(order.index(k) + 1 for k in range(len(order))))
-    out = _ops.as_type(rows((out, steps)), like.dtype).movedim(0, dim)
+    # Contiguous as the user's sum, of which a view may be taken: rows may be padded for a GPU's kernels.
+    out = _ops.as_type(rows((out, steps)), like.dtype).movedim(0, dim).contiguous()
     if fill is None:
         return like + out
     return out + fill if fill else out
@@ -238,7 +239,9 @@ def _edge_terms(
     if not given:
         return None
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
-    # Projections, which dot_attention folds into the attention where that is less.
+    # dot_attention folds projections into the attention. That is a product of a head's columns with all
+    # attributes per edge, which a GPU computes faster ahead where these are more than the columns.
+    projected = projected and all(not x[1].is_cuda or x[1].shape[1] * heads <= x[2].shape[0] for x in given)
     attr = _ops.as_type(given[0][1], dtype) if projected else None
 
     def term(x, of: Layout) -> Tensor | Projected:

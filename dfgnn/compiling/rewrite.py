@@ -66,10 +66,10 @@ class _Rewriter:
             if w.softmax is not None and w.node is not w.sum.node and self._may(w.softmax)
         }
         weighted = found.weighted
-        whole = self._whole(nodes, softmaxes | divided, weighted)
+        whole, beside = self._whole(nodes, softmaxes | divided, weighted)
         order = {node: k for k, node in enumerate(nodes)}
         plans = [self._attention(w) for w in weighted if w.softmax is not None and w.softmax.node in whole]
-        alone = [s for s in softmaxes.values() if s.node not in whole]
+        alone = [s for s in softmaxes.values() if s.node not in whole or s.node in beside]
         plans += [self._softmax_alone(s, found) for s in alone]
         graphs = {(p.args[0]) for p in plans}
         plans += self._sums(found, weighted, whole, graphs)
@@ -106,8 +106,12 @@ class _Rewriter:
             self._calls[w.sum.node] = found
         return self._calls[w.sum.node]
 
-    def _whole(self, nodes: list[Node], softmaxes: dict, weighted: list[WeightedSum]) -> set[Node]:
-        """The softmaxes that nothing needs but weighted sums, which are rewritten together with theirs."""
+    def _whole(
+        self, nodes: list[Node], softmaxes: dict, weighted: list[WeightedSum]
+    ) -> tuple[set[Node], set[Node]]:
+        """(The softmaxes that are rewritten together with their weighted sums, as nothing else needs their
+        weights, or only detached; those of them that something else needs, which are also computed alone.)
+        """
         own = [
             w for w in weighted
             if w.softmax is not None and w.softmax.node in softmaxes and self._call(w) is not None
@@ -119,10 +123,16 @@ class _Rewriter:
                 whole.discard(w.softmax.node)  # type: ignore[union-attr]
         while True:
             sums = {w.node: w for w in own if w.softmax is not None and w.softmax.node in whole}
-            needed = _needed(nodes, {node: self._new_inputs(w) for node, w in sums.items()})
-            more = whole & needed
+            inputs = {node: self._new_inputs(w) for node, w in sums.items()}
+            needed = _needed(nodes, inputs)
+            more = whole & _needed(nodes, inputs, with_gradients=True)
+            for w in sums.values():  # weights behind a dropout are needed with its own mask
+                if w.own is not None and w.own.dropped is not None and w.own.dropped[1] in needed:
+                    more.add(w.softmax.node)  # type: ignore[union-attr]
+            # A softmax that is divided by after the sum is no node that could be computed once more.
+            more |= {node for node in whole & needed if name(node) != "div"}
             if not more:
-                return whole
+                return whole, whole & needed
             whole -= more
 
     def _new_inputs(self, w: WeightedSum) -> set[Node]:
@@ -232,12 +242,15 @@ def _at_nodes(w: WeightedSum) -> tuple:
     return tuple((f.node if f.constant else w.gathered.source, f.steps) for f in w.values)
 
 
-def _needed(nodes: list[Node], inputs: dict[Node, set[Node]]) -> set[Node]:
-    """The nodes that results or effects depend on. inputs: of nodes that are replaced, the new ones."""
+def _needed(nodes: list[Node], inputs: dict[Node, set[Node]], with_gradients: bool = False) -> set[Node]:
+    """The nodes that results or effects depend on. inputs: of nodes that are replaced, the new ones.
+    with_gradients: those alone that gradients may reach, not what is detached."""
     needed: set[Node] = set()
     for node in reversed(nodes):
         effect = node.op in ("output", "placeholder") or operations.written(node) or not arguments(node)
-        if node in needed or effect:
+        if with_gradients and name(node) == "detach":
+            needed.add(node)
+        elif node in needed or effect:
             needed |= {node} | (inputs[node] if node in inputs else set(node.all_input_nodes))
     return needed
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, EdgeTerms
 from ..runtime.attention_options import EdgeTerm, Projected
+from ..runtime.eager import in_autocast
 from .argument_checks import Checker
 
 #: The places of an `EdgeTerm`, and what a function that lacks one says about it.
@@ -39,7 +40,24 @@ def given_terms(check: Checker, edge: Any, places: tuple[str, ...]) -> EdgeTerm:
     for name, x in edge._asdict().items():
         if x is not None and name not in places:
             raise check.error(ValueError, f"edge.{name}", "None", f"{type(x).__name__}; {_INSTEAD[name]}")
-    return edge
+    return _cast(edge, check.dtype)
+
+
+def _cast(edge: EdgeTerm, dtype: Any) -> EdgeTerm:
+    """The terms with projections as autocast would cast the linear layer whose parameters they hold."""
+    done: dict[int, Any] = {}
+
+    def cast(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
+            return done.setdefault(id(x), x.to(dtype))
+        return x
+
+    def term(x: Any) -> Any:
+        if isinstance(x, Projected) and isinstance(x.attr, Tensor) and in_autocast(x.attr):
+            return done.setdefault(id(x), Projected(*map(cast, x)))
+        return x
+
+    return EdgeTerm(*map(term, edge))
 
 
 def check_term(check: Checker, name: str, x: Any, heads: int, size: int | None) -> None:

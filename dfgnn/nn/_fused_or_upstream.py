@@ -24,7 +24,7 @@ from ..runtime.transforms import any_batched
 from ._errors import CALL_ERRORS, blame_parameters, check_sizes
 from ._terms import all_hooked, is_untouched
 from ._upstream import Called, upstream
-from .prepared import again
+from .prepared import again, prepare
 
 # ---- the warning ------------------------------------------------------------------------------------------
 
@@ -87,9 +87,10 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
 
     @functools.wraps(fused)
     def forward(self, *args, **kwargs):
-        usual = len(args) == 2 and not kwargs and not internals.is_dynamo_recording()
-        if usual:
-            out = again(self, *args)
+        count = len(args) + len(kwargs)
+        usual = len(args) > 1 and (count == 2 or (count == 3 and (not kwargs or "edge_attr" in kwargs)))
+        if usual and not internals.is_dynamo_recording():
+            out = again(self, *args, **kwargs)
             if out is not None:
                 return out
         own = self.__dict__
@@ -106,7 +107,7 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
                 blame_parameters(self, error)
                 raise
             if usual and isinstance(out, Tensor):
-                self._prepare(*args)
+                prepare(self, *args, **kwargs)
             return out
         warn(type(self), "torch_geometric", reason, stacklevel=5)
         kwargs = {name: for_upstream(x) for name, x in kwargs.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..engine.argument_checks import DTYPES, wrong_shape
 from ..graph import Graph
 from ..runtime import torch_internals as internals
-from ..runtime.eager import PLAIN_TYPES
 from ._errors import (
     CALL_ERRORS,
     blame_parameters,
@@ -47,10 +46,8 @@ def usual_first(forward: Any) -> Any:
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
-        if usual and type(args[0]) is Graph and type(args[1]) in PLAIN_TYPES and args[1].dim() == 2:
-            spec = self._usual_spec() if self.why_not(self) is None else None
-            if spec is not None:
-                prepare(self, spec, *args, None)
+        if usual and type(args[0]) is Graph and self.why_not(self) is None:
+            prepare(self, args[1], args[0])
         return out
 
     return call
@@ -76,6 +73,8 @@ class FusedLayer(nn.Module):
     #: Whether DGL's layer stores data of the sources and of the destinations in the graph under one name, so
     #: that one overwrites the other if these are the same nodes. Then DGL's own forward has to run.
     _one_name_for_ends = False
+    #: A method in layers that one operator computes: the whole layer, as its usual call computes it.
+    _usual_spec: ClassVar[Any] = None
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -83,10 +82,6 @@ class FusedLayer(nn.Module):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
-
-    def _usual_spec(self) -> LayerSpec | None:
-        """The whole layer, as it computes features alone; None if a `LayerSpec` cannot say it."""
-        return None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
@@ -135,8 +130,22 @@ class AttentionLayer(GraphLayer):
     num_heads = renamed("_num_heads")
     out_feats = renamed("_out_feats")
 
+    def _usual_edges(
+        self, x: Tensor, x_dst: Tensor | None, graph: Any, edge_attr: None
+    ) -> tuple[Graph, None] | None:
+        """The graph of a usual call (`nn.prepared`), without attributes of edges; None if it is none."""
+        if type(graph) is not Graph:
+            return None
+        src, dst = graph._structure.src, graph._structure.dst
+        if dst.num_rows != (src.num_rows if x_dst is None else x_dst.shape[0]):
+            return None
+        return (graph, None) if self._allow_zero_in_degree or dst.has_empty is False else None
+
+    def _finisher(self) -> Any:
+        """What follows the operator in a usual call: it gets the layer, the result and the features."""
+        return type(self)._after
+
     def _after(self, out: Tensor, x: Tensor) -> Tensor:
-        """The layer's result from that of its operator, and the features, in a usual call (`nn.prepared`)."""
         return out.view(-1, self._num_heads, self._out_feats)
 
     def _set_sizes(self, in_feats: int | tuple[int, int], out_feats: int, num_heads: int) -> None:

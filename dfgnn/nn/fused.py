@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ _LOAD = {"cpu": 1, "cuda": 16}
 #: and joining would cost a copy.
 _MOST_JOINED = {"cpu": 0, "cuda": 2**22}
 _PLAIN = (nn.Parameter, Tensor)
+_learns = attrgetter("requires_grad")
 _NONE = None, None
 _NO_EDGES = None, None, None
 _NO_VECTORS = None, None, None
@@ -94,17 +96,20 @@ _known_to_compilers._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def is_first_rows(x_dst: Tensor, x: Tensor) -> bool:
     """Whether x_dst is x, or ``x[:num_dst]``, as samplers give a block's destinations. It must be so for
     autograd, too, so that the gradient of x includes that of x_dst."""
+    return x_dst is x or (is_eager(x) and is_eager(x_dst) and has_first_rows(x_dst, x))
+
+
+def has_first_rows(x_dst: Tensor, x: Tensor) -> bool:
+    """`is_first_rows` of plain tensors."""
     if x_dst is x:
         return True
     if (
-        not is_eager(x)
-        or not is_eager(x_dst)
-        or x.layout is not torch.strided
+        x.layout is not torch.strided
         or x_dst.layout is not torch.strided
         or x_dst.data_ptr() != x.data_ptr()
         or (x_dst.dtype, x_dst.device, x_dst.dim()) != (x.dtype, x.device, x.dim())
         or (x_dst.stride(), x_dst.shape[1:]) != (x.stride(), x.shape[1:])
-        or len(x_dst) > len(x)
+        or x_dst.shape[0] > x.shape[0]
     ):
         return False
     if not torch.is_grad_enabled() or not (x.requires_grad or x_dst.requires_grad):
@@ -226,45 +231,64 @@ def fused_layer(
     return computed(spec, graph, t, dtype), seed
 
 
-def numbers_of(spec: LayerSpec, t: Any, dtype: torch.dtype) -> Any:
-    """The call's `LayerNumbers` but the graph's number and ``train``, from checked `LayerTensors`. dtype:
-    that of the result."""
-    kind = t.x.device.type
-    size = t.value_weight.shape[0] // spec.heads
-    return LayerNumbers(
-        graph=None,
-        score=SCORES[spec.score],
-        heads=spec.heads,
-        padding=-size % max(_LOAD[kind] // t.x.dtype.itemsize, 1),
-        most_joined=_MOST_JOINED[kind],
-        negative_slope=spec.negative_slope,
-        scale=spec.scale,
-        dropout_p=spec.dropout_p,
-        dtype=dtype,
-        unwritten=False,
-        train=False,
-    )
+class Call:
+    """What the operator computes of a layer, for all calls with arguments of the same kind: the layer's
+    parameters, and the numbers of `LayerNumbers` that are not the graph's.
 
+    t: checked `LayerTensors` of one such call. dtype: that of the result.
+    """
 
-def needs_edge_ids(spec: LayerSpec, t: Any) -> bool:
-    """Whether a call needs a plan with the edges' ids."""
-    return (
-        spec.dropout_p > 0
-        or t.edge_attr is not None
-        or (spec.score == "dot" and needs_rows(spec.score, spec.negative_slope))
-    )
+    def __init__(self, spec: LayerSpec, t: Any, dtype: torch.dtype):
+        kind = t.x.device.type
+        size = t.value_weight.shape[0] // spec.heads
+        padding = -size % max(_LOAD[kind] // t.x.dtype.itemsize, 1)
+        self.drops, self.projects_edges = spec.dropout_p > 0, spec.score == "dot" and t.edge_attr is not None
+        self.edge_dtype = None if t.edge_attr is None else t.edge_attr.dtype
+        has_ids = (
+            self.drops
+            or t.edge_attr is not None
+            or (spec.score == "dot" and needs_rows(spec.score, spec.negative_slope))
+        )
+        # What the planner and the operator get, but whether gradients are wanted.
+        self.shape = spec.heads, size + padding, t.x.dtype, PLAN_LAYERS[spec.score], "auto", has_ids
+        numbers = LayerNumbers(
+            graph=None,
+            score=SCORES[spec.score],
+            heads=spec.heads,
+            padding=padding,
+            most_joined=_MOST_JOINED[kind],
+            negative_slope=spec.negative_slope,
+            scale=spec.scale,
+            dropout_p=spec.dropout_p,
+            dtype=dtype,
+            unwritten=False,
+            train=False,
+        )
+        self.numbers = numbers[1:-2]
+        at = LayerTensors._fields.index("edge_attr")
+        self.linears, self.others = t[2:at], t[at + 1 : -1]  # all but x, x_dst, edge_attr, seed
+        self.parameters = [x for x in (*self.linears, *self.others) if x is not None]
+
+    def run(
+        self, graph: Graph, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None, seed: Tensor | None
+    ) -> Tensor:
+        """The result [num_dst, H * D]."""
+        train = torch.is_grad_enabled() and (
+            x.requires_grad
+            or (x_dst is not None and x_dst.requires_grad)
+            or (edge_attr is not None and edge_attr.requires_grad)
+            or any(map(_learns, self.parameters))
+        )
+        handle = graph._planner.handle(*self.shape, train)
+        unwritten = edge_attr is not None and graph.edge_mask is not None
+        numbers = handle.number, *self.numbers, unwritten, train
+        tensors = x, x_dst, *self.linears, edge_attr, *self.others, seed
+        return Layer.at_once(formula, numbers, graph, handle, *tensors) if train else run(numbers, tensors)[0]
 
 
 def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
     """The layer's result [num_dst, H * D] in this dtype, from `LayerTensors` that have been checked."""
-    train = torch.is_grad_enabled() and any([x is not None and x.requires_grad for x in t])
-    numbers = numbers_of(spec, t, dtype)
-    size = t.value_weight.shape[0] // spec.heads + numbers.padding
-    edges, layer = needs_edge_ids(spec, t), PLAN_LAYERS[spec.score]
-    handle = graph._planner.handle(spec.heads, size, t.x.dtype, layer, "auto", edges, train)
-    unwritten = t.edge_attr is not None and graph.edge_mask is not None
-    numbers = numbers._replace(graph=handle.number, train=train, unwritten=unwritten)
-    return Layer.at_once(formula, numbers, graph, handle, *t) if train else run(numbers, t)[0]
+    return Call(spec, t, dtype).run(graph, t.x, t.x_dst, t.edge_attr, t.seed)
 
 
 def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
@@ -302,7 +326,7 @@ def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: T
         if score == "gate":
             return _AUTOCAST
         attr = None if of_edges is None or additive else of_edges[0]
-        x, x_dst, autocast, dtype = _in_autocast(graph, x, x_dst, weight, attr)
+        x, x_dst, autocast, dtype = cast_by_autocast(graph, x, x_dst, weight, attr)
     own, device, (width, features) = x.dtype, graph._device, weight.shape
     dtypes = (own, torch.float32) if autocast or additive else (own,)
     at_dst = features if x_dst is None else x_dst.shape[-1]
@@ -381,7 +405,7 @@ def _is_small(graph: Any, x: Tensor, weight: Tensor, attr: Tensor | None) -> boo
     )
 
 
-def _in_autocast(
+def cast_by_autocast(
     graph: Any, x: Tensor, x_dst: Tensor | None, weight: Tensor, attr: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None, bool, torch.dtype]:
     """(x, x_dst, whether their dtype is autocast's, the dtype that a linear layer would return): x and x_dst
@@ -400,7 +424,7 @@ def _in_autocast(
 
 # ---- attributes of edges: each function returns them, and the weight and bias of their projection ----------
 
-_CAST_BY_AUTOCAST = torch.float32, torch.float16, torch.bfloat16
+CAST_BY_AUTOCAST = torch.float32, torch.float16, torch.bfloat16
 _Edges = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -429,7 +453,7 @@ def _projected_edges(
     if plain is None or not is_eager(attr):
         return None
     weight, bias = plain
-    is_cast = attr.dtype in _CAST_BY_AUTOCAST and in_autocast(x)
+    is_cast = attr.dtype in CAST_BY_AUTOCAST and in_autocast(x)
     if is_cast and attr.dtype is not x.dtype:
         attr = attr.to(x.dtype)
     if not (

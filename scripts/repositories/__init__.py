@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-MODULES = ("molecules", "weather", "traffic", "typed", "citation", "untuned")
+MODULES = ("molecules", "weather", "traffic", "typed", "citation", "untuned", "recent")
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Repository:
     case: its name in the table, unique.
     source: owner and name on GitHub; the checkout is the folder of that name.
     what: the module that is trained, and on what.
-    build: gets the folder and returns (model, loss); or a function that gets `Steps`, runs the repository's
-        own training script, and says where a step begins and ends.
+    build: gets the folder, and how many times as large its graphs are to be, and returns (model, loss); or a
+        function that gets `Steps`, runs the repository's own training script, and says where a step begins
+        and ends. What it makes is on PyTorch's default device.
     options: those of ``python -m dfgnn.run``.
     lines: the lines of the repository that dfgnn's side changes; none means that `run` alone does it.
     to_run_here: changes for both sides, because there is no GPU or a dependency is missing.
@@ -63,12 +66,14 @@ class Repository:
     tolerance: of the losses, relative.
     epoch: the number of steps in one pass over its data; 0: all steps use the same data.
     needs: packages to install beside the project's own.
+    large: on a GPU, how many times as large graphs are in the second size; 0: there is no such case.
+    graphs: its shapes and its code allow CUDA graphs.
     """
 
     case: str
     source: str
     what: str
-    build: Callable[[Path], tuple[nn.Module, Callable[[], Tensor]] | Callable[[Steps], None]]
+    build: Callable[[Path, int], tuple[nn.Module, Callable[[], Tensor]] | Callable[[Steps], None]]
     options: tuple[str, ...] = ()
     lines: tuple[Change, ...] = ()
     to_run_here: tuple[Change, ...] = ()
@@ -76,6 +81,8 @@ class Repository:
     tolerance: float = 1e-4
     epoch: int = 0
     needs: tuple[str, ...] = ()
+    large: int = 8
+    graphs: bool = False
 
     @property
     def folder(self) -> str:
@@ -119,6 +126,38 @@ def without_init(root: Path, *packages: str) -> None:
             setattr(sys.modules[parent], last, module)
 
 
+def loaded(file: Path) -> ModuleType:
+    """The module of a file that imports nothing of its own package."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def scatter_stand_in() -> None:
+    """Lets code that imports torch_scatter run on torch_geometric's functions where it is not installed."""
+    if "torch_scatter" in sys.modules or importlib.util.find_spec("torch_scatter") is not None:
+        return
+    utils = importlib.import_module("torch_geometric.utils")
+    module = sys.modules["torch_scatter"] = ModuleType("torch_scatter")
+    module.__spec__ = ModuleSpec("torch_scatter", None)
+
+    def scatter(src, index, dim=-1, out=None, dim_size=None, reduce="sum"):
+        return utils.scatter(src, index, dim, dim_size, reduce)
+
+    def scatter_sum(src, index, dim=-1, out=None, dim_size=None):
+        return utils.scatter(src, index, dim, dim_size, "sum")
+
+    def scatter_mean(src, index, dim=-1, out=None, dim_size=None):
+        return utils.scatter(src, index, dim, dim_size, "mean")
+
+    def scatter_softmax(src, index, dim=-1, dim_size=None):
+        return utils.softmax(src, index, num_nodes=dim_size, dim=dim)
+
+    names = {"scatter": scatter, "scatter_sum": scatter_sum, "scatter_add": scatter_sum}
+    vars(module).update(names, scatter_mean=scatter_mean, scatter_softmax=scatter_softmax)
+
+
 class _Any(type):
     """The metaclass of empty classes, whose attributes and type parameters are empty classes, too."""
 
@@ -150,10 +189,39 @@ def absent(*names: str) -> None:
         sys.modules.setdefault(name, _Absent(name))
 
 
+class _Missing(MetaPathFinder, Loader):
+    """Finds stand-ins for packages that no other finder has found."""
+
+    def __init__(self, names: tuple[str, ...]):
+        self.names = names
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname.partition(".")[0] in self.names else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Absent(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def absent_if_missing(*names: str) -> None:
+    """As `absent`, for those of these packages, and all modules in them, that are not installed."""
+    sys.meta_path.append(_Missing(names))
+
+
 def no_gpu() -> None:
     """``.cuda()`` leaves a tensor where it is, and ranges for NVIDIA's profiler do nothing."""
     Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[assignment]
     torch.cuda.nvtx.range = lambda *args: contextlib.nullcontext()  # type: ignore[assignment]
+
+
+class Batch:
+    """Tensors by name, which a module may also set. (PyTorch cannot compile that with SimpleNamespace.)"""
+
+    def __init__(self, **tensors: Any):
+        for name, value in tensors.items():
+            setattr(self, name, value)
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
@@ -177,7 +245,11 @@ def random_edges(num_src: int, num_dst: int, num_edges: int) -> Tensor:
 
 def nearest(points: Tensor, count: int) -> Tensor:
     """[2, N · count]: edges to each point from those that are nearest to it."""
-    distance = torch.cdist(points, points).fill_diagonal_(torch.inf)
-    src = distance.topk(count, largest=False).indices
-    dst = torch.arange(len(points)).repeat_interleave(count)
-    return torch.stack([src.flatten(), dst])
+    src = []
+    for start in range(0, len(points), 4096):  # not the distances of all pairs at once
+        some = points[start : start + 4096]
+        distance = torch.cdist(some, points)
+        distance[:, start : start + len(some)].fill_diagonal_(torch.inf)
+        src.append(distance.topk(count, largest=False).indices)
+    dst = torch.arange(len(points), device=points.device).repeat_interleave(count)
+    return torch.stack([torch.cat(src).flatten(), dst])

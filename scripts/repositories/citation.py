@@ -9,20 +9,21 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import Change, absent, put_on_path, random_edges, repository, without_init
+from . import Batch, Change, absent, put_on_path, random_edges, repository, without_init
 
 
-def _exphormer(root: Path):
+def _exphormer(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "graphgps", "graphgps.layer")
     module = importlib.import_module("graphgps.layer.Exphormer")
-    size, n, e = 80, 10_000, 100_000
+    size, n, e = 80, 10_000 * scale, 100_000 * scale
     model = torch.nn.ModuleList(module.ExphormerAttention(size, size, 2, use_bias=False) for _ in range(2))
     x, attr, edges = torch.randn(n, size), torch.randn(e, size), random_edges(n, n, e)
     target = torch.randn(n, size)
 
     def loss():
-        batch = SimpleNamespace(x=x, expander_edge_attr=attr, expander_edge_index=edges, batch=torch.zeros(n))
+        batch = Batch(x=x, expander_edge_attr=attr, expander_edge_index=edges)
+        batch.batch = torch.zeros(n, device=x.device)
         for layer in model:
             batch.x = batch.x + layer(batch)
         return (batch.x - target).square().mean()
@@ -61,7 +62,7 @@ repository(
 
 
 def _graphmae(kind: str):
-    def build(root: Path):
+    def build(root: Path, scale: int = 1):
         put_on_path(root)
         absent("tensorboardX")
         without_init(root, "graphmae", "graphmae.models")
@@ -71,8 +72,8 @@ def _graphmae(kind: str):
             attn_drop=0.0, negative_slope=0.2, residual=False, norm=None, mask_rate=0.5, encoder_type=kind,
             decoder_type=kind, loss_fn="sce", alpha_l=3,
         )  # fmt: skip
-        n = 5000
-        src, dst = random_edges(n, n, 25_000)
+        n = 5000 * scale
+        src, dst = random_edges(n, n, 25_000 * scale)
         graph = dgl.add_self_loop(dgl.remove_self_loop(dgl.graph((src, dst), num_nodes=n)))
         x = torch.randn(n, 500)
         return model, lambda: model(graph, x)[0]
@@ -85,20 +86,20 @@ _COPIES = tuple(Change(f"graphmae/models/{name}.py", "fn.copy_src(", "fn.copy_u(
 for _kind, _name in (("gat", "GraphMAE"), ("gin", "GraphMAE's GIN")):
     repository(
         f"{_name}", "THUDM/GraphMAE", f"PreModel with {_kind.upper()}, 256 wide; 5,000 nodes, 30,000 edges",
-        options=("--as-dgl", "--force"), to_run_here=_COPIES,
+        options=("--as-dgl", "--force"), large=0, to_run_here=_COPIES,
     )(_graphmae(_kind))  # fmt: skip
 
 
 def _heterophilous(kind: str):
-    def build(root: Path):
+    def build(root: Path, scale: int = 1):
         put_on_path(root)
         dgl = importlib.import_module("dgl")
         model = importlib.import_module("model").Model(
             model_name=kind, num_layers=2, input_dim=300, hidden_dim=128, output_dim=18,
             hidden_dim_multiplier=1, num_heads=8, normalization="LayerNorm", dropout=0.0,
         )  # fmt: skip
-        n = 22_662  # nodes and edges as in the data set Roman-empire
-        src, dst = random_edges(n, n, 32_927)
+        n = 22_662 * scale  # nodes and edges as in the data set Roman-empire
+        src, dst = random_edges(n, n, 32_927 * scale)
         graph = dgl.graph((torch.cat([src, dst]), torch.cat([dst, src])), num_nodes=n)
         graph = dgl.add_self_loop(dgl.remove_self_loop(graph))
         x, labels = torch.randn(n, 300), torch.randint(18, (n,))
@@ -109,10 +110,10 @@ def _heterophilous(kind: str):
 
 _YANDEX = "yandex-research/heterophilous-graphs"
 _ROMAN = "2 layers, 8 heads, 128 wide; 22,662 nodes, 88,512 edges (Roman-empire)"
-repository("heterophilous-graphs", _YANDEX, f"GT-sep, {_ROMAN}")(_heterophilous("GT-sep"))
-repository("heterophilous-graphs without DGL", _YANDEX, f"GT-sep, {_ROMAN}", options=("--as-dgl", "--force"))(
-    _heterophilous("GT-sep")
-)
+repository("heterophilous-graphs", _YANDEX, f"GT-sep, {_ROMAN}", large=0)(_heterophilous("GT-sep"))
+repository(
+    "heterophilous-graphs without DGL", _YANDEX, f"GT-sep, {_ROMAN}", options=("--as-dgl", "--force"), large=0
+)(_heterophilous("GT-sep"))
 
 
 @repository(
@@ -120,33 +121,33 @@ repository("heterophilous-graphs without DGL", _YANDEX, f"GT-sep, {_ROMAN}", opt
     "LUOyk1999/tunedGNN",
     "MPNNs with GATConv, 2 layers of 64; 13,752 nodes, 491,722 edges (Computers)",
 )
-def tuned_gnn(root: Path):
+def tuned_gnn(root: Path, scale: int = 1):
     put_on_path(root / "medium_graph")
     model = importlib.import_module("model").MPNNs(
         767, 64, 10, local_layers=2, dropout=0.0, ln=True, gnn="gat"
     )
-    n = 13_752
-    x, edges, labels = torch.randn(n, 767), random_edges(n, n, 491_722), torch.randint(10, (n,))
+    n = 13_752 * scale
+    x, edges, labels = torch.randn(n, 767), random_edges(n, n, 491_722 * scale), torch.randint(10, (n,))
     return model, lambda: F.cross_entropy(model(x, edges), labels)
 
 
 @repository("DeepRobust", "DSE-MSU/DeepRobust", "its GAT, 8 heads of 8; 2,485 nodes, 10,138 edges (Cora)")
-def deep_robust(root: Path):
+def deep_robust(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "deeprobust", "deeprobust.graph", "deeprobust.graph.defense")
     absent("deeprobust.graph.utils")
     model = importlib.import_module("deeprobust.graph.defense.gat").GAT(1433, 8, 7, dropout=0.0, device="cpu")
-    n = 2485
-    data = SimpleNamespace(x=torch.randn(n, 1433), edge_index=random_edges(n, n, 10_138))
+    n = 2485 * scale
+    data = SimpleNamespace(x=torch.randn(n, 1433), edge_index=random_edges(n, n, 10_138 * scale))
     labels = torch.randint(7, (n,))
     return model, lambda: F.nll_loss(model(data), labels)
 
 
-def _pytorch_gat(root: Path):
+def _pytorch_gat(root: Path, scale: int = 1):
     put_on_path(root)
     module = importlib.import_module("models.definitions.GAT")
     model = module.GAT(3, [4, 4, 6], [50, 64, 64, 121], dropout=0.0)
-    n, e = 4000, 56_000
+    n, e = 4000 * scale, 56_000 * scale
     x, edges, labels = torch.randn(n, 50), random_edges(n, n, e), torch.randint(2, (n, 121)).float()
     return model, lambda: F.binary_cross_entropy_with_logits(model((x, edges))[0], labels)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from . import absent, nearest, no_gpu, put_on_path, repository
+from . import absent, nearest, no_gpu, put_on_path, repository, scatter_stand_in
 
 
 @repository(
@@ -15,20 +15,22 @@ from . import absent, nearest, no_gpu, put_on_path, repository
     "guanjq/targetdiff",
     "UniTransformer, 2 layers of 9, 16 heads of 8; 400 atoms of 32 neighbours",
 )
-def targetdiff(root: Path):
+def targetdiff(root: Path, scale: int = 1):
     put_on_path(root)
+    scatter_stand_in()
     module = importlib.import_module("models.uni_transformer")
     model = module.UniTransformerO2TwoUpdateGeneral(
         num_blocks=1, num_layers=2, hidden_dim=128, n_heads=16, k=32, num_r_gaussian=20, edge_feat_dim=4,
         cutoff_mode="knn", ew_net_type="global", x2h_out_fc=False,
     )  # fmt: skip
-    n = 400
+    n = 400 * scale
     h, x, ligand = torch.randn(n, 128), 6 * torch.randn(n, 3), torch.arange(n) < 25
-    model._connect_edge = lambda x, ligand, batch: nearest(x, 32)  # in place of torch_cluster's knn_graph
+    # In place of torch_cluster's knn_graph, which a compiler does not see into, either.
+    model._connect_edge = torch.compiler.disable(lambda x, ligand, batch: nearest(x, 32))
     noise = torch.randn(n, 3)
 
     def loss():
-        out = model(h, x, ligand, torch.zeros(n, dtype=torch.long))
+        out = model(h, x, ligand, torch.zeros(n, dtype=torch.long, device=x.device))
         return (out["x"] - x - noise).square().mean() + out["h"].square().mean()
 
     return model, loss
@@ -39,9 +41,10 @@ def targetdiff(root: Path):
     "RosettaCommons/RFdiffusion",
     "SE3TransformerWrapper of its top-k configuration; 64 residues, pair features of 64",
     options=("--as-dgl", "--force"),
+    large=0,
     needs=("e3nn", "opt_einsum"),
 )
-def rfdiffusion(root: Path):
+def rfdiffusion(root: Path, scale: int = 1):
     put_on_path(root, root / "env" / "SE3Transformer")
     absent("icecream")
     no_gpu()

@@ -29,13 +29,13 @@ def _lines(file: str) -> tuple[Change, ...]:
     )
 
 
-def _qcnet(root: Path):
+def _qcnet(root: Path, scale: int = 1):
     put_on_path(root)
     importlib.import_module("torch_geometric")  # before the stand-in, whose version it could not read
     absent("torch_cluster")
     layer = importlib.import_module("layers.attention_layer").AttentionLayer
     model = torch.nn.ModuleList(layer(128, 8, 16, 0.0, bipartite=False, has_pos_emb=True) for _ in range(2))
-    n, e = 2500, 25_000
+    n, e = 2500 * scale, 25_000 * scale
     x, r, edges, target = torch.randn(n, 128), torch.randn(e, 128), random_edges(n, n, e), torch.randn(n, 128)
 
     def loss():
@@ -69,7 +69,7 @@ def _radius_graph(x, r, batch=None, loop=False, max_num_neighbors=32, **kwargs):
     return torch.stack([src[keep], dst[keep]])
 
 
-def _smart(root: Path):
+def _smart(root: Path, scale: int = 1):
     put_on_path(root)
     os.chdir(root)
     importlib.import_module("torch_geometric")  # before the stand-ins, whose versions it could not read
@@ -114,8 +114,9 @@ _HERE = (
     Change(_CONFIG, "dropout: 0.1", "dropout: 0.0"),
 )
 _NEEDS = ("pytorch_lightning", "easydict")
-repository("SMART", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=_HERE, epoch=11)(_smart)
+repository("SMART", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=_HERE, epoch=11, large=0)(_smart)
 repository(
-    "SMART, one call", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=_HERE, epoch=11, tolerance=1e-3,
+    "SMART, one call", "rainmaker22/SMART", _SMART, needs=_NEEDS, to_run_here=_HERE, epoch=11, large=0,
+    tolerance=1e-3,
     lines=_lines("smart/layers/attention_layer.py"),
 )(_smart)  # fmt: skip

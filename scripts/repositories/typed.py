@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from . import Change, absent, no_gpu, put_on_path, random_edges, repository, without_dropout, without_init
 
 
-def _simple_hgn(root: Path):
+def _simple_hgn(root: Path, scale: int = 1):
     put_on_path(root / "NC" / "benchmark" / "methods" / "baseline")
     no_gpu()
     dgl = importlib.import_module("dgl")
@@ -33,18 +33,19 @@ def _simple_hgn(root: Path):
 
 
 _HGN = "Simple-HGN (myGAT), 3 layers, 8 heads of 64; 21,420 nodes, 108,062 edges of 6 types (IMDB)"
-repository("HGB", "THUDM/HGB", _HGN)(_simple_hgn)
-repository("HGB without DGL", "THUDM/HGB", _HGN, options=("--as-dgl", "--force"))(_simple_hgn)
+repository("HGB", "THUDM/HGB", _HGN, large=0)(_simple_hgn)
+repository("HGB without DGL", "THUDM/HGB", _HGN, options=("--as-dgl", "--force"), large=0)(_simple_hgn)
 
 
 @repository(
     "RelGNN", "snap-stanford/RelGNN", "RelGNN_HeteroConv, 2 layers; 4 types, routes of 10,000 to 40,000 edges"
 )
-def relgnn(root: Path):
+def relgnn(root: Path, scale: int = 1):
     put_on_path(root / "examples")
     conv = importlib.import_module("relgnn_conv").RelGNNConv
     hetero = importlib.import_module("relgnn_hetero_conv").RelGNN_HeteroConv
     counts = {"drivers": 800, "races": 1000, "results": 12_000, "standings": 14_000}
+    counts = {name: count * scale for name, count in counts.items()}
     relations = [
         ("results", "drivers"),
         ("results", "races"),
@@ -84,16 +85,18 @@ def relgnn(root: Path):
     "IBM/Multi-GNN",
     "GATe, 2 layers, 4 heads of 16, edge_dim 64; a new batch of 20,000 edges per step",
 )
-def multi_gnn(root: Path):
+def multi_gnn(root: Path, scale: int = 1):
     put_on_path(root)
     model = importlib.import_module("models").GATe(
         num_features=1, num_gnn_layers=2, n_hidden=64, n_heads=4, edge_updates=True, edge_dim=5
     )
     without_dropout(model)
-    n, e = 12_000, 20_000
+    n, e = 12_000 * scale, 20_000 * scale
+    device = next(model.parameters()).device
 
     def loss():
-        edge_index, x, attr = random_edges(n, n, e), torch.randn(n, 1), torch.randn(e, 5)
+        edge_index = torch.randint(n, (2, e), device=device)
+        x, attr = torch.randn(n, 1, device=device), torch.randn(e, 5, device=device)
         return F.cross_entropy(model(x, edge_index, attr), (attr[:, 0] > 1).long())
 
     return model, loss
@@ -104,14 +107,14 @@ def multi_gnn(root: Path):
     "acbull/pyHGT",
     "GNN of HGTConv, 2 layers, 8 heads of 16; 4,000 nodes of 4 types, 24,000 edges of 5",
 )
-def py_hgt(root: Path):
+def py_hgt(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "pyHGT")
     model = importlib.import_module("pyHGT.model").GNN(
         in_dim=129, n_hid=128, num_types=4, num_relations=5, n_heads=8, n_layers=2, dropout=0.0,
         prev_norm=True, last_norm=True,
     )  # fmt: skip
-    n, e = 4000, 24_000
+    n, e = 4000 * scale, 24_000 * scale
     x, kinds, times = torch.randn(n, 129), torch.randint(4, (n,)), torch.randint(120, (e,))
     edges, relations, target = random_edges(n, n, e), torch.randint(5, (e,)), torch.randn(n, 128)
 
@@ -130,13 +133,14 @@ _COPY = Change("layers.py", "copy_src", "copy_u")  # DGL 1.1 no longer has the o
     "amazon-science/tgl",
     "TransfomerAttentionLayer of TGN, 2 heads of 50; 1,800 roots of 10 neighbours, a new block per step",
     options=("--as-dgl", "--force"),
+    large=0,
     to_run_here=(_CPU, _COPY),
 )
-def tgl(root: Path):
+def tgl(root: Path, scale: int = 1):
     put_on_path(root)
     dgl = importlib.import_module("dgl")
     layer = importlib.import_module("layers").TransfomerAttentionLayer(100, 172, 100, 2, 0.0, 0.0, 100)
-    roots, count = 1800, 10
+    roots, count = 1800 * scale, 10
     e = roots * count
     target = torch.randn(roots, 100)
 
@@ -163,14 +167,14 @@ def tgl(root: Path):
         ),
     ),
 )
-def qagnn(root: Path):
+def qagnn(root: Path, scale: int = 1):
     put_on_path(root)
     absent("transformers")
     for name in ("modeling.modeling_encoder", "utils.data_utils", "utils.utils"):
         absent(name)
     passing = importlib.import_module("modeling.modeling_qagnn").QAGNN_Message_Passing
     model = passing(None, 2, 4, 38, 200, 200, 200, dropout=0.0)
-    graphs, n, e = 10, 200, 2000
+    graphs, n, e = 10 * scale, 200, 2000
     x, kinds, scores = torch.randn(graphs, n, 200), torch.randint(4, (graphs, n)), torch.randn(graphs, n, 1)
     edges = torch.cat([random_edges(n, n, e) + n * graph for graph in range(graphs)], 1)
     relations, target = torch.randint(38, (graphs * e,)), torch.randn(graphs, n, 200)

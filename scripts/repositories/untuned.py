@@ -24,13 +24,14 @@ def _molecules(count: int, atoms: int, bonds: int) -> tuple[torch.Tensor, torch.
     "thinng/GraphDTA",
     "GATNet, GATConv of 10 heads of 78 and of 1 of 128; batch of 128 molecules of 34 atoms, and proteins",
 )
-def graph_dta(root: Path):
+def graph_dta(root: Path, scale: int = 1):
     put_on_path(root)
     # eval() also switches off functional dropout, which the argument does not.
     model = importlib.import_module("models.gat").GATNet(dropout=0.0).eval()
-    edges, batch = _molecules(128, 34, 37)
-    data = SimpleNamespace(x=torch.rand(128 * 34, 78), edge_index=edges, batch=batch)
-    data.target, affinity = torch.randint(26, (128, 1000)), torch.rand(128, 1)
+    count = 128 * scale
+    edges, batch = _molecules(count, 34, 37)
+    data = SimpleNamespace(x=torch.rand(count * 34, 78), edge_index=edges, batch=batch)
+    data.target, affinity = torch.randint(26, (count, 1000)), torch.rand(count, 1)
     return model, lambda: F.mse_loss(model(data), affinity)
 
 
@@ -44,19 +45,19 @@ def graph_dta(root: Path):
         ),
     ),
 )
-def graph_mvp(root: Path):
+def graph_mvp(root: Path, scale: int = 1):
     put_on_path(root / "src_classification")
     without_init(root / "src_classification", "models")
     model = importlib.import_module("models.molecule_gnn_model").GNN(5, 300, gnn_type="gat")
-    edges, _ = _molecules(128, 25, 27)
-    n, e = 128 * 25, edges.shape[1]
+    edges, _ = _molecules(128 * scale, 25, 27)
+    n, e = 128 * 25 * scale, edges.shape[1]
     x = torch.stack([torch.randint(119, (n,)), torch.randint(3, (n,))], 1)
     attr = torch.stack([torch.randint(4, (e,)), torch.randint(3, (e,))], 1)
     target = torch.randn(n, 300)
     return model, lambda: (model(x, edges, attr) - target).square().mean()
 
 
-def _antifraud(root: Path):
+def _antifraud(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "methods", "methods.gtan")
     dgl = importlib.import_module("dgl")
@@ -82,11 +83,11 @@ def _antifraud(root: Path):
 
 _GTAN = "GTAN, 2 layers, 4 heads of 64; two new sampled blocks of 26,000 and 1,664 edges per step"
 _FRAUD = "AI4Risk/antifraud"
-repository("antifraud", _FRAUD, _GTAN)(_antifraud)
-repository("antifraud without DGL", _FRAUD, _GTAN, options=("--as-dgl", "--force"))(_antifraud)
+repository("antifraud", _FRAUD, _GTAN, large=0)(_antifraud)
+repository("antifraud without DGL", _FRAUD, _GTAN, options=("--as-dgl", "--force"), large=0)(_antifraud)
 
 
-def _benchmarking(root: Path):
+def _benchmarking(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "nets", "nets.SBMs_node_classification", "layers")
     dgl = importlib.import_module("dgl")
@@ -107,8 +108,8 @@ def _benchmarking(root: Path):
 
 _SBM = "GAT, 4 layers, 8 heads of 19; batch of 16 graphs of 117 nodes and 4,750 edges (PATTERN)"
 _BENCHMARKING = "graphdeeplearning/benchmarking-gnns"
-repository("benchmarking-gnns", _BENCHMARKING, _SBM)(_benchmarking)
-repository("benchmarking-gnns without DGL", _BENCHMARKING, _SBM, options=("--as-dgl", "--force"))(
+repository("benchmarking-gnns", _BENCHMARKING, _SBM, large=0)(_benchmarking)
+repository("benchmarking-gnns without DGL", _BENCHMARKING, _SBM, options=("--as-dgl", "--force"), large=0)(
     _benchmarking
 )
 
@@ -121,7 +122,7 @@ repository("benchmarking-gnns without DGL", _BENCHMARKING, _SBM, options=("--as-
         Change("models/layers.py", "from torch_scatter import", "from torch_geometric.utils import"),
     ),
 )
-def dysat(root: Path):
+def dysat(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "models")
     absent("utils", "utils.utilities")
@@ -131,12 +132,12 @@ def dysat(root: Path):
         temporal_layer_config="128", spatial_drop=0.0, temporal_drop=0.0, residual=True,
     )  # fmt: skip
     model = importlib.import_module("models.model").DySAT(settings, 143, 8)
-    n, e = 2000, 12_000
+    n, e = 2000 * scale, 12_000 * scale
     edges = [random_edges(n, n, e) for _ in range(8)]
     x, target = torch.randn(n, 143), torch.randn(n, 8, 128)
 
     def loss():
-        graphs = [data(x=x, edge_index=pairs, edge_weight=torch.ones(e)) for pairs in edges]
+        graphs = [data(x=x, edge_index=pairs, edge_weight=torch.ones(e, device=x.device)) for pairs in edges]
         return (model(graphs) - target).square().mean()
 
     return model, loss
@@ -147,14 +148,14 @@ def dysat(root: Path):
     "cornell-zhang/Polynormer",
     "Polynormer, 3 GATConv of 8 heads of 32, then its global attention; 6,000 nodes, 46,500 edges",
 )
-def polynormer(root: Path):
+def polynormer(root: Path, scale: int = 1):
     put_on_path(root)
     model = importlib.import_module("model").Polynormer(
         300, 32, 5, local_layers=3, global_layers=1, in_dropout=0.0, dropout=0.0, global_dropout=0.0, heads=8
     )
     model._global = True  # the state after the repository's warm-up epochs: global attention is on
-    n = 6000
-    x, edges, labels = torch.randn(n, 300), random_edges(n, n, 46_500), torch.randint(5, (n,))
+    n = 6000 * scale
+    x, edges, labels = torch.randn(n, 300), random_edges(n, n, 46_500 * scale), torch.randint(5, (n,))
     return model, lambda: F.cross_entropy(model(x, edges), labels)
 
 
@@ -163,12 +164,12 @@ def polynormer(root: Path):
     "XiaoxinHe/G-Retriever",
     "GraphTransformer, 4 TransformerConv of 4 heads of 256, edges of 1,024; a batch of 8 graphs of 20 nodes",
 )
-def g_retriever(root: Path):
+def g_retriever(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "src", "src.model")
     network = importlib.import_module("src.model.gnn").GraphTransformer
     model = without_dropout(network(1024, 1024, 1024, 4, 0.0, num_heads=4))
-    edges, _ = _molecules(8, 20, 20)
-    n, e = 160, edges.shape[1]
+    edges, _ = _molecules(8 * scale, 20, 20)
+    n, e = 160 * scale, edges.shape[1]
     x, attr, target = torch.randn(n, 1024), torch.randn(e, 1024), torch.randn(n, 1024)
     return model, lambda: (model(x, edges, attr)[0] - target).square().mean()

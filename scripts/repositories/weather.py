@@ -27,13 +27,13 @@ def _sphere(count: int) -> torch.Tensor:
     "openclimatefix/graph_weather",
     "GenCast's CondTransformerBlock, 4 heads of 32, edge_dim 4; mesh of 2,562 nodes, 20,496 edges",
 )
-def graph_weather(root: Path):
+def graph_weather(root: Path, scale: int = 1):
     block = _gencast(root, "modules").CondTransformerBlock
     model = block(input_dim=128, output_dim=32, num_heads=4, conditioning_dim=16, edges_dim=4)
-    points = _sphere(2562)
-    edges = nearest(points, 8)
-    x, attr, noise = torch.randn(2562, 128), torch.randn(edges.shape[1], 4), torch.randn(2562, 16)
-    target = torch.randn(2562, 128)
+    n = 2562 * scale
+    edges = nearest(_sphere(n), 8)
+    x, attr, noise = torch.randn(n, 128), torch.randn(edges.shape[1], 4), torch.randn(n, 16)
+    target = torch.randn(n, 128)
 
     def loss():
         return (model(x, edges, attr, noise) - target).square().mean()
@@ -46,9 +46,10 @@ def graph_weather(root: Path):
     "openclimatefix/graph_weather",
     "GenCast's SparseTransformer, 4 heads of 128; mesh of 2,562 nodes of 216 neighbours",
     options=("--as-dgl", "--force"),
+    large=0,
     dgl_sparse=True,
 )
-def graph_weather_sparse(root: Path):
+def graph_weather_sparse(root: Path, scale: int = 1):
     block = _gencast(root, "experimental.sparse_transformer").SparseTransformer
     model = block(conditioning_dim=16, input_dim=512, output_dim=512, num_heads=4)
     edges = nearest(_sphere(2562), 216).flip(0)
@@ -65,15 +66,16 @@ def graph_weather_sparse(root: Path):
     "DonsetPG/graph-physics",
     "2 Transformer blocks, 4 heads of 32; simulation mesh of 5,000 nodes, 30,000 edges",
     options=("--as-dgl", "--force"),
+    large=0,
     dgl_sparse=True,
 )
-def graph_physics(root: Path):
+def graph_physics(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "graphphysics", "graphphysics.models")
     block = importlib.import_module("graphphysics.models.layers").Transformer
     model = torch.nn.ModuleList(block(128, 128, 4) for _ in range(2))
     sparse = importlib.import_module("dgl.sparse")
-    n = 5000
+    n = 5000 * scale
     edges = nearest(torch.rand(n, 2), 6).flip(0)
     x, target = torch.randn(n, 128), torch.randn(n, 128)
 
@@ -87,7 +89,7 @@ def graph_physics(root: Path):
     return model, loss
 
 
-def _anemoi(root: Path):
+def _anemoi(root: Path, scale: int = 1):
     put_on_path(root / "models" / "src")
     packages = "anemoi", "anemoi.models", "anemoi.models.layers", "anemoi.models.distributed"
     without_init(root / "models" / "src", *packages, "anemoi.models.triton")
@@ -106,7 +108,7 @@ def _anemoi(root: Path):
         in_channels=256, hidden_dim=512, out_channels=256, num_heads=16, edge_dim=11, layer_kernels=kernels,
         graph_attention_backend="pyg",
     )  # fmt: skip
-    n = 5248  # the points of an o32 grid
+    n = 5248 * scale  # the points of an o32 grid
     edges = nearest(_sphere(n), 8)
     x, attr, target = torch.randn(n, 256), torch.randn(edges.shape[1], 11), torch.randn(n, 256)
 

@@ -344,6 +344,19 @@ def _weights_returned(*tensors):
     return SUMS["index_add"](a.unsqueeze(-1) * x.value[x.src], x.dst, n), a
 
 
+def _weights_kept(*tensors):
+    """Detached, as modules keep them for later."""
+    x = Inputs(*tensors)
+    n = len(x.query)
+    a = _raw(SCORES["dot"][0](x, _G), x.dst, n)
+    return SUMS["index_add"](a.unsqueeze(-1) * x.value[x.src], x.dst, n), a.sum(-1).detach()
+
+
+def _viewed(*tensors):
+    """Of a sum whose columns come before its heads, a view that only a contiguous tensor has."""
+    return attention(_S, _V, _P, _G, _T, COMBINES["heads last"][0])(*tensors).view(-1, D * H)
+
+
 def _two_values(*tensors):
     x = Inputs(*tensors)
     n = len(x.query)
@@ -427,6 +440,8 @@ def cases() -> list[Case]:
         (_heads_first, "_attention"),
         (_rows_and_columns, "dot_attention"),
         (_weights_returned, "edge_softmax"),
+        (_weights_kept, "dot_attention"),
+        (_viewed, "dot_attention"),
         (_two_values, "dot_attention"),
         (_two_layers, "gat_attention"),
         (_onto_a_tensor, "dot_attention"),

@@ -212,6 +212,26 @@ def test_autocast(device):
         torch.testing.assert_close(found[name], x, rtol=1e-5, atol=1e-5, msg=name)
 
 
+def test_autocast_casts_a_projection(device):
+    """As it would cast the linear layer: attributes and parameters may be in float32 beside 16-bit rows."""
+    graph, size = tiny_graph(device), 8
+    query = torch.randn(graph.num_dst, 2, size, device=device).bfloat16()
+    rows = torch.randn(graph.num_src, 2, size, device=device).bfloat16()
+    attr = torch.randn(graph.num_edges, 3, device=device, requires_grad=True)
+    weight = torch.randn(2 * size, 3, device=device, requires_grad=True)
+    term = Projected(attr, weight)
+    expected = Projected(attr.bfloat16(), weight.bfloat16())
+    with torch.autocast(device, torch.bfloat16):
+        out = functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(term, term))
+    assert torch.equal(
+        out, functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(expected, expected))
+    )
+    grads = torch.autograd.grad(out.float().sum(), (attr, weight))
+    assert all(grad.dtype == torch.float32 and grad.abs().sum() > 0 for grad in grads)
+    with pytest.raises(TypeError, match="edge.key.attr"):
+        functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(term, term))
+
+
 def test_no_tensor_of_edges_and_channels(device):
     """Neither forward nor backward makes a tensor of E x H x D elements, in any shape."""
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)

@@ -510,7 +510,7 @@ def test_small_under_autocast(monkeypatch):
 
     def computed_in(x, weight=weight, x_dst=None):
         with torch.autocast("cpu", torch.bfloat16):
-            return _fused._in_autocast(graph, x, x_dst, weight)[0].dtype
+            return _fused.cast_by_autocast(graph, x, x_dst, weight)[0].dtype
 
     assert computed_in(x) == torch.float32
     assert computed_in(x.bfloat16()) == computed_in(x, weight.bfloat16()) == torch.bfloat16

@@ -98,6 +98,75 @@ def test_the_same_results(case):
     assert not case().requires_grad
 
 
+PYG, V2 = ("GATConv", "GATv2Conv", "TransformerConv"), ("GATv2Conv", "TransformerConv")
+# Options of a layer and what its calls get -> the layers that have one operator for it.
+KINDS = {
+    "mean": ({"concat": False}, PYG),
+    "residual": ({"residual": True}, PYG[:2]),
+    "mean residual": ({"concat": False, "residual": True}, PYG[:2]),
+    "beta": ({"beta": True}, PYG[2:]),
+    "no root": ({"root_weight": False}, PYG[2:]),
+    "edges": ({"edge_dim": 3}, ("GATConv", "TransformerConv")),
+    "mean edges": ({"edge_dim": 3, "concat": False}, ("GATConv", "TransformerConv")),
+    "pair": ({}, V2),
+    "pair residual": ({"residual": True, "add_self_loops": False}, ("GATv2Conv",)),
+    "block": ({}, PYG),
+    "block residual": ({"residual": True, "concat": False}, ("GATConv",)),
+    "edges dropout": ({"edge_dim": 3, "dropout": 0.4}, ("GATConv",)),
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", [f"{kind}/{cls}" for kind in KINDS for cls in KINDS[kind][1]])
+def test_kinds_of_calls(name, autocast):
+    """Results and gradients are those of a new layer, which asks all questions."""
+    (kind, cls), n = name.split("/"), 7
+    torch.manual_seed(0)
+    layer = getattr(pyg, cls)(8, 4, heads=2, **KINDS[kind][0])
+    x, extra = torch.randn(N, 8, requires_grad=True), {}
+    edge_index = edges() % torch.tensor([[N], [n]])
+    if "edges" in kind:
+        extra["edge_attr"] = torch.randn(40, 3, requires_grad=True)
+    other = torch.randn(n, 8, requires_grad=True)
+
+    def results(layer, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            torch.manual_seed(5)
+            features = (x, other) if "pair" in kind else (x, x[:n]) if "block" in kind else x
+            out = layer(features, edge_index, **extra)
+        leaves = [x, *extra.values(), *layer.parameters()]
+        return out, torch.autograd.grad(out.float().sin().sum(), leaves, allow_unused=True)
+
+    def is_prepared(attr=None):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            features = (x, other) if "pair" in kind else (x, x[:n]) if "block" in kind else x
+            attr = extra.get("edge_attr") if attr is None else attr
+            return _prepared.again(layer, features, edge_index, attr) is not None
+
+    results(layer, x)
+    assert is_prepared()
+    more = torch.randn(N, 8, requires_grad=True)
+    new = copy.deepcopy(layer)
+    del new.__dict__[_prepared._KEY]
+    found, want = results(layer, more), results(new, more)
+    torch.testing.assert_close(found, want, rtol=0, atol=0)
+    if "edges" in kind:
+        assert not is_prepared(torch.ones(40, 3, dtype=torch.float64)) or autocast
+        with pytest.raises(ValueError, match="expected 3 features"):
+            layer(x, edge_index, torch.randn(40, 2))
+        with pytest.raises(ValueError, match="a row per edge"):
+            layer(x, edge_index, torch.randn(39, 3))
+    elif "block" in kind and cls == "GATConv":
+        assert _prepared.again(layer, (x, x[:n].clone()), edge_index) is None
+
+
+def test_a_graph_of_other_sizes_is_refused():
+    case = Case("pyg GATConv")
+    graph = Graph.from_edge_index(edges() % torch.tensor([[N], [4]]), num_src=N, num_dst=4)
+    with pytest.raises(ValueError, match="destination rows"):
+        case.layer(case.x, graph)
+
+
 def test_other_edges_and_numbers_of_nodes(case):
     n = 7
     edge_index = torch.randint(n, (2, 30))

@@ -73,27 +73,52 @@ def test_a_miss_is_seen():
     assert len(frames(lambda: _x_and_edge_index.graph_of(layer, edges(), x, x, None, True))) > 15
 
 
-# Layer -> (most frames of a training step, most of them within dfgnn's files).
+# Layer and kind of call -> (most frames of a training step, most of them within dfgnn's files). Autocast
+# itself takes ten frames.
 STEPS = {
-    "pyg GATConv": (25, 9),
-    "pyg GATv2Conv": (25, 9),
-    "pyg TransformerConv": (25, 9),
-    "dgl GATConv": (25, 8),
-    "dgl GATv2Conv": (25, 8),
-    "dgl DotGatConv": (24, 8),
+    "pyg GATConv": (28, 12),
+    "pyg GATv2Conv": (28, 12),
+    "pyg TransformerConv": (28, 12),
+    "dgl GATConv": (26, 9),
+    "dgl GATv2Conv": (26, 9),
+    "dgl DotGatConv": (25, 9),
+    "pyg GATConv edges": (41, 21),
+    "pyg TransformerConv edges": (37, 18),
+    "pyg GATConv block": (29, 13),
+    "pyg GATv2Conv pair": (28, 12),
+    "pyg TransformerConv pair": (28, 12),
+    "dgl DotGatConv pair": (25, 9),
+    "pyg GATConv mean": (30, 13),
+    "pyg GATv2Conv residual": (28, 12),
+    "pyg GATConv autocast": (39, 16),
 }
+OPTIONS = {"edges": {"edge_dim": 3}, "mean": {"concat": False}, "residual": {"residual": True}}
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_training_step(name):
-    library, layer = name.split()
-    x, edge_index = torch.randn(NODES, 8), edges()
+    library, layer, kind = (*name.split(), "")[:3]
+    x, edge_index, extra = torch.randn(NODES, 8), edges(), ()
+    if kind == "edges":
+        extra = (torch.randn(edge_index.shape[1], 3),)
     if library == "pyg":
-        conv, arguments = getattr(pyg, layer)(8, 4, heads=2), (x, edge_index)
+        conv = getattr(pyg, layer)(8, 4, heads=2, **OPTIONS.get(kind, {}))
+        features = (x, x[:]) if kind == "block" else (x, x.clone()) if kind == "pair" else x
+        arguments = features, edge_index, *extra
     else:
         graph = Graph.from_edge_index(edge_index, num_nodes=NODES).add_self_loops()
-        conv, arguments = getattr(dgl_layers, layer)(8, 4, num_heads=2), (graph, x)
-    files = frames(lambda: conv(*arguments).sum().backward())
+        conv = getattr(dgl_layers, layer)(8, 4, num_heads=2)
+        arguments = graph, (x, x.clone()) if kind == "pair" else x
+
+    def step():
+        if kind == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                out = conv(*arguments)
+        else:
+            out = conv(*arguments)
+        out.sum().backward()
+
+    files = frames(step)
     most, most_of_ours = STEPS[name]
     assert len(files) <= most, files
     assert sum(file != "torch" for file in files) <= most_of_ours, files

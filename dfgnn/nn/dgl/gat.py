@@ -173,7 +173,7 @@ class GATConv(AdditiveConv):
         self.reset_parameters()
         self.activation = activation
 
-    def _usual_spec(self) -> LayerSpec | None:
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
         return self._spec() if hasattr(self, "fc") and self._keeps_features() else None
 
     def reset_parameters(self) -> None:

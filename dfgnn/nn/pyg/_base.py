@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -13,16 +13,15 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
-from ...runtime.eager import PLAIN_TYPES
+from ...graph import Graph, cache
 from .._errors import check_constructor
 from .._fused_or_upstream import METHODS, fused_or_upstream, methods_of, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
 from ..fused import fused_layer, refuse_parameters
-from ..prepared import prepare
 from ..whole.spec import LayerSpec
-from ._edges import attention_result
-from ._x_and_edge_index import for_upstream, graph_of
+from ._edges import attention_result, edge_attributes
+from ._x_and_edge_index import for_upstream
 
 LIBRARY = "torch_geometric"
 LINEAR.append(Linear)
@@ -43,6 +42,10 @@ class FusedConv:
     _node_dim: ClassVar[int] = 0
     # A function of the layer: the reason against the fused forward that only layers of this class may have.
     _special_reason: ClassVar[Any] = None
+    # A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
+    _usual_spec: ClassVar[Any] = None
+    # Whether the operator takes attributes of edges in layers of this class.
+    _fuses_attributes: ClassVar[bool] = True
     # The methods when they were last found to be the library's; and what reads them.
     _methods_found: ClassVar[Any] = ()
     _methods_of: ClassVar[Any] = methods_of
@@ -53,6 +56,7 @@ class FusedConv:
         inspector: Any
         _orig_propagate: ClassVar[Any]
         bias: Tensor | None
+        _modules: dict[str, Any]
         concat: bool
         dropout: float
         heads: int
@@ -81,39 +85,63 @@ class FusedConv:
         do."""
         return why_upstream(layer, cls)
 
-    def _usual_spec(self) -> LayerSpec | None:
-        """The whole layer, as it computes a single tensor of features without attributes of edges; None if a
-        `LayerSpec` cannot say it."""
-        return None
-
-    def _prepare(self, x: Any, edge_index: Any) -> None:
-        """Prepares the next usual call (`nn.prepared`) after one with these arguments."""
-        spec = self._usual_spec() if type(x) in PLAIN_TYPES and x.dim() == 2 else None
-        if spec is not None:
-            loops = getattr(self, "add_self_loops", False)
-            graph, _ = graph_of(self, edge_index, x, x, None, loops)  # type: ignore[arg-type]
-            prepare(self, spec, graph, x, loops)
+    def _usual_edges(
+        self, x: Tensor, x_dst: Tensor | None, edges: Any, edge_attr: Tensor | None
+    ) -> tuple[Graph, Tensor | None] | None:
+        """The graph, and the attributes of its edges, of a usual call (`nn.prepared`); None if it is none."""
+        if edge_attr is not None and not self._fuses_attributes:
+            return None
+        own, num_src = self.__dict__, x.shape[0]
+        num_dst = num_src if x_dst is None else x_dst.shape[0]
+        if type(edges) is Tensor:
+            if edges.layout is not torch.strided or edges.is_meta:
+                return None
+        elif type(edges) is not Graph:
+            return None
+        loops = own.get("add_self_loops", False)
+        graph, edge_map = cache.graph_of(edges, num_src, num_dst, loops, type(self).__name__)
+        if type(edges) is Graph and (graph.num_src != num_src or graph.num_dst != num_dst):
+            return None
+        if edge_attr is None:
+            return graph, None
+        if own["_modules"].get("lin_edge") is None or type(edge_attr) is not Tensor or not edge_attr.shape[0]:
+            return None
+        fill_value, layer = own.get("fill_value"), cast(torch.nn.Module, self)
+        return graph, edge_attributes(layer, edges, edge_attr, graph, edge_map, fill_value)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], self.heads, self.out_channels)
 
+    def _joins_heads(self) -> bool:
+        """Whether the result has all heads, not their mean."""
+        return self.concat or self.heads == 1
+
     def _fused(
-        self, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None, residual, wanted: bool
+        self, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None, end: Any, wanted: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The result of `fused_layer`, with the mean over heads and the residual; and its seed."""
-        bias = None
-        if not self.concat and self.heads > 1 and spec.bias is not None:
-            bias, spec = spec.bias, spec._replace(bias=None)
+        """The result of `fused_layer`, with what follows it; and its seed. end: destinations' features."""
         out, seed = fused_layer(self, spec, graph, x, x_dst, wanted)
         if out is not None:
-            size = self.out_channels
-            if out.shape[-1] != self.heads * size or bias is not None and bias.shape != (size,):
+            size, bias = self.out_channels, getattr(self, "bias", None)
+            mean = not self._joins_heads() and bias is not None and bias.shape != (size,)
+            if out.shape[-1] != self.heads * size or mean:
                 refuse_parameters(self, spec)
-            if not self.concat and self.heads > 1:
-                out = self._heads(out).mean(-2)
-                out = out if bias is None else out + bias
-            out = out if residual is None else out + residual
+            out = self._finish(out, end)
         return out, seed
+
+    def _finisher(self) -> Any:
+        """What follows the operator in a usual call."""
+        return None if self._joins_heads() else type(self)._finish
+
+    def _finish(self, out: Tensor, x_dst: Tensor) -> Tensor:
+        """The layer's result from that of its operator: with heads that are averaged, their mean, to which
+        residual and bias are added."""
+        if self.concat or self.heads == 1:
+            return out
+        out = out.view(-1, self.heads, self.out_channels).mean(1)
+        bias, res = self.bias, self._modules.get("res")
+        out = out if bias is None else out + bias
+        return out if res is None else out + res(x_dst)
 
     def _options(self, seed: Tensor | None = None, **options: Any) -> dict[str, Any]:
         """The attention's arguments, with its dropout. seed: that of dropout, if it was drawn before."""

@@ -48,7 +48,10 @@ def edge_attributes(
     if edge_map is not None and not isinstance(edge_index, (Tensor, Graph)):
         what = "a tensor in a layer with edge_dim and add_self_loops"
         raise wrong_argument(layer, "edge_index", what, "a SparseTensor", NotImplementedError)
-    num_edges, edge_attr = given_attributes(layer, edge_index, edge_attr)
+    if type(edge_index) is type(edge_attr) is Tensor and edge_index.layout is torch.strided:
+        num_edges = edge_index.shape[1]  # the usual case, in this frame
+    else:
+        num_edges, edge_attr = given_attributes(layer, edge_index, edge_attr)
     if edge_attr is None:
         return None
     if isinstance(edge_index, GraphPart) and edge_index is not graph:
@@ -78,17 +81,17 @@ def promoted(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _with_loops(edge_attr: Tensor, graph: Graph, edge_map: Tensor, fill_value) -> Tensor:
-    traced = isinstance(graph, EdgeList)
-    num_loops = smaller(graph.num_src, graph.num_dst)
+    traced, num_src, num_dst = isinstance(graph, EdgeList), graph.num_src, graph.num_dst
+    num_loops = smaller(num_src, num_dst) if traced else min(num_src, num_dst)
     num_kept = graph.num_edges - num_loops
-    if traced or num_kept < len(edge_attr):
+    if traced or num_kept < edge_attr.shape[0]:
         edge_attr = edge_attr.index_select(0, edge_map[:num_kept])
-    shape = num_loops, *edge_attr.shape[1:]
-    mask = None if graph.edge_mask is None else graph.edge_mask[:num_kept]
+    shape, mask = (num_loops, *edge_attr.shape[1:]), graph.edge_mask
     if mask is not None:
+        mask = mask[:num_kept]
         edge_attr = in_use(mask, edge_attr)
     if isinstance(fill_value, str):
-        dst, num_dst = graph.edge_index[1, :num_kept], graph.num_dst
+        dst = graph.edge_index[1, :num_kept]
         if mask is not None:  # unused edges get one more destination, whose row is dropped
             dst, num_dst = torch.where(mask, dst, num_dst), num_dst + 1
         loops = scatter(edge_attr, dst, 0, num_dst, fill_value)[:num_loops]

@@ -78,9 +78,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         x_src, x_dst = ends(self, x)
         wanted = wants_attention(return_attention_weights)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
-        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
-        res = self.res
-        res = None if res is None or x_dst is None else projected(self, "x", res, x_dst)
         if self.lin_edge is not None:
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:
@@ -91,9 +88,14 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         shared = is_square and self.lin is not None
         out = seed = None
         if shared:
-            out, seed = self._fused(self._spec(edge_attr), graph, x_src, None, res, wanted)
+            spec = self._spec(edge_attr)
+            end = None if spec.skip is None or x_dst is x_src else x_dst
+            out, seed = self._fused(spec, graph, x_src, end, x_dst, wanted)
             if out is not None and not wanted:
                 return out
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
+        res = None if out is not None or x_dst is None else self.res
+        res = None if res is None else projected(self, "x", res, x_dst)  # type: ignore[arg-type]
         feat, score_src, score_dst = self._project(x_src, x_dst)
         edge = None if edge_attr is None else EdgeTerm(score=self._edge_term(edge_attr))
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # the dtypes differ under autocast
@@ -105,17 +107,17 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         out, attention = self._attend(graph, (feat, score_src, score_dst), options, dtype, res, wanted)
         return self._returned(edge_index, graph, out, attention)
 
-    def _usual_spec(self) -> LayerSpec | None:
-        is_whole = self.lin is not None and self.res is None and (self.concat or self.heads == 1)
-        return self._spec(None) if is_whole and self.lin_edge is None else None
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
+        return None if self.lin is None else self._spec(edge_attr)
 
     def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
         vectors: tuple[Tensor, ...] = self.att_src, self.att_dst
-        edges = None
+        edges, joined = None, self._joins_heads()
         if edge_attr is not None:
             vectors, edges = (*vectors, self.att_edge), (edge_attr, self.lin_edge)
         return LayerSpec(
-            "additive", self.heads, self.lin, edges=edges, vectors=vectors, bias=self.bias,
+            "additive", self.heads, self.lin, skip=self.res if joined else None, edges=edges, vectors=vectors,
+            bias=self.bias if joined else None,
             negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
             wide=vectors[0],
         )  # fmt: skip

@@ -51,6 +51,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     )
 
     attention: Any = staticmethod(gatv2)
+    _fuses_attributes = False
 
     def forward(
         self,
@@ -74,16 +75,16 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
-        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
-        res = self.res
-        res = None if res is None else projected(self, "x", res, x_dst)
         wanted = wants_attention(return_attention_weights)
         out = seed = None
         if given_attributes(self, edge_index, edge_attr)[1] is None:
             destinations = None if x_dst is x_src else x_dst
-            out, seed = self._fused(self._spec(x), graph, x_src, destinations, res, wanted)
+            out, seed = self._fused(self._spec(x), graph, x_src, destinations, x_dst, wanted)
             if out is not None and not wanted:
                 return out
+        # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
+        res = None if out is not None else self.res
+        res = None if res is None else projected(self, "x", res, x_dst)
         refuse_parameters(self, self._spec(x))
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
@@ -105,15 +106,15 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r
 
-    def _usual_spec(self) -> LayerSpec | None:
-        is_whole = self.lin_edge is None and self.res is None and (self.concat or self.heads == 1)
-        return self._spec(self.att) if is_whole else None
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
+        return self._spec(x if x_dst is None else (x, x_dst)) if edge_attr is None else None
 
     def _spec(self, x: Tensor | tuple[Tensor, Tensor]) -> LayerSpec:
-        attn = self.att
+        attn, joined = self.att, self._joins_heads()
         return LayerSpec(
             "additive_v2", self.heads, self.lin_l, query=None if self._shared(x) else self.lin_r,
-            vectors=(attn,), bias=self.bias, negative_slope=self.negative_slope,
+            skip=self.res if joined else None, vectors=(attn,), bias=self.bias if joined else None,
+            negative_slope=self.negative_slope,
             dropout_p=self.dropout if self.training else 0.0, wide=attn,
         )  # fmt: skip
 

@@ -143,28 +143,36 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             edges = attr, self.lin_edge
         elif given_attributes(self, edge_index, edge_attr)[1] is not None:
             return None, None
-        joined = self._joins_skip()
-        spec = self._spec(edges)
-        if x_src.is_cuda and torch.is_autocast_enabled("cuda"):  # see `dtype` in `forward`
-            spec = spec._replace(wide=torch.float32)
-        out, seed = self._fused(spec, graph, x_src, None if x_dst is x_src else x_dst, None, wanted)
-        return out if out is None or joined else self._with_skip(out, x_dst), seed
+        spec = self._spec(edges, x_src)
+        return self._fused(spec, graph, x_src, None if x_dst is x_src else x_dst, x_dst, wanted)
 
     def _joins_skip(self) -> bool:
         """Whether the fused layer also projects the skip connection and adds it: if it has H * C columns
         (heads are not averaged) and no gate (beta). Otherwise `_with_skip` adds it afterwards."""
-        return self.lin_beta is None and (self.concat or self.heads == 1)
+        return self.lin_beta is None and self._joins_heads()
 
-    def _spec(self, edges: tuple[Tensor, Any] | None) -> LayerSpec:
+    def _finisher(self) -> Any:
+        return None if self._joins_skip() else type(self)._finish
+
+    def _finish(self, out: Tensor, x_dst: Tensor) -> Tensor:
+        joined = self.concat or self.heads == 1
+        if joined and self.lin_beta is None:
+            return out
+        return self._with_skip(out if joined else out.view(-1, self.heads, self.out_channels).mean(1), x_dst)
+
+    def _spec(self, edges: tuple[Tensor, Any] | None, x: Tensor) -> LayerSpec:
+        is_wide = x.is_cuda and torch.is_autocast_enabled("cuda")  # see `dtype` in `forward`
         return LayerSpec(
             "dot", self.heads, self.lin_value, self.lin_key, self.lin_query,
             self.lin_skip if self.root_weight and self._joins_skip() else None, edges,
             scale=1 / math.sqrt(self.out_channels), dropout_p=self.dropout if self.training else 0.0,
+            wide=torch.float32 if is_wide else None,
         )  # fmt: skip
 
-    def _usual_spec(self) -> LayerSpec | None:
-        is_whole = self.lin_edge is None and (self.concat or self.heads == 1) and self.lin_beta is None
-        return self._spec(None) if is_whole else None
+    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
+        if self.lin_edge is None or edge_attr is None:
+            return self._spec(None, x) if self.lin_edge is None and edge_attr is None else None
+        return self._spec((edge_attr, self.lin_edge), x)
 
     def _folds(self, attr: Tensor) -> bool:
         if torch.compiler.is_compiling() or attr.dim() != 2:

@@ -1,0 +1,452 @@
+"""The cases of scripts/users.py on a GPU: ``python scripts/users.py FOLDER --device cuda --json FILE``.
+
+Each way of training a case has its own process, and all make the same model and inputs:
+
+eager      the repository with the libraries alone
+inductor   its modules by ``torch.compile``; reduce-overhead is the same with CUDA graphs
+run        as it is under ``python -m dfgnn.run``
+line       the same with the changed lines of the case
+compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs
+
+A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once, each
+process on cores of its own; steps are timed one process at a time, in turns. Written per case and size, in
+float32 and under bfloat16's autocast: the first losses; milliseconds of each step; how much memory a step
+takes beyond what was allocated before it; and of a few steps that are recorded the kernels' number and
+milliseconds, with those of dfgnn and of matrix products apart. A way that fails or takes too long is told.
+
+With ``--device cpu`` the same is rehearsed without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import functools
+import gc
+import json
+import os
+import re
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+import repositories
+import users
+
+WAYS = ("eager", "inductor", "reduce-overhead", "run", "line", "compile", "compile, reduce-overhead")
+CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
+_PRODUCTS = re.compile(r"gemm|cutlass|nvjet|xmma|splitK|cublas", re.IGNORECASE)
+
+
+# ---- a way: one process ------------------------------------------------------------------------------------
+
+
+def use_cores(cores: set[int]) -> None:
+    """Moves all threads of this process to these cores."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            os.sched_setaffinity(int(thread), cores)
+
+
+def compile_modules(model: torch.nn.Module, way: str, record_numbers: bool) -> None:
+    """Compiles the model, or the modules of a list, in place. record_numbers: of code that asks for
+    ``int(index.max())``; PyTorch cannot do it with all code."""
+    mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
+    if way.startswith("compile"):
+        from dfgnn.compiling import backend
+
+        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode)}
+    else:
+        options = {"mode": mode}
+    torch._dynamo.config.capture_scalar_outputs = record_numbers
+    parts = model if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [model]
+    for part in parts.values() if isinstance(parts, torch.nn.ModuleDict) else parts:
+        part.compile(**options, dynamic=False)
+
+
+class Way:
+    """What a process does when it is asked: builds a case, takes steps, times them, records them."""
+
+    def __init__(self, case: str, folder: Path, way: str, device: str):
+        self.case, self.folder, self.way = repositories.all_repositories()[case], folder, way
+        self.device, self.on_gpu = torch.device(device), device == "cuda"
+        self.numbers, self.steps = 0, 0
+        # The driver gave this process the cores on which no steps are timed.
+        self.others = os.sched_getaffinity(0)
+        self.timing = set(range(os.cpu_count() or 1)) - self.others or self.others
+        self.lock = Path(os.environ["USERS_GPU_LOCK"]).open("a")  # noqa: SIM115 - as long as the process
+
+    @contextlib.contextmanager
+    def gpu(self, alone: bool):
+        """The GPU, alone or beside others that are being prepared."""
+        fcntl.flock(self.lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def prepare(self, size: str, dtype: str) -> dict[str, Any]:
+        """Builds the case and takes three steps, of which the first compiles."""
+        if not self.way.startswith("compile"):
+            return self.try_to_prepare(size, dtype, False)
+        try:  # as dfgnn.run --compile does
+            return self.try_to_prepare(size, dtype, True)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            print(f"with capture_scalar_outputs: {error}", file=sys.stderr)
+        return {**self.try_to_prepare(size, dtype, False), "record_numbers": False}
+
+    def try_to_prepare(self, size: str, dtype: str, record_numbers: bool) -> dict[str, Any]:
+        use_cores(self.others)
+        self.model = self.loss_of = self.optimizer = None
+        torch._dynamo.reset()
+        gc.collect()
+        if self.on_gpu:
+            torch.cuda.empty_cache()
+        torch.manual_seed(0)
+        scale = self.case.large if size == "large" else 1
+        with self.gpu(alone=False), self.device:
+            self.model, self.loss_of = self.case.build(self.folder, scale)
+            self.model.to(self.device)  # torch.Tensor(sizes) does not know the default device
+            self.synchronize()
+        self.autocast = dtype != "float32"
+        if self.way.partition(",")[0] in ("inductor", "reduce-overhead", "compile"):
+            compile_modules(self.model, self.way, record_numbers)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.steps = 0
+        start = time.perf_counter()
+        losses = [self.step()]
+        first = time.perf_counter() - start
+        with self.gpu(alone=False):
+            losses += [self.step() for _ in range(2)]
+            self.synchronize()
+            if self.on_gpu:
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+                    self.step()  # the first profile takes seconds to start
+                    self.synchronize()
+                torch.cuda.empty_cache()
+        return {"losses": [float(f"{x.item():.9g}") for x in losses], "first_step_seconds": round(first, 2)}
+
+    def step(self) -> torch.Tensor:
+        torch.manual_seed(self.steps)
+        self.steps += 1
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
+            loss = self.loss_of()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach().clone()  # a CUDA graph would write the next step's loss into the same memory
+
+    def time(self, seconds: float) -> dict[str, Any]:
+        use_cores(self.timing)
+        times: list[float] = []
+        self.step()
+        end = time.perf_counter() + seconds
+        while len(times) < 2 or (time.perf_counter() < end and len(times) < 50):
+            self.synchronize()
+            start = time.perf_counter()
+            self.step()
+            self.synchronize()
+            times.append(round(1000 * (time.perf_counter() - start), 4))
+        return {"ms": times}
+
+    def record(self, steps: int = 2) -> dict[str, Any]:
+        """Memory of a step, and the kernels of a few."""
+        if not self.on_gpu:
+            return {"memory": 0}
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.step()
+        self.synchronize()
+        out: dict[str, Any] = {"memory": torch.cuda.max_memory_allocated() - before}
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(steps):
+                self.step()
+            self.synchronize()
+        took: Counter[str] = Counter()
+        kernels = 0
+        for event in profile.profiler.kineto_results.events():
+            if event.device_type() == torch.autograd.DeviceType.CUDA:
+                took[event.name()] += event.duration_ns() if hasattr(event, "duration_ns") else 0
+                kernels += 1
+        total = sum(took.values())
+        per = 1e6 * steps
+        out["kernels"] = kernels // steps
+        out["gpu_ms"] = round(total / per, 4)
+        out["dfgnn_ms"] = round(sum(t for name, t in took.items() if "dfgnn" in name) / per, 4)
+        out["product_ms"] = round(
+            sum(t for name, t in took.items() if "dfgnn" not in name and _PRODUCTS.search(name)) / per, 4
+        )
+        out["longest"] = [[name[:60], round(t / per, 3)] for name, t in took.most_common(4)]
+        return out
+
+
+def serve(case: str, folder: Path, way: str, device: str) -> None:
+    """The main function of a way's process: answers each line of standard input by one of JSON."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    served = Way(case, folder, way, device)
+    repositories.absent_if_missing("pandas", "scipy", "sklearn", "matplotlib", "ogb", "lightning_utilities")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        what = asked.pop("do")
+        try:
+            with contextlib.nullcontext() if what == "prepare" else served.gpu(alone=True):
+                answer = getattr(served, what)(**asked)
+        except torch.OutOfMemoryError as error:
+            answer = {"failed": f"out of memory: {error}"[:200], "memory_ran_out": True}
+            served.model = served.loss_of = served.optimizer = None
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            answer = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class Process:
+    """The process of a way, from the driver's side."""
+
+    def __init__(self, command: list[str], log: Path):
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "DGLBACKEND": "pytorch",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
+        self.log, self.buffer = log, b""
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), env=environment,
+            cwd=log.parent,
+        )  # fmt: skip
+
+    def ask(self, **what: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(what).encode() + b"\n")  # type: ignore[union-attr]
+            self.process.stdin.flush()  # type: ignore[union-attr]
+
+    def answer(self, until: float) -> dict[str, Any]:
+        while b"\n" not in self.buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                self.kill()
+                return {"failed": "took too long", "ended": True}
+            read = os.read(self.process.stdout.fileno(), 1 << 16)  # type: ignore[union-attr]
+            if not read:
+                said = self.log.read_text().strip().splitlines() or ["nothing"]
+                return {"failed": f"ended, and said last: {said[-1][:300]}", "ended": True}
+            self.buffer += read
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return json.loads(line)
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self.process.stdin.close()  # type: ignore[union-attr]
+            self.process.wait(timeout=8)
+        self.kill()
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        self.process.wait()
+
+
+# ---- the driver --------------------------------------------------------------------------------------------
+
+
+class Driver:
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.start = args, time.monotonic()
+        self.end = self.start + args.until
+        self.gpu, self.writing = threading.Lock(), threading.Lock()
+        self.rows: list[dict[str, Any]] = []
+        self.lock = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as long as the driver
+        os.environ["USERS_GPU_LOCK"] = self.lock.name
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[2:] or cores)  # of all processes but the one whose steps are timed
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.start:6.1f} {text}", flush=True)
+
+    def write(self) -> None:
+        if self.args.json:
+            head = json.dumps(users.environment(self.args.device))
+            with self.writing:
+                lines = ",\n".join(map(json.dumps, self.rows))
+                self.args.json.write_text(f'{{"environment": {head},\n"rows": [\n{lines}\n]}}\n')
+
+    def commands(self, case: repositories.Repository, into: Path) -> dict[str, list[str]]:
+        checkout, device = self.args.folder.resolve() / case.folder, self.args.device
+        theirs = users.changed_copy(checkout, case.to_run_here, into / "theirs")
+        lines = lines_of(case)
+        ours = users.changed_copy(checkout, case.to_run_here + lines, into / "ours") if lines else theirs
+        made = {}
+        for way in WAYS:
+            if way == "line" and not lines:
+                continue
+            if way.endswith("reduce-overhead") and not case.graphs:
+                continue
+            by_run = way in ("run", "line")
+            command = [sys.executable]
+            if by_run:
+                command += ["-m", "dfgnn.run", *case.options, "--json", str(into / f"{way}.json")]
+            command += [str(Path(__file__).resolve()), "--worker", case.case, "--way", way]
+            command += ["--device", device, str(ours if way == "line" else theirs)]
+            made[way] = command
+        return made
+
+    def case(self, case: repositories.Repository) -> None:
+        if time.monotonic() > self.end - 20:
+            self.say(f"{case.case}: no time left")
+            return
+        until = min(self.end, time.monotonic() + self.args.seconds)
+        with tempfile.TemporaryDirectory() as temporary:
+            into = Path(temporary)
+            try:
+                commands = self.commands(case, into)
+            except (RuntimeError, OSError) as error:
+                self.say(f"{case.case}: {error}")
+                return
+            ways = {
+                way: Process(command, into / f"{way}.log") for way, command in commands.items()
+            }  # fmt: skip
+            row = {
+                "case": case.case, "repository": case.source,
+                "commit": commit_of(self.args.folder / case.folder), "what": case.what, "scale": case.large,
+                "lines": len(lines_of(case)), "tolerance": case.tolerance, "configurations": {},
+            }  # fmt: skip
+            self.rows.append(row)
+            try:
+                for size, dtype in CONFIGURATIONS:
+                    late = time.monotonic() - self.start > self.args.late
+                    if dtype != "float32" and late:
+                        continue
+                    found = self.configuration(ways, size, dtype, until)
+                    row["configurations"][f"{size}, {dtype}"] = found
+                    self.write()
+                    for way, got in found.items():
+                        ms = got.get("failed") or f"{statistics.median(got['ms']):8.3f} ms"
+                        more = f"{got.get('gpu_ms', 0):8.3f} of GPU {got.get('kernels', 0):5} kernels "
+                        more += f"{got.get('memory', 0) / 2**20:7.0f} MiB "
+                        more += f"first {got.get('first_step_seconds', 0)}"
+                        self.say(f"{case.case}, {size} {dtype}, {way}: {ms} {more} {got.get('losses')}")
+            finally:
+                for way in ways.values():
+                    way.end()
+                reports = {name: into / f"{name}.json" for name in ("run", "line")}
+                row["reports"] = {
+                    name: {key: told[key] for key in ("layers", "served", "own_attention")}
+                    for name, file in reports.items()
+                    if file.exists() and (told := json.loads(file.read_text()))
+                }
+                self.write()
+                for way in ways:
+                    log = (into / f"{way}.log").read_text()
+                    if self.args.logs and log:
+                        self.args.logs.mkdir(exist_ok=True)
+                        name = re.sub(r"\W+", "-", f"{case.case}-{way}")
+                        (self.args.logs / f"{name}.log").write_text(log[-20_000:])
+
+    def configuration(
+        self, ways: dict[str, Process], size: str, dtype: str, until: float
+    ) -> dict[str, dict[str, Any]]:
+        """All ways of a case in one size and number format: prepared at once, timed in turns."""
+        found: dict[str, dict[str, Any]] = {}
+        alive = [name for name, way in ways.items() if way.process.poll() is None]
+        for name in alive:
+            ways[name].ask(do="prepare", size=size, dtype=dtype)
+        for name in alive:
+            found[name] = ways[name].answer(until)
+        with self.gpu:
+            for name in alive:
+                if found[name].get("memory_ran_out"):  # beside other cases: once more alone
+                    ways[name].ask(do="prepare", size=size, dtype=dtype)
+                    found[name] = ways[name].answer(until)
+            for _ in range(self.args.rounds):
+                for name in alive:
+                    if "failed" not in found[name]:
+                        ways[name].ask(do="time", seconds=self.args.block)
+                        got = ways[name].answer(until)
+                        found[name].setdefault("ms", []).extend(got.pop("ms", []))
+                        found[name].update(got)
+            for name in alive:
+                if "failed" not in found[name]:
+                    ways[name].ask(do="record")
+                    found[name].update(ways[name].answer(until))
+        return found
+
+    def run(self, cases: list[repositories.Repository]) -> int:
+        with ThreadPoolExecutor(self.args.at_once) as pool:
+            for case, future in [(case, pool.submit(self.case, case)) for case in cases]:
+                try:
+                    future.result()
+                except Exception as error:  # the others' rows are not to be lost
+                    self.say(f"{case.case}: {type(error).__name__}: {error}")
+        self.write()
+        return 0
+
+
+def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:
+    """Those of the case, or of the same one by one call."""
+    one_call = repositories.all_repositories().get(f"{case.case}, one call", case)
+    return case.lines or one_call.lines
+
+
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout, or the one that the file .commit names where there is no history."""
+    named = checkout / ".commit"
+    if named.exists():
+        return named.read_text().strip()
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of checkouts")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases")
+    parser.add_argument("--at-once", type=int, default=3, help="cases that are prepared at once")
+    parser.add_argument("--seconds", type=float, default=150, help="after which a case is given up")
+    parser.add_argument("--until", type=float, default=1e6, help="seconds after which no case is begun")
+    parser.add_argument("--late", type=float, default=1e6, help="seconds after which 16 bits are left out")
+    parser.add_argument("--rounds", type=int, default=2, help="of timing, in turns")
+    parser.add_argument("--block", type=float, default=0.1, help="seconds of timing per way and round")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where rows are written")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where logs of the ways are kept")
+    parser.add_argument("--worker", metavar="CASE", help=argparse.SUPPRESS)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.worker:
+        serve(args.worker, args.folder, args.way, args.device)
+        return 0
+    cases = repositories.all_repositories()
+    unknown = set(args.only or ()) - cases.keys()
+    if unknown:
+        parser.error(f"--only: expected names of {', '.join(cases)}, got {', '.join(unknown)}")
+    names = args.only or [name for name, case in cases.items() if case.large and not case.lines]
+    chosen = [cases[name] for name in names]
+    return Driver(args).run([case for case in chosen if (args.folder / case.folder).is_dir()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The table of public code on a GPU, and what is kept of a run:
+
+python scripts/users_table.py RUN.json [--keep FILE] [--page docs/users.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+UPSTREAM = ("eager", "inductor", "reduce-overhead")
+ONE_LINE = ("run", "line", "compile", "compile, reduce-overhead")
+_KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_seconds", "record_numbers")
+
+
+def kept(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the median and the least of its times, and how far losses differ from eager's."""
+    made = {key: value for key, value in row.items() if key not in ("configurations", "reports")}
+    made["configurations"] = {}
+    for name, ways in row["configurations"].items():
+        expected = ways.get("eager", {}).get("losses")
+        found = {}
+        for way, got in ways.items():
+            if got.get("failed"):
+                found[way] = {"failed": got["failed"].partition("\n")[0][:80]}
+                continue
+            ms = got["ms"]
+            found[way] = {"ms": round(statistics.median(ms), 3), "least_ms": round(min(ms), 3)}
+            found[way] |= {key: got[key] for key in _KEPT if key in got}
+            if expected is not None and way != "eager":
+                pairs = zip(expected, got["losses"], strict=True)
+                most = max(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)
+                found[way]["losses_differ"] = float(f"{most:.1e}")
+        if any("ms" in got for got in found.values()):
+            made["configurations"][name] = found
+    return made
+
+
+def write(path: Path, run: dict[str, Any]) -> None:
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in run["rows"])
+    path.write_text(f'{{"environment": {json.dumps(run["environment"])},\n"rows": [\n{lines}\n]}}\n')
+
+
+def _fastest(ways: dict[str, dict], names: tuple[str, ...]) -> tuple[str, dict[str, Any]] | None:
+    """The way that takes least time, and its figures."""
+    measured = [(ways[name]["least_ms"], name) for name in names if "ms" in ways.get(name, {})]
+    return (name := min(measured)[1], ways[name]) if measured else None
+
+
+def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the table shows of each case and size that has both sides, worst first."""
+    found = []
+    for row in run["rows"]:
+        for configuration, ways in row["configurations"].items():
+            upstream, ours = _fastest(ways, UPSTREAM), _fastest(ways, ONE_LINE)
+            if upstream is None or ours is None or "ms" not in ways.get("eager", {}):
+                continue
+            eager = ways["eager"]
+            run_ms = ways.get("run", {}).get("least_ms")
+            found.append({
+                "row": row, "configuration": configuration, "eager": eager, "upstream": upstream,
+                "run": run_ms and eager["least_ms"] / run_ms, "ours": ours,
+                "line": eager["least_ms"] / ours[1]["least_ms"],
+                "strongest": upstream[1]["least_ms"] / ours[1]["least_ms"],
+                # What lies in the memory pool of CUDA graphs is not counted.
+                "memory": None if "reduce" in ours[0] else ours[1]["memory"] / max(eager["memory"], 1),
+            })  # fmt: skip
+    return sorted(found, key=lambda x: x["line"])
+
+
+def mean(numbers: list[float]) -> float:
+    return math.exp(sum(map(math.log, numbers)) / len(numbers)) if numbers else math.nan
+
+
+def _size(row: dict[str, Any], configuration: str) -> str:
+    size, _, dtype = configuration.partition(", ")
+    return ("as given" if size == "base" else f"× {row['scale']}") + (", bf16" if dtype == "bfloat16" else "")
+
+
+def _share(got: dict[str, Any]) -> str:
+    return f"{min(100 * got['gpu_ms'] / got['least_ms'], 100):.0f} %"
+
+
+def table(run: dict[str, Any]) -> str:
+    lines = [
+        "| repository | size | unchanged, ms | GPU busy | compiled, ms | `dfgnn.run` | one line | which "
+        "| than the strongest without | memory | GPU busy |",
+        "|---|---|--:|--:|--:|--:|--:|---|--:|--:|--:|",
+    ]
+    for x in compared(run):
+        row, (way, ours) = x["row"], x["ours"]
+        compiled = _fastest(x["row"]["configurations"][x["configuration"]], UPSTREAM[1:])
+        name = f"[{row['case']}](https://github.com/{row['repository']}/tree/{row['commit'][:12]})"
+        cells = [
+            name, _size(row, x["configuration"]), f"{x['eager']['least_ms']:.1f}", _share(x["eager"]),
+            "–" if compiled is None else f"{compiled[1]['least_ms']:.1f}",
+            "–" if x["run"] is None else f"{x['run']:.2f}", f"{x['line']:.2f}", way,
+            f"{x['strongest']:.2f}",
+            "–" if x["memory"] is None else f"{x['memory']:.2f}", _share(ours),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    for size in ("base, float32", "large, float32"):
+        rows = [x for x in compared(run) if x["configuration"] == size]
+        means = [mean([x[key] for x in rows if x[key]]) for key in ("run", "line", "strongest", "memory")]
+        name = "as given" if size.startswith("base") else "larger"
+        cells = [f"geometric mean of {len(rows)}", name, "", "", ""]
+        cells += [f"{means[0]:.2f}", f"{means[1]:.2f}", "", f"{means[2]:.2f}", f"{means[3]:.2f}", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, help="what scripts/users.py --device cuda --json has written")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="where a shorter record is written")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="where the table is written, too")
+    args = parser.parse_args()
+    run = json.loads(args.run.read_text())
+    if any("ms" in x and isinstance(x["ms"], list) for r in run["rows"] for c in r["configurations"].values()
+           for x in c.values()):  # fmt: skip
+        run["rows"] = [row for row in map(kept, run["rows"]) if row["configurations"]]
+    if args.keep:
+        write(args.keep, run)
+    text = table(run)
+    print(text)
+    if args.page:
+        before, _, rest = args.page.read_text().partition("<!-- users on a GPU -->\n")
+        after = rest.partition("<!-- /users on a GPU -->")[2]
+        args.page.write_text(f"{before}<!-- users on a GPU -->\n{text}\n<!-- /users on a GPU -->{after}")
+
+
+if __name__ == "__main__":
+    main()
