@@ -50,7 +50,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dfgnn import Graph, capture
 from dfgnn.bench import graphs, report
 from dfgnn.distributed import DistributedGraph, average_gradients, watch
-from dfgnn.nn import GATConv, GraphTransformerLayer
+from dfgnn.nn import GraphTransformerLayer
+from dfgnn.nn.dgl import GATConv
 
 HEADS, WIDTH, CLASSES, LAYERS = 4, 128, 47, 3
 SECTIONS = "full", "molhiv", "papers", "death"

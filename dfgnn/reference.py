@@ -29,9 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .graph import Graph
-from .runtime.batches import batched
-from .runtime.compiling import sums_of_rows
-from .runtime.options import (
+from .runtime.attention_options import (
     OF_LAYERS,
     AttentionResult,
     BiasOptions,
@@ -43,6 +41,8 @@ from .runtime.options import (
     SinkOptions,
     public,
 )
+from .runtime.batches import batched
+from .runtime.compiling import sums_of_rows
 from .runtime.rules import rows_at
 
 _MASK32 = 0xFFFFFFFF

@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dfgnn.nn import GATConv, GraphTransformerConv
+from dfgnn.nn import GraphTransformerConv
+from dfgnn.nn.dgl import GATConv
 
 
 class GATBlock(nn.Module):

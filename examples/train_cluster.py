@@ -19,7 +19,8 @@ from models import GATBlock, GTBlock, NodeClassifier, accuracy
 from tqdm import tqdm
 
 from dfgnn import reference
-from dfgnn.nn import GATConv, GraphTransformerConv
+from dfgnn.nn import GraphTransformerConv
+from dfgnn.nn.dgl import GATConv
 from dfgnn.runtime.programs import (
     Parser,
     device,

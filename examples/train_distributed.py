@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dfgnn import Graph
 from dfgnn.distributed import DistributedGraph, partition, watch
-from dfgnn.nn import GATConv
+from dfgnn.nn.dgl import GATConv
 from dfgnn.runtime.programs import (
     Parser,
     existing_folder,

@@ -30,7 +30,6 @@ from dfgnn.runtime.programs import Parser, device, integer, number
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 FUNCTIONS = ("gat", "gatv2", "dot", "agnn", "flex", "softmax", "products")
-LAYERS = ("GATConv", "GATv2Conv", "DotGatConv", "AGNNConv", "GraphTransformerConv")
 # Growth that is tolerated, between the medians of both halves of the run, so that single peaks do not count.
 # On the CPU 1,000 steps with --fresh move the host's median by 0.1 MiB; with a GPU, kernels are loaded at
 # their first use and cuBLAS caches its choice for each shape.
@@ -110,7 +109,7 @@ def _score(q, k, e):
 
 def call_layer(rng, graph, dtype, layers):
     """Results of a layer that lives as long as the run, on new features; under autocast for half types."""
-    layer = layers[rng.choice(LAYERS)]
+    layer = rng.choice(list(layers.values()))
     x = torch.randn(graph.num_src, 16, device=graph.device, requires_grad=rng.random() < 0.8)
     with torch.autocast(graph.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         result = layer(graph, x)
@@ -194,6 +193,13 @@ def verdict(samples, device):
     return "\n".join(lines), flat
 
 
+def made(device):
+    """The layers that steps use, by name."""
+    chosen = (nn.dgl.GATConv, nn.dgl.GATv2Conv, nn.dgl.DotGatConv, nn.GraphTransformerConv)
+    layers = [nn.dgl.AGNNConv(), *(layer(16, 8, 2) for layer in chosen)]
+    return {type(layer).__name__: layer.to(device) for layer in layers}
+
+
 def main(argv=None):
     parser = Parser(description=__doc__)
     default = "cuda" if torch.cuda.is_available() else "cpu"
@@ -208,10 +214,7 @@ def main(argv=None):
     torch.backends.mkldnn.enabled = False
     rng = random.Random(args.seed)
     torch.manual_seed(args.seed)
-    layers = {
-        name: getattr(nn, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(args.device)
-        for name in LAYERS
-    }
+    layers = made(args.device)
     kept = [random_graph(rng, args.device) for _ in range(8)]
     samples, interrupted, done, begin = [], 0, 0, time.monotonic()
     next_sample, interval = begin, (args.seconds or math.inf) / 100

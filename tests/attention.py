@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
-from dfgnn.functional import EdgeTerm, Projected, additive, dot
+from dfgnn.functional import EdgeTerm, Projected, dot, gat
 
 SCORES = ("gat", "gatv2", "dot")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -60,7 +60,7 @@ def packed(given):
 def function(score, module=functional):
     """The attention, whose tensors have flat names (`packed`), with the options that only layers have."""
     if module is functional:
-        call = {"gat": additive.gat, "gatv2": additive.gatv2, "dot": dot.dot}[score]
+        call = {"gat": gat.gat, "gatv2": gat.gatv2, "dot": dot.dot}[score]
     else:
         call = getattr(module, f"{score}_attention")
     return lambda graph, *inputs, **given: call(graph, *inputs, **packed(given))

@@ -125,6 +125,21 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def one_thread(threads):
+    """On small graphs more threads only wait for each other, and with more torch.compile leaves a sum along
+    an index to eager code."""
+    threads(1)
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing that was compiled before, or that this test compiles after it."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 class Records(logging.Handler):
     def __init__(self):
         super().__init__()

@@ -15,7 +15,7 @@ import dfgnn
 from dfgnn import sampling
 from dfgnn.bench import graphs
 from dfgnn.bench.attention import Bench
-from dfgnn.bench.turns import Contestant, Step, compare
+from dfgnn.bench.compare import Contestant, Step, compare
 
 from .models import Model
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dfgnn import functional
 from dfgnn.bench.attention import Bench
-from dfgnn.bench.turns import Contestant, Step, compare, significant
+from dfgnn.bench.compare import Contestant, Step, compare, significant
 
 
 def measure_dense(case: dict[str, Any], bench: Bench) -> dict[str, Any]:

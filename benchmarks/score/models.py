@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import dfgnn
 from dfgnn.bench import yardsticks
 from dfgnn.bench.attention import Bench
-from dfgnn.bench.turns import Contestant, Step, captured, compare, significant
+from dfgnn.bench.compare import Contestant, Step, captured, compare, significant
 from dfgnn.bench.workloads import LAYERS as WORKLOADS
 
 FEATURES = {"Cora": 1_433, "CiteSeer": 3_703, "PubMed": 500, "ogbn-arxiv": 128, "arxiv": 128}

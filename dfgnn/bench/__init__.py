@@ -3,7 +3,7 @@
 It needs numpy beside torch, and scipy for ``.mtx`` files (the extra ``bench``).
 
 ``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` loads those of other libraries;
-``workloads`` makes inputs, ``attention`` contestants of them (``peers``: of other libraries), and ``turns``
+``workloads`` makes inputs, ``attention`` contestants of them (``peers``: of other libraries), and ``compare``
 times these in turns; ``yardsticks`` measures the baseline (*floor*), ``bounds`` counts bytes, ``accuracy``
 computes in float64. ``records`` keeps the file of results and ``report`` prints them.
 """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from . import bounds, measure, peers, yardsticks
-from .turns import Contestant, Step, captured, compare, release, significant
+from .compare import Contestant, Step, captured, compare, release, significant
 from .workloads import LAYERS, Workload, sample_rows
 
 # Graphs with more edges are not captured with PyG: it stores several arrays [E, H, D], and a CUDA graph would

@@ -27,7 +27,7 @@ from ..runtime.programs import (
     positive,
     wrong,
 )
-from . import datasets, graphs, measure, records, report, turns, twins
+from . import compare, datasets, graphs, measure, records, report, twins
 from .attention import Bench, compare_attention
 from .workloads import LAYERS, MODES
 
@@ -205,7 +205,7 @@ def _run(cases: list[dict], measures: dict[str, Callable], bench: Bench, args) -
     def result_of(case: dict) -> dict:
         try:
             return measures[case["part"]](case, bench)
-        except turns.LostDevice:
+        except compare.LostDevice:
             raise
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             return {"unavailable": measure.reason(error)}

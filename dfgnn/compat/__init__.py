@@ -10,7 +10,7 @@ its imports:
 ``from dgl import ops``                        ``from dfgnn import ops``
 ``from dgl.nn.functional import edge_softmax`` ``from dfgnn.functional.ops import edge_softmax``
 ``import dgl.nn as dglnn``                     ``import dfgnn.compat.nn as dglnn``
-``from dgl.nn import GATConv``                 ``from dfgnn.nn import GATConv``
+``from dgl.nn import GATConv``                 ``from dfgnn.nn.dgl import GATConv``
 ``from dgl.data import CoraGraphDataset``      ``from dfgnn.compat.data import CoraGraphDataset``
 ``from dgl.dataloading import ...``            ``from dfgnn.compat.dataloading import ...``
 ============================================== =======================================================
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from . import function, sparse
 from .as_dgl import VERSION, install_as_dgl
 from .base import ALL, EID, ETYPE, NID, NTYPE

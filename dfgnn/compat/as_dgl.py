@@ -166,7 +166,7 @@ def install_as_dgl(force: bool = False) -> AsDGL:
     """Let ``import dgl`` and its modules stand for dfgnn's, for scripts that were written for DGL.
 
     To be called before anything imports dgl; ``python -m dfgnn.run --as-dgl script.py`` does it for a whole
-    script. ``dgl`` is :mod:`dfgnn.compat`, ``dgl.nn`` has the layers of :mod:`dfgnn.nn`, ``dgl.ops`` is
+    script. ``dgl`` is :mod:`dfgnn.compat`, ``dgl.nn`` has the layers of :mod:`dfgnn.nn.dgl`, ``dgl.ops`` is
     :mod:`dfgnn.ops`, ``dgl.sparse`` is :mod:`dfgnn.compat.sparse`; ``dgl.function``, ``dgl.nn.functional``,
     ``dgl.dataloading``, ``dgl.data``, ``dgl.transforms`` and ``dgl.utils`` exist, too. A missing name raises
     AttributeError or ImportError with a sentence that says where to look.
@@ -212,7 +212,7 @@ def _check(force: bool) -> None:
     if sys.modules.get("dgl") is not None:
         raise RuntimeError(
             "install_as_dgl: dgl has been imported already, and modules hold its names; call this before "
-            "anything imports dgl (dfgnn.nn's layers do where DGL is installed), or use "
+            "anything imports dgl (dfgnn.nn.dgl's layers do where DGL is installed), or use "
             "python -m dfgnn.run --as-dgl"
         )
     spec = None if "dgl" in sys.modules else importlib.util.find_spec("dgl")

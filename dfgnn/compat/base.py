@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 
 #: Stands for all nodes, or all edges.
 ALL = "__ALL__"

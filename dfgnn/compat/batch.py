@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .base import ALL, is_all
 from .frames import Frame
 from .graph import DGLGraph

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .frames import Frame
 from .graph import DGLGraph, fused
 from .ids import Ends, ends_of, ids

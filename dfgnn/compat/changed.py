@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..graph import Graph
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .graph import DGLGraph
 from .sparse.structure import pairs
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..graph.hetero import Relation
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .graph import DGLGraph, fused
 from .ids import Ends, ends_of, ends_of_matrix, ends_of_networkx
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Graph
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .block import DGLBlock
 from .create import graph
 from .frames import Frame

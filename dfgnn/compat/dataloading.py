@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .batch import batch
 from .block import DGLBlock, renumbered
 from .graph import DGLGraph

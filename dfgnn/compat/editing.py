@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..functional.ops import gspmm
 from ..graph import Graph
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .frames import Frame
 
 

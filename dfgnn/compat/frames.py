@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .base import ALL, is_all
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..graph.hetero import Relation
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .editing import Editing
 from .frames import Data, Edges, Frame, Nodes, Scheme
 from .ids import Ends, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids

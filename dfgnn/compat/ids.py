@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 
 INDEX_DTYPES = torch.int32, torch.int64
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..functional.ops import BINARY, gsddmm, gspmm
 from ..graph import Graph
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .base import ALL, is_all
 from .frames import EdgeBatch, Frame, NodeBatch
 from .function import Message, Reduce

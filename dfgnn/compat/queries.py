@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .base import ALL, is_all
 from .frames import Frame
 from .ids import found_edges, ids, is_one

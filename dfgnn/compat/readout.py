@@ -10,7 +10,7 @@ from torch import Tensor
 from ..functional.ops import REDUCERS, edge_softmax, gspmm
 from ..graph import Graph
 from ..graph.cache import once
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .graph import DGLGraph
 
 

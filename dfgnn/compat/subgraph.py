@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 from .graph import DGLGraph
 
 

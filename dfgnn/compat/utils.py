@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..nn import DGLError
+from ..nn.dgl import DGLError
 
 
 def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:

@@ -21,13 +21,20 @@ from ..engine.edge_maps import by_edges
 from ..graph.cache import graph_of
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
+from ..runtime.attention_options import EdgeTerm, Projected
 from ..runtime.compiling import is_plain
-from ..runtime.options import EdgeTerm, Projected
 
 #: A tensor, and the steps that make rows of it.
 Spec: TypeAlias = tuple[Tensor, tuple]
+#: Factors or terms, whose product or sum is meant.
+Specs: TypeAlias = tuple[Spec, ...]
 #: The sizes of rows of messages, the dimensions among them that are heads, and steps on the summed rows.
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple]
+#: The user's segment sum: the tensor into which it sums, along which dimension, what filled that tensor
+#: before (None: other values), and the rows that it sums.
+Summed: TypeAlias = tuple[Tensor, int, float | None, Layout]
+#: The user's softmax: weights that multiply its results, a sink or None, and the probability of dropout.
+Softmaxed: TypeAlias = tuple[Specs, float | None, float]
 
 
 # ---- edges -------------------------------------------------------------------------------------------------
@@ -113,8 +120,9 @@ def _scores(x: Tensor, layout: Layout) -> Tensor:
     return x.expand(-1, *sizes).reshape(x.shape[0], math.prod(sizes))
 
 
-def _as_summed(out: Tensor, layout: Layout, like: Tensor, dim: int, fill: float | None) -> Tensor:
-    """[N, H, D] as the user's segment sum. fill: what filled ``like`` before the sum; None: other values."""
+def _as_summed(out: Tensor, summed: Summed) -> Tensor:
+    """[N, H, D] as the user's segment sum."""
+    like, dim, fill, layout = summed
     shape, _, steps = layout
     order, _, _ = _order(layout)
     out = out.reshape(out.shape[0], *(shape[k] for k in order))
@@ -126,7 +134,8 @@ def _as_summed(out: Tensor, layout: Layout, like: Tensor, dim: int, fill: float 
     return out + fill if fill else out
 
 
-def _options(layout: Layout, weights, sink: float | None, dropout_p: float, value: Tensor) -> dict[str, Any]:
+def _options(layout: Layout, softmax: Softmaxed, value: Tensor) -> dict[str, Any]:
+    weights, sink, dropout_p = softmax
     acc = _ops.acc_type(value.dtype)
     options: dict[str, Any] = dict(dropout_p=dropout_p)
     if weights:
@@ -146,87 +155,87 @@ def _known(x: Tensor, value: Tensor) -> Tensor:
 
 
 def score_attention(
-    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
-    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
-    score: Spec, value: tuple[Spec, ...], at_edges: bool,
-) -> Tensor:  # fmt: skip
-    """Attention of given scores: the softmax, dropout and sum of the user's code. like: the tensor into which
-    that code sums, along dim; value: factors, of nodes or of edges."""
+    edge_index: Tensor, summed: Summed, softmax: Softmaxed, score: Spec, value: Specs, at_edges: bool
+) -> Tensor:
+    """Attention of given scores: the softmax, dropout and sum of the user's code. value: factors, of nodes or
+    of edges."""
+    like, dim, _, layout = summed
     with _ours(like):
         values = _by_head(product(value), layout, like.dtype)
         num_dst = like.shape[dim]
         graph = _graph(edge_index, num_dst if at_edges else values.shape[0], num_dst)
         graph = by_edges(graph) if at_edges else graph
         scores = _known(_scores(rows(score), layout), values)
-        options = _options(layout, weights, sink, dropout_p, values)
-        out = functional.score_attention(graph, scores, values, **options)
-        return _as_summed(out, layout, like, dim, fill)
+        out = functional.score_attention(graph, scores, values, **_options(layout, softmax, values))
+        return _as_summed(out, summed)
 
 
 def gat_attention(
-    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
-    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
-    of_src: tuple[Spec, ...], of_dst: tuple[Spec, ...], of_edges: tuple[Spec, ...], slope: float,
-    value: tuple[Spec, ...], value_feat: tuple[Spec, ...],
+    edge_index: Tensor, summed: Summed, softmax: Softmaxed,
+    terms: tuple[Specs, Specs, Specs], slope: float, value: Specs, value_feat: Specs,
 ) -> Tensor:  # fmt: skip
-    """`score_attention` of LeakyReLU(terms of both ends and of edges). value_feat: the value's edge terms."""
+    """`score_attention` of LeakyReLU(terms of sources, destinations and edges). value_feat: the value's edge
+    terms."""
+    like, dim, _, layout = summed
     with _ours(like):
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, values.shape[0], like.shape[dim])
         of_value = _by_head(total(value_feat), layout, like.dtype) if value_feat else None
-        src, dst, term = (
-            _known(_scores(total(x), layout), values) if x else None for x in (of_src, of_dst, of_edges)
-        )
+        src, dst, term = (_known(_scores(total(x), layout), values) if x else None for x in terms)
         out = functional.gat_attention(
             graph, values, src, dst, negative_slope=slope, edge=EdgeTerm(value=of_value, score=term),
-            **_options(layout, weights, sink, dropout_p, values),
+            **_options(layout, softmax, values),
         )  # fmt: skip
-        return _as_summed(out, layout, like, dim, fill)
+        return _as_summed(out, summed)
 
 
 def gatv2_attention(
-    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
-    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
-    x_src: tuple[Spec, ...], x_dst: tuple[Spec, ...], edge_feat: tuple[Spec, ...],
-    attn: tuple[Spec, ...], slope: float, scale: float,
+    edge_index: Tensor, summed: Summed, softmax: Softmaxed,
+    terms: tuple[Specs, Specs, Specs], att: Specs, slope: float, scale: float,
 ) -> Tensor:  # fmt: skip
-    """`score_attention` of scale * attn . LeakyReLU(terms), whose values are the sources' terms."""
+    """`score_attention` of scale * att . LeakyReLU(terms of sources, destinations and edges), whose values
+    are the sources' terms."""
+    like, dim, _, layout = summed
+    *of_nodes, of_edges = terms
     with _ours(like):
-        src, dst = (_by_head(total(x), layout, like.dtype) for x in (x_src, x_dst))
+        src, dst = (_by_head(total(x), layout, like.dtype) for x in of_nodes)
         graph = _graph(edge_index, src.shape[0], like.shape[dim])
-        vector = _by_head(product(attn), layout, like.dtype)[0]
+        vector = _by_head(product(att), layout, like.dtype)[0]
         out = functional.gatv2_attention(
             graph, dst, src, vector * scale if scale != 1 else vector, negative_slope=slope,
-            edge=EdgeTerm(_by_head(total(edge_feat), layout, like.dtype)) if edge_feat else None,
-            **_options(layout, weights, sink, dropout_p, src),
+            edge=EdgeTerm(_by_head(total(of_edges), layout, like.dtype)) if of_edges else None,
+            **_options(layout, softmax, src),
         )  # fmt: skip
-        return _as_summed(out, layout, like, dim, fill)
+        return _as_summed(out, summed)
 
 
 def dot_attention(
-    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
-    weights: tuple[Spec, ...], sink: float | None, dropout_p: float,
-    query: tuple[Spec, ...], key: tuple[Spec, ...], key_layout: Layout, scale: float,
-    bias: tuple[Spec, ...], value: tuple[Spec, ...], key_feat: tuple, value_feat: tuple,
+    edge_index: Tensor, summed: Summed, softmax: Softmaxed,
+    ends: tuple[Specs, Specs, Layout], scale: float, bias: Specs, value: Specs, edges: tuple[tuple, tuple],
 ) -> Tensor:  # fmt: skip
-    """`score_attention` of scale * q . (k + key_feat) + bias, with values v + value_feat. These two:
-    (), or ("feat", terms), or ("proj", attributes, weight, bias)."""
+    """`score_attention` of scale * q . (k + key's edge term) + bias, with values v + value's edge term. ends:
+    q, k and their layout. An edge term is (), or ("feat", terms), or ("proj", attributes, weight, bias)."""
+    like, dim, _, layout = summed
+    *nodes, key_layout = ends
     with _ours(like):
-        queries, keys = (_by_head(product(x), key_layout, like.dtype) for x in (query, key))
+        queries, keys = (_by_head(product(x), key_layout, like.dtype) for x in nodes)
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, keys.shape[0], like.shape[dim])
-        edge = _edge_terms(key_feat, value_feat, key_layout, layout, like.dtype, values.shape[1])
+        edge = _edge_terms(edges, (key_layout, layout), like.dtype, values.shape[1])
         out = functional.dot_attention(
             graph, queries, keys, values, scale=scale,
             bias=_known(_scores(total(bias), layout), values) if bias else None, edge=edge,
-            **_options(layout, weights, sink, dropout_p, values),
+            **_options(layout, softmax, values),
         )  # fmt: skip
-        return _as_summed(out, layout, like, dim, fill)
+        return _as_summed(out, summed)
 
 
-def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> EdgeTerm | None:
-    """The edges' terms of `functional.dot_attention`."""
-    given = [x for x in (key_feat, value_feat) if x]
+def _edge_terms(
+    edges: tuple[tuple, tuple], layouts: tuple[Layout, Layout], dtype: torch.dtype, heads: int
+) -> EdgeTerm | None:
+    """The edges' terms of `functional.dot_attention`, in the key and in the value."""
+    key_feat, value_feat = edges
+    given = [x for x in edges if x]
     if not given:
         return None
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
@@ -246,10 +255,10 @@ def _edge_terms(key_feat, value_feat, key_layout, layout, dtype, heads: int) -> 
             )
         return _by_head(total(x[1]), of, dtype)
 
-    key = term(key_feat, key_layout) if key_feat else None
+    key = term(key_feat, layouts[0]) if key_feat else None
     if key is not None and value_feat and _same_terms(key_feat, value_feat):
         return EdgeTerm(key, key)
-    return EdgeTerm(key, term(value_feat, layout) if value_feat else None)
+    return EdgeTerm(key, term(value_feat, layouts[1]) if value_feat else None)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:
@@ -278,11 +287,9 @@ def edge_softmax(
         return _ops.as_type(out, dtype).movedim(0, dim)
 
 
-def weighted_sum(
-    edge_index: Tensor, like: Tensor, dim: int, fill: float | None, layout: Layout,
-    weights: tuple[Spec, ...], value: tuple[Spec, ...],
-) -> Tensor:  # fmt: skip
+def weighted_sum(edge_index: Tensor, summed: Summed, weights: Specs, value: Specs) -> Tensor:
     """The user's segment sum of weights of edges times values of sources."""
+    like, dim, _, layout = summed
     with _ours(like):
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, values.shape[0], like.shape[dim])
@@ -290,7 +297,7 @@ def weighted_sum(
             by_edge = _ops.as_type(_scores(product(weights), layout), like.dtype)
         else:
             by_edge = values.new_ones(edge_index.shape[1])
-        return _as_summed(functional.spmm(graph, by_edge, values), layout, like, dim, fill)
+        return _as_summed(functional.spmm(graph, by_edge, values), summed)
 
 
 def segment_sum(base: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:

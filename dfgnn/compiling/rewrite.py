@@ -150,10 +150,8 @@ class _Rewriter:
         dropout_p = 0.0 if w.own.dropped is None else w.own.dropped[0]
         found = self._call(w)
         assert found is not None
-        args = (
-            _edges(w.sum.at, found.src), w.sum.base, w.sum.dim, w.sum.fill, _layout(w), _specs(w.weights),
-            w.softmax.sink, dropout_p, *found.args,
-        )  # fmt: skip
+        softmax = _specs(w.weights), w.softmax.sink, dropout_p
+        args = _edges(w.sum.at, found.src), _summed(w), softmax, *found.args
         return _Plan(w.node, found.function, args, found.form, w.softmax)
 
     def _softmax_alone(self, s: Softmax, found: Recogniser) -> _Plan:
@@ -179,7 +177,7 @@ class _Rewriter:
                 continue  # the graph would be made for this sum alone
             if any(factor.dropped for factor in weights):
                 continue
-            args = (edges, w.sum.base, w.sum.dim, w.sum.fill, _layout(w), _specs(weights), _at_nodes(w))
+            args = edges, _summed(w), _specs(weights), _at_nodes(w)
             plans.append(_Plan(w.sum.node, calls.weighted_sum, args, "spmm", w.softmax))
             done.add(w.sum.node)
         replaced = {w.sum.node for w in weighted if w.softmax is not None and w.softmax.node in whole}
@@ -227,10 +225,11 @@ def _edges(dst: Index, src: Index) -> tuple:
     return src.tensor, src.row, dst.tensor, dst.row
 
 
-def _layout(w: WeightedSum) -> tuple:
-    """`calls.Layout`: the product's number is a step on the sums."""
+def _summed(w: WeightedSum) -> tuple:
+    """`calls.Summed`, in whose layout the product's number is a step on the sums."""
     scale = w.product.scale
-    return w.product.shape, w.heads, ((("times", scale),) if scale != 1 else ()) + w.product.steps
+    layout = w.product.shape, w.heads, ((("times", scale),) if scale != 1 else ()) + w.product.steps
+    return w.sum.base, w.sum.dim, w.sum.fill, layout
 
 
 def _specs(factors: tuple[Rows, ...]) -> tuple:

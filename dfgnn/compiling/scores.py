@@ -54,7 +54,7 @@ def _calls(forms: Products, w: WeightedSum) -> Iterator[Call]:
                 if found is not None:
                     yield found
         if value.edges:
-            args: tuple = (), (), (score,), 1.0, value.src, value.edges
+            args: tuple = ((), (), (score,)), 1.0, value.src, value.edges
             yield Call(calls.gat_attention, args, "score_attention, values at nodes and edges", value.at)
         else:
             args = score, value.src, False
@@ -154,9 +154,9 @@ def _gat(forms: Products, w: WeightedSum, value: _Value) -> Call | None:
     if not parts.src and not parts.dst:
         return None
     own = w.own._replace(dim=dim)
-    src, dst, edges = (_with_steps(specs, own) for specs in parts)
-    form = "gat_attention" + ", with terms of edges" * bool(edges or value.edges)
-    return Call(calls.gat_attention, (src, dst, edges, slope, value.src, value.edges), form, value.at)
+    by_end = tuple(_with_steps(specs, own) for specs in parts)
+    form = "gat_attention" + ", with terms of edges" * bool(parts.edges or value.edges)
+    return Call(calls.gat_attention, (by_end, slope, value.src, value.edges), form, value.at)
 
 
 def _with_steps(specs: tuple, own: Rows) -> tuple:
@@ -269,10 +269,9 @@ def _dot(forms: Products, w: WeightedSum, value: _Value) -> Call | None:
     own = w.own._replace(dim=w.softmax.dim)
     bias = _with_steps(tuple((t.node, t.steps) for t in terms if t is not term), own)
     value_layout = w.product.shape, w.heads
-    args = (
-        ((source, query.steps), *constants), of_key.src, found.layout, found.scale, bias, value.src,
-        _feature(of_key.edges, found.layout[:2]), _feature(value.edges, value_layout),
-    )  # fmt: skip
+    ends = ((source, query.steps), *constants), of_key.src, found.layout
+    edges = _feature(of_key.edges, found.layout[:2]), _feature(value.edges, value_layout)
+    args = ends, found.scale, bias, value.src, edges
     form = "dot_attention" + ", with terms of edges" * bool(of_key.edges or value.edges or bias)
     return Call(calls.dot_attention, args, form, value.at)
 
@@ -312,6 +311,6 @@ def _gatv2(forms: Products, w: WeightedSum, value: _Value) -> Call | None:
         return None
     if parts.src[0][1] != value.src[0][1]:
         return None
-    args = parts.src, parts.dst, parts.edges, constants, slope[0], found.scale
+    args = (parts.src, parts.dst, parts.edges), constants, slope[0], found.scale
     form = "gatv2_attention" + ", with terms of edges" * bool(parts.edges)
     return Call(calls.gatv2_attention, args, form, value.at)

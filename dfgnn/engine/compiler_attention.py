@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ..runtime import ops as _ops
 from ..runtime.arguments import (
@@ -29,9 +28,9 @@ from ..runtime.arguments import (
     Tensors,
     needs_rows,
 )
-from ..runtime.rules import Rule
+from ..runtime.rules import Rule, once
 from . import compiler_graph as _edges
-from . import sink as _sink
+from . import plain
 from .compiler_graph import EdgeList
 from .operators import SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
@@ -75,7 +74,7 @@ def _handle_of(saved: Tensor, given, layer: str, heads: int, value: Tensor):
 
 def _attach(found, args, saved: Tensor) -> None:
     """Attaches (graph, handle) to ``saved`` for `_handle_of`; not that of a packed structure
-    (`compiler_cuda_graphs`), which must not outlive the operator."""
+    (`in_cuda_graphs`), which must not outlive the operator."""
     if not _edges.is_made(*args[:2]):
         saved._dfgnn_graph = found  # type: ignore[attr-defined]
 
@@ -99,7 +98,7 @@ def _forward(*args) -> list[Tensor]:
     score = SCORE_OF_NUMBER[number]
     graph, handle = found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[score], heads, tensors[0], train)
     call = EagerCall(graph, handle, score, Numbers(*numbers), return_attention, positive, heads)
-    out, attention, (saved,) = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
+    out, attention, (saved,) = call.run(tensors) if sink is None else plain.with_sink(call, sink, tensors)
     if train:
         _attach(found, args, saved)
     return [out, saved] if attention is None else [out, saved, _edges.in_use(graph.edge_mask, attention)]
@@ -127,7 +126,7 @@ def _backward(*args) -> list[Tensor]:
     call = EagerCall(graph, handle, score, Numbers(*numbers), attention is not None, positive, heads)
     results = call.run_backward(grads, tensors, out, attention, (saved,), need)
     if sink is not None:
-        results, grad_sink = _sink.gradients(call, sink, tensors, grads, out, saved, attention, results)
+        results, grad_sink = plain.sink_gradients(call, sink, tensors, grads, out, saved, attention, results)
     of_nodes, of_edges = results[:3], results[4:]
     mask = graph.edge_mask
     if mask is not None:
@@ -185,7 +184,7 @@ class _Attend(Rule):
     def saved(self, tensors, results):
         return *tensors, *results
 
-    @once_differentiable
+    @once
     def gradients(self, need, saved, grad_out, grad_kept, grad_attention=None):
         count = 1 + len(Tensors._fields)
         sink, tensors = saved[0], Tensors(*saved[1:count])
@@ -265,7 +264,7 @@ class _Gat(Rule):
     def saved(self, tensors, results):
         return *tensors, *results
 
-    @once_differentiable
+    @once
     def gradients(self, need, saved, grad, _):
         found = _ops.operator(f"{self.family}_gat_backward")(*self.graph, grad, *saved, *self.numbers)
         return *found[:3], None, found[3] if len(found) > 3 else None
@@ -292,7 +291,7 @@ def attention(
     any_edges = sized or t.seed is not None or needs_rows(score, numbers.negative_slope)
     graph = _edges.as_traced(edges, sized)
     if sink is not None:
-        numbers = _sink.with_flag(numbers)
+        numbers = plain.sink_numbers(numbers)
     out, _, *more = graph.operator("attend")(
         *graph.edges, any_edges, schedule, heads, SCORES[score], *t, *numbers,
         return_attention, save_positive, sink, train,

@@ -22,14 +22,14 @@ dimensions behind the edges.) Sets that lie behind the nodes, ``[N, B, H, D]``, 
 ``flatten(1, 2)``.
 """
 
-from ..runtime.options import AttentionResult, EdgeProductResult, EdgeTerm, Projected
-from .additive import gat_attention, gatv2_attention
+from ..runtime.attention_options import AttentionResult, EdgeProductResult, EdgeTerm, Projected
 from .blocks import block_attention
 from .dot import agnn_attention, dot_attention
 from .flex import flex_attention
+from .gat import gat_attention, gatv2_attention
 from .pieces import edge_softmax, sddmm, spmm
 from .products import edge_product_attention
-from .scored import score_attention
+from .score import score_attention
 
 __all__ = [
     "AttentionResult",

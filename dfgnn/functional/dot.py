@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine import edge_arguments as _edges
+from ..engine import argument_checks as _edges
 from ..engine import edge_projection, paths
-from ..engine.argument_checks import Checker, for_device, with_feat
-from ..engine.given import GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, with_feat
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime.arguments import BIAS_AFTER, Numbers, Tensors
+from ..runtime.attention_options import AttentionResult, EdgeOptions, EdgeTerm, ScoreOptions, public
 from ..runtime.batches import batched
-from ..runtime.options import AttentionResult, EdgeOptions, EdgeTerm, ScoreOptions, public
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine import flex as _flex
-from ..engine.argument_checks import Checker
-from ..engine.given import GraphLike, graph_of
+from ..engine import edge_scores as _flex
+from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
+from ..runtime.attention_options import AttentionResult, SinkOptions, public
 from ..runtime.batches import batched
-from ..runtime.options import AttentionResult, SinkOptions, public
-from .additive import gat
+from .gat import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

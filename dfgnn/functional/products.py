@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine import edge_products as _edge_products
-from ..engine.argument_checks import Checker
-from ..engine.given import GraphLike, graph_of
+from ..engine import edge_scores as _edge_products
+from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
+from ..runtime.attention_options import BiasOptions, EdgeProductResult, public
 from ..runtime.batches import batched
-from ..runtime.options import BiasOptions, EdgeProductResult, public
-from .additive import gat
+from .gat import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -62,7 +62,7 @@ def heterograph(
 
 
 def to_homogeneous(graphs: Mapping[Relation, Graph]) -> Homogeneous:
-    """One graph of all nodes and edges, as layers with types take it (:class:`dfgnn.nn.HGTConv`).
+    """One graph of all nodes and edges, as layers with types take it (:class:`dfgnn.nn.dgl.HGTConv`).
 
     Nodes are numbered one type after the other, types in alphabetical order, as ``dgl.to_homogeneous`` does;
     edges follow each other relation by relation, in the order of the dictionary.

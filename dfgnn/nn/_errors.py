@@ -64,7 +64,7 @@ def _check_name(layer: str, name: str, parameters: list[str]) -> None:
         return
     for names, here, there in (
         (_DGL_NAMES, "DGL's", "torch_geometric's layers are in dfgnn.nn.pyg"),
-        (_PYG_NAMES, "torch_geometric's", "DGL's layers are in dfgnn.nn"),
+        (_PYG_NAMES, "torch_geometric's", "DGL's layers are in dfgnn.nn.dgl"),
     ):
         if names.get(name) in parameters:
             raise TypeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def usual_first(forward: Any) -> Any:
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
-        if usual and type(args[0]) is Graph and self.why_not(self) is None:
+        if usual and self._usual_spec is not None and type(args[0]) is Graph and self.why_not(self) is None:
             prepare(self, args[1], args[0])
         return out
 
@@ -81,9 +81,8 @@ class FusedLayer(nn.Module):
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
 
-    def _usual_spec(self) -> LayerSpec | None:
-        """The whole layer, as it computes features alone; None if a `LayerSpec` cannot say it."""
-        return None
+    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`), or None.
+    _usual_spec: ClassVar[Any] = None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
@@ -176,7 +175,7 @@ class AttentionLayer(GraphLayer):
         graph: Graph,
         feat: Any,
         ends: tuple[Tensor, Tensor],
-        get_attention: bool,
+        return_attention: bool,
         options: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Any]:
         """The layer of GATv2 or dot products that ``spec`` describes: ``[N_dst, *, H, D]``, and the attention
@@ -189,8 +188,8 @@ class AttentionLayer(GraphLayer):
         whole = seed = None
         if not options:
             x_dst = None if spec.query is None or ends[0] is ends[1] else ends[1]
-            whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, get_attention)
-            if whole is not None and not get_attention:
+            whole, seed = fused_layer(self, spec, graph, ends[0], x_dst, return_attention)
+            if whole is not None and not return_attention:
                 return self._heads(whole), None
         refuse_parameters(self, spec)
         source, destination = names_of_ends("feat", feat)
@@ -216,7 +215,7 @@ class AttentionLayer(GraphLayer):
                 inputs = query, value, attn.flatten(0, -2)
                 edges["negative_slope"] = spec.negative_slope
             return self.attention(
-                graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=get_attention
+                graph, *inputs, **edges, **more, dropout_p=spec.dropout_p, return_attention=return_attention
             )
 
         # The sources are projected first, as in DGL's layer: parametrizations may draw random numbers.

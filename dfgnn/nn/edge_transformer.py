@@ -30,7 +30,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
 
     Args:
         in_feats: size of the nodes' features.
-        edge_feats: size of the edges' features.
+        edge_dim: size of the edges' features.
         out_feats, num_heads, attn_drop, bias, allow_zero_in_degree: as in :class:`GraphTransformerConv`.
         clamp: c; None: scores are not clamped.
         edge_out: also return w. Without it there is no tensor of E x H x D but E e
@@ -56,7 +56,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
     def __init__(
         self,
         in_feats: int,
-        edge_feats: int,
+        edge_dim: int,
         out_feats: int,
         num_heads: int,
         attn_drop: float = 0.0,
@@ -68,10 +68,10 @@ class EdgeGraphTransformerConv(AttentionLayer):
         super().__init__()
         self._set_sizes(in_feats, out_feats, num_heads)
         self.allow_zero_in_degree = allow_zero_in_degree
-        self.edge_feats, self.clamp, self.edge_out = edge_feats, clamp, edge_out
+        self.edge_dim, self.clamp, self.edge_out = edge_dim, clamp, edge_out
         width = num_heads * out_feats
         self.fc_query, self.fc_key, self.fc_value = (nn.Linear(in_feats, width, bias=bias) for _ in range(3))
-        self.fc_edge = nn.Linear(edge_feats, width, bias=bias)
+        self.fc_edge = nn.Linear(edge_dim, width, bias=bias)
         self.attn_drop = nn.Dropout(attn_drop)
         self.reset_parameters()
 
@@ -84,20 +84,21 @@ class EdgeGraphTransformerConv(AttentionLayer):
         graph: Any,
         feat: Tensor | tuple[Tensor, Tensor],
         edge_attr: Tensor,
-        get_attention: bool = False,
+        return_attention: bool = False,
     ) -> Tensor | tuple[Tensor, ...]:
         """Apply the layer.
 
         Args:
-            graph, feat, get_attention: as in :meth:`dfgnn.nn.GATConv.forward`, with one size of features.
-            edge_attr: ``[E, *, edge_feats]``, in edge-id order.
+            graph, feat, return_attention: as in :meth:`GraphTransformerConv.forward`, with one size of
+                features.
+            edge_attr: ``[E, *, edge_dim]``, in edge-id order.
 
         Returns:
-            ``[N_dst, *, H, D]``; with ``edge_out`` then w ``[E, *, H, D]``; with ``get_attention`` then
+            ``[N_dst, *, H, D]``; with ``edge_out`` then w ``[E, *, H, D]``; with ``return_attention`` then
             ``[E, *, H]``; both in edge-id order.
 
         Raises:
-            As :meth:`dfgnn.nn.GATConv.forward`.
+            As :meth:`GraphTransformerConv.forward`.
         """
         upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
@@ -115,7 +116,7 @@ class EdgeGraphTransformerConv(AttentionLayer):
         found = self.attention(
             fused, query, key, value, edge, clamp=self.clamp,
             dropout_p=dropout_p(self.attn_drop), return_edges="products" if self.edge_out else None,
-            return_attention=get_attention,
+            return_attention=return_attention,
         )  # fmt: skip
         heads = (*prefix, self.num_heads)
         if isinstance(found, tuple):
@@ -206,20 +207,20 @@ class EdgeGraphTransformerLayer(nn.Module):
 
     @blaming
     def forward(
-        self, graph: Any, feat: Tensor, edge_attr: Tensor, get_attention: bool = False
+        self, graph: Any, feat: Tensor, edge_attr: Tensor, return_attention: bool = False
     ) -> tuple[Tensor, ...]:
         """Apply the layer.
 
         Args:
-            graph, feat, get_attention: as in :meth:`GraphTransformerLayer.forward`.
+            graph, feat, return_attention: as in :meth:`GraphTransformerLayer.forward`.
             edge_attr: ``[E, edge_dim]``, or ``[B, E, edge_dim]``, in edge-id order.
 
         Returns:
             ``[N_dst, F]``; ``[E, edge_dim]``, which without ``edge_out`` is ``edge_attr``; and with
-            ``get_attention`` ``[E, H]``; of sets of features with B in front.
+            ``return_attention`` ``[E, H]``; of sets of features with B in front.
 
         Raises:
-            As :meth:`dfgnn.nn.GATConv.forward`.
+            As :meth:`GraphTransformerConv.forward`.
         """
         check_sets(self, feat)
         batch = feat.shape[:-2]
@@ -228,7 +229,7 @@ class EdgeGraphTransformerLayer(nn.Module):
             raise ValueError(f"edge_attr: expected shape [{sizes}], got {list(edge_attr.shape)}")
         # The dimensions of nodes and edges come first, because the engine takes the batch as further heads.
         h, e = swapped(feat).contiguous(), swapped(edge_attr).contiguous()
-        found: Any = self.conv(graph, h, e, get_attention)
+        found: Any = self.conv(graph, h, e, return_attention)
         attended, *more = found if isinstance(found, tuple) else (found,)
         h = self.node(h[: len(attended)], attended.flatten(-2))
         if self.edge is not None:

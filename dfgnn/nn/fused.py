@@ -1,5 +1,5 @@
 """The one step between a layer and its operator: which layers are computed by one operator each
-(`engine.layer`), and with which tensors.
+(`engine.autograd`), and with which tensors.
 
 A layer describes itself by a `LayerSpec`, and names in ``FUSED_OPTIONS`` the options of its constructor that
 the spec takes care of. `fused_layer` computes the layer if the spec says all about it: if the projections are
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..engine import paths
 from ..engine.argument_checks import DTYPES
-from ..engine.layer import Layer, run
+from ..engine.autograd import Layer, run
 from ..engine.paths import declined
-from ..functional.additive import gat, gatv2
 from ..functional.dot import dot
+from ..functional.gat import gat, gatv2
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
@@ -35,8 +35,8 @@ from ..runtime.arguments import (
     LayerTensors,
     needs_rows,
 )
+from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
-from ..runtime.options import EdgeTerm
 from ._errors import check_parameters, check_sizes
 from ._terms import all_hooked, plain_linear
 from .whole import gated

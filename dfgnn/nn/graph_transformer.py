@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..functional.dot import dot
-from ..runtime.options import EdgeTerm, Projected
+from ..runtime.attention_options import EdgeTerm, Projected
 from ._errors import blaming, check_constructor, wrong_argument, wrong_features
 from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends
@@ -39,7 +39,7 @@ class GraphTransformerConv(AttentionLayer):
         h_i' = \sum_j \alpha_{ij} V h_j, \qquad
         \alpha_{ij} = \mathrm{softmax}_j(\langle Q h_i, K h_j \rangle / \sqrt{D} + b_{ij})
 
-    per head, over the edges j -> i. With ``edge_feats``, W x_ij of the edges' features x is added to K h_j
+    per head, over the edges j -> i. With ``edge_dim``, W x_ij of the edges' features x is added to K h_j
     and to V h_j (as in Shi et al., "Masked Label Prediction", IJCAI 2021); where they are fewer than D, on
     large graphs without a tensor of E x H x D.
 
@@ -51,7 +51,7 @@ class GraphTransformerConv(AttentionLayer):
         attn_drop: dropout of the attention weights.
         bias: let the three projections have a bias.
         allow_zero_in_degree: let destinations without in-edges through; their output is 0.
-        edge_feats: size of the edges' features; None: there are none.
+        edge_dim: size of the edges' features; None: there are none.
 
     Example::
 
@@ -70,7 +70,7 @@ class GraphTransformerConv(AttentionLayer):
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 
-    FUSED_OPTIONS = "in_feats out_feats num_heads feat_drop attn_drop bias allow_zero_in_degree edge_feats"
+    FUSED_OPTIONS = "in_feats out_feats num_heads feat_drop attn_drop bias allow_zero_in_degree edge_dim"
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class GraphTransformerConv(AttentionLayer):
         attn_drop: float = 0.0,
         bias: bool = True,
         allow_zero_in_degree: bool = False,
-        edge_feats: int | None = None,
+        edge_dim: int | None = None,
     ):
         super().__init__()
         self._set_sizes(in_feats, out_feats, num_heads)
@@ -90,10 +90,8 @@ class GraphTransformerConv(AttentionLayer):
         self.fc_query = nn.Linear(dst_feats, num_heads * out_feats, bias=bias)
         self.fc_key = nn.Linear(src_feats, num_heads * out_feats, bias=bias)
         self.fc_value = nn.Linear(src_feats, num_heads * out_feats, bias=bias)
-        self.edge_feats = edge_feats
-        self.fc_edge = (
-            None if edge_feats is None else nn.Linear(edge_feats, num_heads * out_feats, bias=False)
-        )
+        self.edge_dim = edge_dim
+        self.fc_edge = None if edge_dim is None else nn.Linear(edge_dim, num_heads * out_feats, bias=False)
         self.feat_drop = nn.Dropout(feat_drop)
         self.attn_drop = nn.Dropout(attn_drop)
         self.reset_parameters()
@@ -108,24 +106,28 @@ class GraphTransformerConv(AttentionLayer):
         feat: Tensor | tuple[Tensor, Tensor],
         edge_bias: Tensor | None = None,
         edge_weight: Tensor | None = None,
-        get_attention: bool = False,
+        return_attention: bool = False,
         edge_attr: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
 
         Args:
-            graph, feat, get_attention: as in :meth:`dfgnn.nn.GATConv.forward`.
+            graph: a dfgnn.Graph, DGLGraph or block.
+            feat: ``[N, *, F]``, of which the first ``num_dst`` rows are the destinations where the graph has
+                fewer destinations than sources; or a pair ``([N_src, *, F_src], [N_dst, *, F_dst])``.
             edge_bias: ``[E, H]``, added to the scores before softmax (-inf masks an edge); or None.
             edge_weight: ``[E]`` or ``[E, H]``, multiplied into the attention weights after softmax and
                 dropout; or None.
-            edge_attr: ``[E, edge_feats]``, in edge-id order, alike for all of ``*``; in a layer with
-                ``edge_feats``.
+            return_attention: also return the attention weights.
+            edge_attr: ``[E, edge_dim]``, in edge-id order, alike for all of ``*``; in a layer with
+                ``edge_dim``.
 
         Returns:
-            ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
+            ``[N_dst, *, H, D]``, and with ``return_attention`` also ``[E, *, H, 1]``, in edge-id order.
 
         Raises:
-            As :meth:`dfgnn.nn.GATConv.forward`.
+            DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
+            TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
         upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
@@ -140,9 +142,9 @@ class GraphTransformerConv(AttentionLayer):
             check_per_edge(self, "edge_weight", edge_weight, (per_head[:1], per_head))
             options = {"bias": edge_bias, "weight": edge_weight}
         out, attention = self._attend(
-            self._spec(edge_attr), fused, feat, (h_src, h_dst), get_attention, options
+            self._spec(edge_attr), fused, feat, (h_src, h_dst), return_attention, options
         )
-        return (out, attention) if get_attention else out
+        return (out, attention) if return_attention else out
 
     def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
         return LayerSpec(
@@ -154,10 +156,10 @@ class GraphTransformerConv(AttentionLayer):
     def _check_edges(self, graph: Any, edge_attr: Tensor | None) -> None:
         if self.fc_edge is None and edge_attr is None:
             return
-        expected = None if self.fc_edge is None else [graph.num_edges, self.edge_feats]
+        expected = None if self.fc_edge is None else [graph.num_edges, self.edge_dim]
         got = None if edge_attr is None else list(edge_attr.shape)
         if self.fc_edge is None or edge_attr is None or got != expected:
-            wanted = expected or "None without edge_feats"
+            wanted = expected or "None without edge_dim"
             raise ValueError(f"{type(self).__name__}: edge_attr: expected {wanted}, got {got}")
 
     def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
@@ -270,7 +272,7 @@ class GraphTransformerLayer(TransformerBlock):
         self.norm_first = norm_first
         self.conv = GraphTransformerConv(
             feats, feats // num_heads, num_heads, attn_drop=attn_drop, bias=bias,
-            allow_zero_in_degree=allow_zero_in_degree, edge_feats=edge_dim,
+            allow_zero_in_degree=allow_zero_in_degree, edge_dim=edge_dim,
         )  # fmt: skip
         inner = 2 * feats if ffn_feats is None else ffn_feats
         self._set_up(feats, feats, inner, norm, dropout, residual, activation)
@@ -284,7 +286,7 @@ class GraphTransformerLayer(TransformerBlock):
         graph: Any,
         feat: Tensor,
         edge_bias: Tensor | None = None,
-        get_attention: bool = False,
+        return_attention: bool = False,
         edge_attr: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Apply the layer.
@@ -296,15 +298,15 @@ class GraphTransformerLayer(TransformerBlock):
                 destinations than sources. "batch" normalises over all B N rows.
             edge_bias: ``[E, H]``, or ``[B, E, H]`` for each set its own, added to the scores before softmax
                 (-inf masks an edge); or None.
-            get_attention: also return the attention weights.
+            return_attention: also return the attention weights.
             edge_attr: ``[E, edge_dim]``, in edge-id order, alike for all sets; in a layer with ``edge_dim``.
 
         Returns:
-            ``[N_dst, F]`` or ``[B, N_dst, F]``, and with ``get_attention`` also ``[E, H]`` or ``[B, E, H]``,
-            in edge-id order.
+            ``[N_dst, F]`` or ``[B, N_dst, F]``, and with ``return_attention`` also ``[E, H]`` or
+            ``[B, E, H]``, in edge-id order.
 
         Raises:
-            As :meth:`dfgnn.nn.GATConv.forward`.
+            As :meth:`GraphTransformerConv.forward`.
         """
         check_sets(self, feat)
         # The dimension of nodes comes first, because the engine takes the batch as further heads; contiguous,
@@ -312,8 +314,8 @@ class GraphTransformerLayer(TransformerBlock):
         h = swapped(feat).contiguous()
         edge_bias = None if edge_bias is None else self._edge_bias(edge_bias, h.shape[1:-1])
         x = normalized(self.norm1, h) if self.norm_first else h
-        result = self.conv(graph, x, edge_bias, get_attention=get_attention, edge_attr=edge_attr)
-        attended = result[0] if get_attention else result
+        result = self.conv(graph, x, edge_bias, return_attention=return_attention, edge_attr=edge_attr)
+        attended = result[0] if return_attention else result
         h = self._add(h[: len(attended)], self.fc_out(attended.flatten(-2)))
         if not self.norm_first:
             h = normalized(self.norm1, h)
@@ -321,7 +323,7 @@ class GraphTransformerLayer(TransformerBlock):
         h = self._add(h, self._ffn(x))
         if not self.norm_first:
             h = normalized(self.norm2, h)
-        return (swapped(h), swapped(result[1].squeeze(-1))) if get_attention else swapped(h)
+        return (swapped(h), swapped(result[1].squeeze(-1))) if return_attention else swapped(h)
 
     def _edge_bias(self, edge_bias: Tensor, batch: tuple[int, ...]) -> Tensor:
         """edge_bias as ``[E, B * H]``: the elements of a batch are heads, in this order."""

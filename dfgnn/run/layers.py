@@ -54,7 +54,7 @@ class Layers:
         self._pairs = {old: new for library in LIBRARIES for old, new in layers_of(library).items()}
         self._ours = frozenset(self._pairs.values())
         if is_installed():  # `dgl` is dfgnn.compat, which has nothing to replace
-            self._ours |= {cls for cls in map(dgl.__getattr__, dgl.__all__) if issubclass(cls, nn.Module)}
+            self._ours |= {cls for name in dgl.__all__ if issubclass(cls := getattr(dgl, name), nn.Module)}
         self._counts: dict[type, bool] = {}  # class -> whether it is counted
         self._called: set[type] = set()  # subclasses whose forward has called dfgnn's
         self._marked: set[type] = set()  # dfgnn's classes whose forward notes its callers

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from .options import EdgeTerm, Projected, ScoreOptions, table
+from .attention_options import EdgeTerm, Projected, ScoreOptions, table
 
 # The arguments that may have a batch dimension, and how many dimensions they have without it. (mask, weight
 # and a tensor of scales may be [E] or [E, H]; with a batch of B they are [B, E, H].)

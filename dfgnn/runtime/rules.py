@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,38 @@ class ByRule(EagerFunction):
     @staticmethod
     def backward(ctx, *grads):
         return None, *ctx.rule.gradients(ctx.needs_input_grad[1:], ctx.saved_tensors, *grads)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients whose own gradients are refused."""
+
+    @staticmethod
+    def forward(ctx, compute, *inputs):
+        return compute()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(
+            "torch.compile: create_graph: expected no second derivatives of compiled attention; take them "
+            "of the function or the layer where it is not compiled"
+        )
+
+
+def once(gradients: Callable[..., Any]) -> Callable[..., Any]:
+    """`Rule.gradients` that cannot be differentiated themselves.
+
+    torch's `once_differentiable` raises only on the way back to what the gradients of the results depend on.
+    Second derivatives by other tensors would silently be those of a constant.
+    """
+
+    @functools.wraps(gradients)
+    def call(self, need, saved, *grads):
+        if torch.is_grad_enabled() and not (transforms_active() or torch.compiler.is_compiling()):
+            return _Once.apply(lambda: gradients(self, need, saved, *grads), *saved, *grads)
+        with torch.no_grad():
+            return gradients(self, need, saved, *grads)
+
+    return call
 
 
 def apply(rule: Rule, *tensors: Tensor | None) -> Any:

@@ -17,7 +17,7 @@ pytest.importorskip("numpy", reason="the benchmarks need numpy")
 from fake_cuda import fake_cuda
 
 from dfgnn import Graph
-from dfgnn.bench import cli, peers, records, turns, yardsticks
+from dfgnn.bench import cli, compare, peers, records, yardsticks
 
 ROOT = Path(__file__).parents[2]
 SHORT = ["--cases", "score.cases", "--quick", "--threads", "1", "--seconds", "0.001", "--commit", "abc"]
@@ -74,7 +74,7 @@ def test_every_part_on_the_cpu(score, one_of_each, tmp_path, capsys):
     for case in results["cases"]:
         for contestant in case["contestants"]:
             if contestant["way"] != "NeighborLoader":  # pyg-lib may be missing
-                assert len(contestant["ms"]) >= turns.LEAST, (case["part"], contestant)
+                assert len(contestant["ms"]) >= compare.LEAST, (case["part"], contestant)
             assert contestant.get("difference", 0) < 1e-4 and contestant.get("loss_difference", 0) < 1e-4
             bound = 1e-5 if contestant["dtype"] == "float32" else 3e-2
             assert all(v < bound for k, v in contestant.get("error", {}).items() if k != "rows")
@@ -191,14 +191,14 @@ def test_data_that_is_not_there_has_a_twin_by_name(score, monkeypatch):
     )
 
 
-# ---- turns -----------------------------------------------------------------------------------------------
+# ---- contestants in turns ----------------------------------------------------------------------------------
 
 
 def test_contestants_take_turns_and_failures_are_named(score):
     order = []
 
     def steady(name):
-        return turns.Contestant(name, "eager", "float32", lambda: turns.Step(lambda: order.append(name)))
+        return compare.Contestant(name, "eager", "float32", lambda: compare.Step(lambda: order.append(name)))
 
     def broken():
         raise ImportError("no such library")
@@ -210,11 +210,11 @@ def test_contestants_take_turns_and_failures_are_named(score):
 
     contestants = [
         steady("a"),
-        turns.Contestant("absent", "eager", "float32", broken),
-        turns.Contestant("tired", "eager", "float32", lambda: turns.Step(breaks_later)),
+        compare.Contestant("absent", "eager", "float32", broken),
+        compare.Contestant("tired", "eager", "float32", lambda: compare.Step(breaks_later)),
         steady("b"),
     ]
-    a, absent, tired, b = turns.compare(contestants, torch.device("cpu"), 0.0)
+    a, absent, tired, b = compare.compare(contestants, torch.device("cpu"), 0.0)
     assert len(a["ms"]) == len(b["ms"]) == 5
     assert absent == {"library": "absent", "way": "eager", "dtype": "float32",
                       "failed": "ImportError: no such library"}  # fmt: skip
@@ -231,12 +231,12 @@ def test_a_lost_device_ends_the_run_with_a_name(score, monkeypatch):
     def failing():
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(turns.measure, "synchronize", lost)
-    contestant = turns.Contestant("PyG", "compiled", "float32", failing)
+    monkeypatch.setattr(compare.measure, "synchronize", lost)
+    contestant = compare.Contestant("PyG", "compiled", "float32", failing)
     with pytest.raises(
-        turns.LostDevice, match="PyG compiled float32: the device is lost, after RuntimeError: out"
+        compare.LostDevice, match="PyG compiled float32: the device is lost, after RuntimeError: out"
     ):
-        turns.compare([contestant], torch.device("cpu"), 0.0)
+        compare.compare([contestant], torch.device("cpu"), 0.0)
 
 
 # ---- yardsticks ------------------------------------------------------------------------------------------

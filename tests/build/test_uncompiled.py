@@ -50,7 +50,7 @@ for graph in graphs:
             torch.testing.assert_close(*found)
     x = torch.randn(graph.num_src, 5)
     y = x[: graph.num_dst] if graph.num_src >= graph.num_dst else torch.randn(graph.num_dst, 5)
-    layer = nn.GATConv(5, 4, 2, allow_zero_in_degree=True)
+    layer = nn.dgl.GATConv(5, 4, 2, allow_zero_in_degree=True)
     layer(graph, x if graph.num_src == graph.num_dst else (x, y)).sum().backward()
 offsets = torch.tensor([0, 3, 3, 10])
 q, k, v = (torch.randn(10, 2, 4, dtype=torch.float64) for _ in range(3))

@@ -36,10 +36,10 @@ def _layers():
     nn = dfgnn.nn
     allow = {"allow_zero_in_degree": True}
     return [
-        lambda: nn.GATConv(6, 5, 2, feat_drop=0.0, attn_drop=0.4, residual=True, **allow),
-        lambda: nn.GATv2Conv(6, 5, 2, attn_drop=0.3, **allow),
-        lambda: nn.AGNNConv(**allow),
-        lambda: nn.DotGatConv(6, 5, 2, **allow),
+        lambda: nn.dgl.GATConv(6, 5, 2, feat_drop=0.0, attn_drop=0.4, residual=True, **allow),
+        lambda: nn.dgl.GATv2Conv(6, 5, 2, attn_drop=0.3, **allow),
+        lambda: nn.dgl.AGNNConv(**allow),
+        lambda: nn.dgl.DotGatConv(6, 5, 2, **allow),
         lambda: nn.GraphTransformerConv(6, 5, 2, attn_drop=0.3, **allow),
         lambda: nn.GraphTransformerLayer(6, 2, norm="layer", **allow),
     ]
@@ -254,7 +254,7 @@ def _a_rank_without_in_edges(group):
     """All ranks raise, not only the one that has the node."""
     part = DistributedGraph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4, group=group)
     with pytest.raises(ValueError, match="destinations without in-edges"):
-        dfgnn.nn.GATConv(3, 2, 1)(part, torch.zeros(part.num_src, 3))
+        dfgnn.nn.dgl.GATConv(3, 2, 1)(part, torch.zeros(part.num_src, 3))
 
 
 def test_zero_in_degree(four):

@@ -164,13 +164,13 @@ def _nothing(graph):
 
 # Layers, and what they take beside a graph and features [N, 8].
 LAYERS = {
-    "GATConv": (lambda: nn.GATConv(8, 4, 2), _nothing),
-    "AGNNConv": (lambda: nn.AGNNConv(), _nothing),
-    "EGATConv": (lambda: nn.EGATConv(8, 3, 4, 5, 2), _of_edges(3)),
-    "EdgeGATConv": (lambda: nn.EdgeGATConv(8, 3, 4, 2), _of_edges(3)),
-    "EdgeGATConv wide": (lambda: nn.EdgeGATConv(8, 9, 4, 2), _of_edges(9)),
-    "HGTConv": (lambda: nn.HGTConv(8, 4, 2, 3, 4, dropout=0.0), _of_types),
-    "HGTConv norm": (lambda: nn.HGTConv(8, 3, 2, 3, 4, dropout=0.0, use_norm=True), _of_types),
+    "GATConv": (lambda: nn.dgl.GATConv(8, 4, 2), _nothing),
+    "AGNNConv": (lambda: nn.dgl.AGNNConv(), _nothing),
+    "EGATConv": (lambda: nn.dgl.EGATConv(8, 3, 4, 5, 2), _of_edges(3)),
+    "EdgeGATConv": (lambda: nn.dgl.EdgeGATConv(8, 3, 4, 2), _of_edges(3)),
+    "EdgeGATConv wide": (lambda: nn.dgl.EdgeGATConv(8, 9, 4, 2), _of_edges(9)),
+    "HGTConv": (lambda: nn.dgl.HGTConv(8, 4, 2, 3, 4, dropout=0.0), _of_types),
+    "HGTConv norm": (lambda: nn.dgl.HGTConv(8, 3, 2, 3, 4, dropout=0.0, use_norm=True), _of_types),
     "GraphTransformerLayer": (lambda: nn.GraphTransformerLayer(8, 2), _nothing),
     "EdgeGraphTransformerConv": (lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2), _of_edges(3)),
     "EdgeGraphTransformerConv flex": (
@@ -286,3 +286,23 @@ def test_a_graph_of_fixed_capacity(device):
         want = run(FUNCTIONS["attention"], Graph.from_edge_index(edges, 40), k)
         torch.testing.assert_close([got[0][: edges.shape[1]], got[1]], want[:2], rtol=1e-4, atol=1e-4)
         assert not got[0][edges.shape[1] :].any()
+
+
+@pytest.mark.parametrize("by", ["value", "scores"])
+@pytest.mark.parametrize("name", ["gat_attention", "dot_attention"])
+def test_second_derivatives_are_refused(name, by):
+    """Also where the gradients of the results are constants, and by what leads to no such gradient."""
+    edge_index = torch.randint(9, (2, 30))
+    value, *scores = [torch.randn(9, 2, 4, requires_grad=True) for _ in range(3)]
+    if name == "gat_attention":
+        call, scores = functional.gat_attention, [x.detach().sum(-1).requires_grad_() for x in scores]
+        order = [value, *scores]
+    else:
+        call, order = functional.dot_attention, [*scores, value]
+    torch._dynamo.reset()
+    out = torch.compile(call, backend="eager")(edge_index, *order)
+    first = torch.autograd.grad(out.sum(), order, create_graph=True)
+    for x, right in zip(first, torch.autograd.grad(call(edge_index, *order).sum(), order)):
+        torch.testing.assert_close(x, right)
+    with pytest.raises(NotImplementedError, match="no second derivatives of compiled attention"):
+        torch.autograd.grad(first[0].sum(), value if by == "value" else scores[0])

@@ -7,7 +7,7 @@ import torch
 from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import Graph, compat, functional, reference
-from dfgnn.functional import additive as _attention
+from dfgnn.functional import gat as _attention
 from dfgnn.graph import cache as _kept
 
 H, D = 2, 4

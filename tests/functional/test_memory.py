@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from dfgnn import nn
 from dfgnn.graph import cache as _kept
 from dfgnn.graph import of_dgl
 
@@ -100,10 +99,7 @@ def run(soak, device, steps, seed, step=None):
     """Steps of scripts/soak.py, each with a graph of its own; some raise."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    layers = {
-        name: getattr(nn, name)(*(() if name == "AGNNConv" else (16, 8, 2))).to(device)
-        for name in soak.LAYERS
-    }
+    layers = soak.made(device)
     for _ in range(steps):
         graph = soak.random_graph(rng, device)
         with contextlib.suppress(soak.Interrupted):

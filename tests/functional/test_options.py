@@ -1,4 +1,5 @@
-"""Options are stated once, in `dfgnn.runtime.options`: signatures, documentation and errors come of it."""
+"""Options are stated once, in `dfgnn.runtime.attention_options`: signatures, documentation and errors come of
+it."""
 
 import inspect
 from typing import Annotated
@@ -8,7 +9,7 @@ import torch
 from graphs import make_graph
 
 from dfgnn import functional, reference
-from dfgnn.runtime.options import EdgeOptions, Option, public, table
+from dfgnn.runtime.attention_options import EdgeOptions, Option, public, table
 
 FUNCTIONS = [name for name in functional.__all__ if name[0].islower()]
 

@@ -1,14 +1,11 @@
 """Equal inputs give bitwise equal results and derivatives on several CPU threads (docs/numerics.md)."""
 
-import importlib.util
-
-import own_layers
 import pytest
 import torch
 from covering import EXHAUSTIVE, some
 from every_function import CASES
+from every_layer import LAYERS, floats, made, names, of
 
-import dfgnn
 from dfgnn import Graph
 from dfgnn.engine import edge_projection
 
@@ -25,14 +22,6 @@ FEW = [
     "agnn",
     "flex",
 ]
-
-
-@pytest.fixture
-def threads():
-    """Sets the number of threads, and resets it after the test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def derivatives(results, leaves, orders):
@@ -86,42 +75,28 @@ def test_functions(name, graph, monkeypatch, threads):
             assert all(map(torch.equal, other, found[0]))
 
 
-LAYERS = dict(own_layers.LAYERS)
-if importlib.util.find_spec("torch_geometric"):
-    import every_layer
-
-    LAYERS |= {
-        f"pyg {name}": (
-            make,
-            lambda graph, x, attr, arguments=arguments: arguments(x, graph.edge_index, attr),
-        )
-        for name, (make, arguments) in every_layer.LAYERS.items()
-    }
-FEW_LAYERS = "GATConv", "HGTConv", "pyg GATConv", "pyg TransformerConv attributes", "pyg ResGatedGraphConv"
+FEW_LAYERS = "dgl GATConv", "dgl HGTConv", "pyg GATConv", "pyg ResGatedGraphConv"
+FEW_LAYERS += ("pyg TransformerConv attributes",)
 
 
 @pytest.mark.parametrize("count", [2, 4])
-@some([name for name in FEW_LAYERS if name in LAYERS], LAYERS)
+@some([name for name in FEW_LAYERS if name in names()], names())
 def test_layers(name, count, threads):
     """The same on an equal number of threads; PyTorch's projections may depend on their number."""
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(N, (2, E), generator=generator)
     edge_index[:, :N] = torch.arange(N)
-    graph = Graph.from_edge_index(edge_index, num_nodes=N)
+    edges = edge_index if of(name) == "pyg" else Graph.from_edge_index(edge_index, num_nodes=N)
     x, attr = torch.randn(N, 8, generator=generator), torch.randn(E, 3, generator=generator)
     threads(count)
-    make, arguments = LAYERS[name]
-    torch.manual_seed(0)
-    layer = make()
-    if name.startswith("pyg "):
-        assert dfgnn.accelerate(layer).replaced
+    layer = made(name).float()
     # Third derivatives of attention within blocks are refused.
     for orders in range(1, min(ORDERS, 2 if name == "pyg GPSConv" else 3) + 1):
         found = []
         for _ in range(3):
             leaves = [x.clone().requires_grad_(), attr.clone().requires_grad_()]
             torch.manual_seed(1)
-            results = own_layers.floats(layer(*arguments(graph, *leaves)))
+            results = floats(layer(*LAYERS[name].arguments(leaves[0], edges, leaves[1])))
             found.append(derivatives(results, [*leaves, *layer.parameters()], orders))
         for other in found[1:]:
             assert all(map(torch.equal, other, found[0]))

@@ -23,15 +23,6 @@ PYG = torch_geometric.__version__.startswith("2.8.")
 STAR = torch.stack([torch.arange(DEGREE), torch.zeros(DEGREE, dtype=torch.long)])
 
 
-@pytest.fixture
-def one_thread():
-    """With more threads torch.compile leaves a sum along an index to eager code."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def accelerated(layer):
     layer = copy.deepcopy(layer)
     assert dfgnn.accelerate(layer).replaced

@@ -6,16 +6,23 @@ from bad_input import DST, EDGES, N_SRC, SRC, Case, block, rand, square
 from dfgnn import nn
 
 
+def _where(layer):
+    """The name by which a layer, or its class, is imported, without the package's."""
+    cls = layer if isinstance(layer, type) else type(layer)
+    library = cls.__module__.split(".")[2]
+    return f"nn.{library}.{cls.__name__}" if library in ("dgl", "pyg") else f"nn.{cls.__name__}"
+
+
 def _layer_cases():
     x, loops = rand(N_SRC, 6), square()
     e = rand(loops.num_edges, 5)
     layers = {
-        "GATConv": (nn.GATConv(6, 4, 2), (x,)),
-        "GATv2Conv": (nn.GATv2Conv(6, 4, 2), (x,)),
-        "DotGatConv": (nn.DotGatConv(6, 4, 2), (x,)),
-        "AGNNConv": (nn.AGNNConv(), (x,)),
-        "EdgeGATConv": (nn.EdgeGATConv(6, 5, 4, 2), (x, e)),
-        "EGATConv": (nn.EGATConv(6, 5, 4, 3, 2), (x, e)),
+        "GATConv": (nn.dgl.GATConv(6, 4, 2), (x,)),
+        "GATv2Conv": (nn.dgl.GATv2Conv(6, 4, 2), (x,)),
+        "DotGatConv": (nn.dgl.DotGatConv(6, 4, 2), (x,)),
+        "AGNNConv": (nn.dgl.AGNNConv(), (x,)),
+        "EdgeGATConv": (nn.dgl.EdgeGATConv(6, 5, 4, 2), (x, e)),
+        "EGATConv": (nn.dgl.EGATConv(6, 5, 4, 3, 2), (x, e)),
         "GraphTransformerConv": (nn.GraphTransformerConv(6, 4, 2), (x,)),
         "EdgeGraphTransformerConv": (nn.EdgeGraphTransformerConv(6, 5, 4, 2), (x, e)),
     }
@@ -24,7 +31,7 @@ def _layer_cases():
         def case(argument, wrong, error, words, graph, *inputs, layer=layer, module=module, **options):
             words = (f"{layer}: {argument}: ", *words)
             return Case(
-                f"nn.{layer}", argument, wrong, error, words, lambda: module(graph, *inputs, **options)
+                _where(module), argument, wrong, error, words, lambda: module(graph, *inputs, **options)
             )
 
         feat, rest = "nfeats" if layer == "EGATConv" else "feat", inputs[1:]
@@ -87,8 +94,8 @@ def _layer_cases():
     for layer, argument, wrong, value, words in per_edge:
         module, inputs = layers[layer]
         call = lambda m=module, i=inputs, a=argument, v=value: m(loops, *i, **{a: v})  # noqa: E731
-        yield Case(f"nn.{layer}", argument, wrong, ValueError, (f"{layer}: {argument}: ", words), call)
-    hgt = nn.HGTConv(6, 4, 2, 2, 2)
+        yield Case(_where(module), argument, wrong, ValueError, (f"{layer}: {argument}: ", words), call)
+    hgt = nn.dgl.HGTConv(6, 4, 2, 2, 2)
     types, kinds = torch.zeros(N_SRC, dtype=torch.int64), torch.zeros(loops.num_edges, dtype=torch.int64)
     for argument, wrong, error, words, inputs in (
         ("x", "one row too few", ValueError, "got [3, 6]", (x[1:], types, kinds)),
@@ -102,7 +109,7 @@ def _layer_cases():
         ("etype", "negative", ValueError, "got -1", (x, types, kinds - 1)),
     ):
         call = lambda inputs=inputs: hgt(loops, *inputs)  # noqa: E731
-        yield Case("nn.HGTConv", argument, wrong, error, (f"HGTConv: {argument}", words), call)
+        yield Case("nn.dgl.HGTConv", argument, wrong, error, (f"HGTConv: {argument}", words), call)
     transformer = nn.GraphTransformerLayer(6, 2)
     for wrong, error, words, value in (
         ("a list", TypeError, "got list", x.tolist()),
@@ -115,7 +122,7 @@ def _layer_cases():
         )
 
 
-def _constructor_cases(where, layers):
+def _constructor_cases(layers):
     """Cases of wrong arguments of constructors. layers: (name, class, right arguments) of each."""
     for layer, cls, right in layers:
         names = ("heads", "num_heads") if "num_heads" in right else ("num_heads", "heads")
@@ -132,7 +139,7 @@ def _constructor_cases(where, layers):
         ):
             options = {key: value for key, value in (right | changes).items() if value is not None}
             yield Case(
-                f"{where}.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words),
+                _where(cls), argument, wrong, error, (f"{layer}: {argument}: ", words),
                 lambda cls=cls, options=options: cls(**options),
             )  # fmt: skip
 
@@ -140,27 +147,27 @@ def _constructor_cases(where, layers):
 def _dgl_constructor_cases():
     sizes = dict(in_feats=6, out_feats=4, num_heads=2)
     yield from _constructor_cases(
-        "nn",
         [
-            ("GATConv", nn.GATConv, sizes),
-            ("GATv2Conv", nn.GATv2Conv, sizes),
-            ("DotGatConv", nn.DotGatConv, sizes),
-            ("EdgeGATConv", nn.EdgeGATConv, sizes | dict(edge_feats=5)),
+            ("GATConv", nn.dgl.GATConv, sizes),
+            ("GATv2Conv", nn.dgl.GATv2Conv, sizes),
+            ("DotGatConv", nn.dgl.DotGatConv, sizes),
+            ("EdgeGATConv", nn.dgl.EdgeGATConv, sizes | dict(edge_feats=5)),
             ("GraphTransformerConv", nn.GraphTransformerConv, sizes),
             ("GraphTransformerLayer", nn.GraphTransformerLayer, dict(feats=8, num_heads=2)),
         ],
     )
-    for layer, cls in (("GATConv", nn.GATConv), ("GATv2Conv", nn.GATv2Conv), ("EdgeGATConv", nn.EdgeGATConv)):
+    for layer in ("GATConv", "GATv2Conv", "EdgeGATConv"):
+        cls = getattr(nn.dgl, layer)
         options = sizes | dict(activation="relu") | (dict(edge_feats=5) if layer == "EdgeGATConv" else {})
         yield Case(
-            f"nn.{layer}", "activation", "a string", TypeError,
+            f"nn.dgl.{layer}", "activation", "a string", TypeError,
             (f"{layer}: activation: ", "torch.nn.functional.relu", "got 'relu'"),
             lambda cls=cls, options=options: cls(**options),
         )  # fmt: skip
     yield Case(
-        "nn.GATConv", "in_channels", "torch_geometric's name", TypeError,
+        "nn.dgl.GATConv", "in_channels", "torch_geometric's name", TypeError,
         ("GATConv: in_channels: ", "called in_feats", "dfgnn.nn.pyg"),
-        lambda: nn.GATConv(in_channels=6, out_feats=4, num_heads=2),
+        lambda: nn.dgl.GATConv(in_channels=6, out_feats=4, num_heads=2),
     )  # fmt: skip
 
 
@@ -218,10 +225,10 @@ def _pyg_cases():
     yield from _pyg_typed_cases(x, edges)
     sizes = dict(in_channels=6, out_channels=4, heads=2)
     names = "GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"
-    yield from _constructor_cases("nn.pyg", [(name, getattr(pyg, name), sizes) for name in names])
+    yield from _constructor_cases([(name, getattr(pyg, name), sizes) for name in names])
     yield Case(
         "nn.pyg.GATConv", "in_feats", "DGL's name", TypeError,
-        ("GATConv: in_feats: ", "called in_channels", "dfgnn.nn"),
+        ("GATConv: in_feats: ", "called in_channels", "dfgnn.nn.dgl"),
         lambda: pyg.GATConv(in_feats=6, out_channels=4),
     )  # fmt: skip
 

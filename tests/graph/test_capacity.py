@@ -229,10 +229,10 @@ def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
 def test_layers_of_a_graph_leave_out_unused_edges(device, name):
     options = {"allow_zero_in_degree": True}
     layer = {
-        "GraphTransformerConv": lambda: nn.GraphTransformerConv(8, 4, 2, edge_feats=3, **options),
+        "GraphTransformerConv": lambda: nn.GraphTransformerConv(8, 4, 2, edge_dim=3, **options),
         "EdgeGraphTransformerConv": lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2, **options),
-        "EdgeGATConv": lambda: nn.EdgeGATConv(8, 3, 4, 2, **options),
-        "EGATConv": lambda: nn.EGATConv(8, 3, 4, 5, 2, **options),
+        "EdgeGATConv": lambda: nn.dgl.EdgeGATConv(8, 3, 4, 2, **options),
+        "EGATConv": lambda: nn.dgl.EGATConv(8, 3, 4, 5, 2, **options),
     }[name]().to(device)
 
     def call(where, x, attr):

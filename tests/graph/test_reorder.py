@@ -135,8 +135,8 @@ def test_around_a_model(device):
     """Two layers and a residual in the new order: one permute and one restore."""
     graph = make_graph("isolated", device)
     r = reorder(graph, "given")
-    layers = [nn.GATConv(6, 5, 2, residual=True, allow_zero_in_degree=True).to(device, torch.float64)]
-    layers += [nn.DotGatConv(10, 3, 1, allow_zero_in_degree=True).to(device, torch.float64)]
+    layers = [nn.dgl.GATConv(6, 5, 2, residual=True, allow_zero_in_degree=True).to(device, torch.float64)]
+    layers += [nn.dgl.DotGatConv(10, 3, 1, allow_zero_in_degree=True).to(device, torch.float64)]
 
     def model(graph, x):
         return layers[1](graph, layers[0](graph, x).flatten(1))
@@ -150,7 +150,7 @@ def test_around_a_model(device):
 def test_a_layer_on_a_block(device):
     """The destinations of a block are its first sources: after reordering they are given beside them."""
     graph = make_graph("fewer_destinations", device)
-    layer = nn.GATConv(6, 4, 2, residual=True, allow_zero_in_degree=True).to(device)
+    layer = nn.dgl.GATConv(6, 4, 2, residual=True, allow_zero_in_degree=True).to(device)
     x = torch.randn(graph.num_src, 6, device=device)
     expected, attention = layer(graph, x, get_attention=True)
     r = reorder(graph, "given")

@@ -15,16 +15,9 @@ pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not inst
 import dgl.nn.pytorch as dglnn  # noqa: E402
 import torch_geometric.nn as pygnn  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 N = 40
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """The graphs are so small that more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def edges():
@@ -237,7 +230,7 @@ def test_subclasses_and_unknown_layers_are_left_alone_and_named():
             "gcn": pygnn.GCNConv(6, 4),
             "graph_conv": dglnn.GraphConv(6, 4),
             "own_forward": own_forward,
-            "ours": dfgnn.nn.GATConv(6, 4, 2),
+            "ours": dfgnn.nn.dgl.GATConv(6, 4, 2),
             "linear": nn.Linear(6, 4),
             "gat": pygnn.GATConv(6, 4, 2),
         }

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dfgnn import nn as layers
-from dfgnn.engine.layer import Layer
+from dfgnn.engine.autograd import Layer
 from dfgnn.nn import fused as _fused
 from dfgnn.nn.whole import padding as _padding
 from dfgnn.nn.whole.spec import LayerSpec
@@ -384,19 +384,19 @@ def profile(fn):
 
 
 MODULES = {
-    "GATConv": lambda: layers.GATConv(IN, 4, 2, allow_zero_in_degree=True),
-    "GATv2Conv": lambda: layers.GATv2Conv(IN, 4, 2, allow_zero_in_degree=True),
-    "DotGatConv": lambda: layers.DotGatConv(IN, 4, 2, allow_zero_in_degree=True),
+    "GATConv": lambda: layers.dgl.GATConv(IN, 4, 2, allow_zero_in_degree=True),
+    "GATv2Conv": lambda: layers.dgl.GATv2Conv(IN, 4, 2, allow_zero_in_degree=True),
+    "DotGatConv": lambda: layers.dgl.DotGatConv(IN, 4, 2, allow_zero_in_degree=True),
     "GraphTransformerConv": lambda: layers.GraphTransformerConv(IN, 4, 2, allow_zero_in_degree=True),
     "with attributes": lambda: WithAttributes(),
 }
 
 
 class WithAttributes(layers.GraphTransformerConv):
-    """A layer with edge_feats that brings them along."""
+    """A layer with edge_dim that brings them along."""
 
     def __init__(self):
-        super().__init__(IN, 4, 2, allow_zero_in_degree=True, edge_feats=3)
+        super().__init__(IN, 4, 2, allow_zero_in_degree=True, edge_dim=3)
         self.edge_attr = nn.Parameter(torch.linspace(-1, 1, 1200).view(400, 3))
 
     def forward(self, graph, feat, **options):
@@ -422,8 +422,9 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
     with Operators() as modes:
         torch.testing.assert_close(module(graph, x), plain)
     assert len(calls) == 1 and len(seen) == len(linears) and any("mm" in op for op in modes.names)
-    # With get_attention the layer is fused, too; the attention is computed in addition.
-    asked, attention = module(graph, x, get_attention=True)
+    # The attention is computed in addition to the fused layer.
+    ask = "return_attention" if hasattr(module, "edge_dim") else "get_attention"
+    asked, attention = module(graph, x, **{ask: True})
     assert len(calls) == 2 and torch.equal(asked, plain) and attention.shape == (graph.num_edges, 2, 1)
     # Inputs that the fused layer does not take: another number of dimensions, and torch.func.
     module(graph, torch.randn(graph.num_src, 2, IN))
@@ -452,19 +453,19 @@ def test_gradients_of_projections_of_the_same_features_are_one_product(monkeypat
 def test_a_layer_that_has_learnt_more_takes_the_long_way():
     """A subclass with an option of its own is not fused, because the fused layer does not know the option."""
 
-    class Louder(layers.GATConv):
-        FUSED_OPTIONS = layers.GATConv.FUSED_OPTIONS
+    class Louder(layers.dgl.GATConv):
+        FUSED_OPTIONS = layers.dgl.GATConv.FUSED_OPTIONS
 
         def __init__(self, *args, volume=1.0, in_feats=IN, out_feats=4, num_heads=2):
             super().__init__(in_feats, out_feats, num_heads, allow_zero_in_degree=True)
 
-    class Renamed(layers.GATConv):
+    class Renamed(layers.dgl.GATConv):
         """What a user adds beneath the layer's own constructor is the user's to compute."""
 
         def __init__(self, size):
             super().__init__(IN, size, 2, allow_zero_in_degree=True)
 
-    assert _fused.knows_all_of(layers.GATConv) and _fused.knows_all_of(Renamed)
+    assert _fused.knows_all_of(layers.dgl.GATConv) and _fused.knows_all_of(Renamed)
     assert not _fused.knows_all_of(Louder) and not _fused.knows_all_of(nn.Linear)
     graph = make_graph("random")
     x = torch.randn(graph.num_src, IN, requires_grad=True)

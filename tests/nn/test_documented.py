@@ -11,7 +11,7 @@ from dfgnn import nn as ours
 
 
 def _layers():
-    modules = [ours]
+    modules = [ours, ours.dgl]
     try:
         from dfgnn.nn import pyg
 

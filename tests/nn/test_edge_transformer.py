@@ -1,13 +1,10 @@
 """EdgeGraphTransformerConv and its layer beside the published formulas in plain PyTorch."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 from graphs import make_graph
 
-from dfgnn.nn import EdgeGraphTransformerConv, EdgeGraphTransformerLayer, ZeroInDegreeError
+from dfgnn.nn import EdgeGraphTransformerConv, EdgeGraphTransformerLayer
 
 GRAPHS = ["mixed_degrees", "fewer_sources", "fewer_destinations", "isolated", "duplicates", "no_edges"]
 
@@ -49,7 +46,7 @@ def test_conv(device, name, clamp, edge_out):
     sizes = (graph.num_src, 6), (graph.num_dst, 6), (graph.num_edges, 4)
     inputs = [torch.randn(s, dtype=torch.float64, device=device).requires_grad_() for s in sizes]
     h_src, h_dst, edge_attr = inputs
-    out, *more = conv(graph, (h_src, h_dst), edge_attr, get_attention=True)
+    out, *more = conv(graph, (h_src, h_dst), edge_attr, return_attention=True)
     expected = published(conv, graph, h_src, h_dst, edge_attr)
     expected = expected if edge_out else (expected[0], expected[2])
     torch.testing.assert_close((out, *more), tuple(expected))
@@ -91,18 +88,7 @@ def test_layer(device, edge_dim, edge_out):
         torch.testing.assert_close(e, expected_block(layer.edge, attr, products.flatten(1), p))
     else:
         assert e is attr
-    assert layer(graph, feat, attr, get_attention=True)[2].shape == (400, 3)
-    other = pickle.loads(pickle.dumps(layer))
-    copied = copy.deepcopy(layer)
-    for one in (other, copied):
-        torch.testing.assert_close(one.eval()(graph, feat, attr), layer.eval()(graph, feat, attr))
-
-
-def test_second_derivatives(device):
-    graph = make_graph("one_edge", device)
-    conv = EdgeGraphTransformerConv(2, 2, 2, 2, clamp=None).to(device, torch.float64)
-    x, e = (torch.randn(1, 2, dtype=torch.float64, device=device).requires_grad_() for _ in range(2))
-    assert torch.autograd.gradgradcheck(lambda x, e: conv(graph, x, e), (x, e))
+    assert layer(graph, feat, attr, return_attention=True)[2].shape == (400, 3)
 
 
 def test_parameters_are_drawn_anew_as_each_module_draws_them():
@@ -122,8 +108,6 @@ def test_dropout_and_errors():
     assert conv(graph, feat, attr)[0].eq(0).all() and conv.eval()(graph, feat, attr)[0].ne(0).any()
     with pytest.raises(ValueError, match="edge_attr: expected shape"):
         conv(graph, feat, attr[1:])
-    with pytest.raises(ZeroInDegreeError):
-        conv(make_graph("isolated"), torch.randn(53, 6), torch.randn(90, 4))
     with pytest.raises(ValueError, match="feats: expected a multiple"):
         EdgeGraphTransformerLayer(10, 3)
     with pytest.raises(ValueError, match="norm: expected"):

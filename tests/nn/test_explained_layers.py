@@ -67,7 +67,7 @@ def test_a_compiled_layer(inputs):
 def test_layers_with_dgl_s_contract(inputs):
     x, edge_index = inputs
     graph = dfgnn.Graph.from_edge_index(edge_index, num_nodes=20).add_self_loops()
-    call = only(dfgnn.explain(dfgnn.nn.GATConv(16, 4, 2), graph, x))
+    call = only(dfgnn.explain(dfgnn.nn.dgl.GATConv(16, 4, 2), graph, x))
     assert (call.path, call.what) == ("layer", "GATConv")
     model = nn.Sequential()
     assert dfgnn.explain(model, x).calls == ()

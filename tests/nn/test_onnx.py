@@ -82,10 +82,10 @@ def test_pyg(build, dynamo, tmp_path):
 
 
 OWN = {
-    "GATConv": lambda: dfgnn.nn.GATConv(8, 4, 2, residual=True),
-    "GATv2Conv": lambda: dfgnn.nn.GATv2Conv(8, 4, 2),
-    "DotGatConv": lambda: dfgnn.nn.DotGatConv(8, 4, 2),
-    "AGNNConv": lambda: dfgnn.nn.AGNNConv(),
+    "GATConv": lambda: dfgnn.nn.dgl.GATConv(8, 4, 2, residual=True),
+    "GATv2Conv": lambda: dfgnn.nn.dgl.GATv2Conv(8, 4, 2),
+    "DotGatConv": lambda: dfgnn.nn.dgl.DotGatConv(8, 4, 2),
+    "AGNNConv": lambda: dfgnn.nn.dgl.AGNNConv(),
     "GraphTransformerConv": lambda: dfgnn.nn.GraphTransformerConv(8, 4, 2),
 }
 

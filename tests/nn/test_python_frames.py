@@ -12,7 +12,7 @@ import torch
 
 import dfgnn
 from dfgnn import Graph
-from dfgnn import nn as dgl_layers
+from dfgnn.nn import dgl as dgl_layers
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 from dfgnn.nn import pyg  # noqa: E402

@@ -14,6 +14,8 @@ from dfgnn import Graph, nn
 from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
 from dfgnn.nn.whole import traced as _traced
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 LAYERS = {
     "GATConv": lambda: GATConv(9, 5, heads=3),
     "GATConv one head": lambda: GATConv(9, 5, bias=False),
@@ -22,22 +24,15 @@ LAYERS = {
     "TransformerConv": lambda: TransformerConv(9, 5, heads=3),
     "TransformerConv beta": lambda: TransformerConv(9, 5, heads=3, beta=True, bias=False),
     "TransformerConv edges": lambda: TransformerConv(9, 5, heads=3, edge_dim=4),
-    "DGL GATConv": lambda: nn.GATConv(9, 5, 3),
-    "DGL GATv2Conv": lambda: nn.GATv2Conv(9, 5, 3),
-    "DGL DotGatConv": lambda: nn.DotGatConv(9, 5, 3),
+    "DGL GATConv": lambda: nn.dgl.GATConv(9, 5, 3),
+    "DGL GATv2Conv": lambda: nn.dgl.GATv2Conv(9, 5, 3),
+    "DGL DotGatConv": lambda: nn.dgl.DotGatConv(9, 5, 3),
     "GraphTransformerConv": lambda: nn.GraphTransformerConv(9, 5, 3),
 }
 
 
 OF_EVERY_SCORE = ["GATConv", "GATv2Conv mean", "TransformerConv edges", "GraphTransformerConv"]
 of_every_score = pytest.mark.parametrize("name", OF_EVERY_SCORE)
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def given(name, device, num_src=30, num_dst=30):

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from dfgnn import Graph
-from dfgnn.nn import HGTConv, pyg
+from dfgnn.nn import pyg
+from dfgnn.nn.dgl import HGTConv
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 NODES, EDGES = 12, 40

@@ -11,16 +11,9 @@ from dfgnn import nn as layers
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.nn import pyg
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SEEDS = 100 if EXHAUSTIVE else 12
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """On graphs this small threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 HEADS, SIZE, WIDTH = (1, 2, 3, 4, 8), (1, 3, 4, 8, 16, 20), (1, 3, 8)
@@ -111,7 +104,7 @@ def fa(case):
 
 
 def dgl_gat(case):
-    layer = layers.GATConv(
+    layer = layers.dgl.GATConv(
         7, case.size, case.heads, attn_drop=case.dropout, feat_drop=case.dropout * case.flip(),
         residual=case.flip(), bias=case.flip(), allow_zero_in_degree=True,
     )  # fmt: skip
@@ -120,7 +113,7 @@ def dgl_gat(case):
 
 
 def dgl_gatv2(case):
-    layer = layers.GATv2Conv(
+    layer = layers.dgl.GATv2Conv(
         7, case.size, case.heads, attn_drop=case.dropout, residual=case.flip(), bias=case.flip(),
         share_weights=case.flip(), allow_zero_in_degree=True,
     )  # fmt: skip
@@ -128,36 +121,36 @@ def dgl_gatv2(case):
 
 
 def dotgat(case):
-    layer = layers.DotGatConv(7, case.size, case.heads, allow_zero_in_degree=True)
+    layer = layers.dgl.DotGatConv(7, case.size, case.heads, allow_zero_in_degree=True)
     return case.made(layer), (case.graph, case.x), {"get_attention": True}
 
 
 def edgegat(case):
-    layer = layers.EdgeGATConv(
+    layer = layers.dgl.EdgeGATConv(
         7, case.width, case.size, case.heads, attn_drop=case.dropout, allow_zero_in_degree=True
     )
     return case.made(layer), (case.graph, case.x, case.edges()), {"get_attention": True}
 
 
 def egat(case):
-    layer = layers.EGATConv(7, case.width, case.size, 4, case.heads, allow_zero_in_degree=True)
+    layer = layers.dgl.EGATConv(7, case.width, case.size, 4, case.heads, allow_zero_in_degree=True)
     return case.made(layer), (case.graph, case.x, case.edges()), {"get_attention": True}
 
 
 def pooling(case):
-    layer = layers.GlobalAttentionPooling(torch.nn.Linear(7, 1))
+    layer = layers.dgl.GlobalAttentionPooling(torch.nn.Linear(7, 1))
     return case.made(layer), (case.graph, case.x), {"get_attention": True}
 
 
 def graph_transformer(case):
-    edge_feats = case.width if case.flip() else None
+    edge_dim = case.width if case.flip() else None
     layer = layers.GraphTransformerConv(
-        7, case.size, case.heads, attn_drop=case.dropout, bias=case.flip(), edge_feats=edge_feats,
+        7, case.size, case.heads, attn_drop=case.dropout, bias=case.flip(), edge_dim=edge_dim,
         allow_zero_in_degree=True,
     )  # fmt: skip
     bias = case.features(case.edge_index.shape[1], case.heads) if case.flip() else None
-    attr = None if edge_feats is None else case.edges()
-    return case.made(layer), (case.graph, case.x, bias), {"get_attention": True, "edge_attr": attr}
+    attr = None if edge_dim is None else case.edges()
+    return case.made(layer), (case.graph, case.x, bias), {"return_attention": True, "edge_attr": attr}
 
 
 def graph_transformer_layer(case):
@@ -166,7 +159,7 @@ def graph_transformer_layer(case):
         allow_zero_in_degree=True,
     )  # fmt: skip
     x = case.features(case.num_nodes, case.heads * 4)
-    return case.made(layer), (case.graph, x), {"get_attention": True}
+    return case.made(layer), (case.graph, x), {"return_attention": True}
 
 
 def edge_transformer(case):
@@ -174,7 +167,7 @@ def edge_transformer(case):
         7, case.width, case.size, case.heads, attn_drop=case.dropout, edge_out=case.flip(),
         allow_zero_in_degree=True,
     )  # fmt: skip
-    return case.made(layer), (case.graph, case.x, case.edges()), {"get_attention": True}
+    return case.made(layer), (case.graph, case.x, case.edges()), {"return_attention": True}
 
 
 def edge_transformer_layer(case):
@@ -183,7 +176,7 @@ def edge_transformer_layer(case):
         attn_drop=case.dropout, allow_zero_in_degree=True,
     )  # fmt: skip
     x = case.features(case.num_nodes, case.heads * 4)
-    return case.made(layer), (case.graph, x, case.edges()), {"get_attention": True}
+    return case.made(layer), (case.graph, x, case.edges()), {"return_attention": True}
 
 
 def _function(case, function, tensors, **options):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.ops import copy_u_sum, u_mul_e_sum
-from ...nn import DGLError
 from ...nn._graph import as_graph, check_in_degrees
+from ...nn.dgl import DGLError
 from ..passing import CROSS
 from ..utils import expand_as_pair
 

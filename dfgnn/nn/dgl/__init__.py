@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ...graph.of_dgl import stands_for_dgl
+from .._errors import DGLError
 
 if TYPE_CHECKING:
     from .agnn import AGNNConv
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AGNNConv",
+    "DGLError",
     "DotGatConv",
     "EGATConv",
     "EdgeGATConv",

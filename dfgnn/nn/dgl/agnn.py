@@ -32,7 +32,7 @@ class AGNNConv(GraphLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import AGNNConv
+        from dfgnn.nn.dgl import AGNNConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

@@ -30,7 +30,7 @@ class DotGatConv(AttentionLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import DotGatConv
+        from dfgnn.nn.dgl import DotGatConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...engine.edge_terms import sum_of_features
+from ...engine.edge_maps import sum_of_features
 from ...graph import Graph
-from ...runtime.options import EdgeTerm
+from ...runtime.attention_options import EdgeTerm
 from .._fused_or_upstream import upstream_runs
 from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero
@@ -40,7 +40,7 @@ class EdgeGATConv(AdditiveConv):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import EdgeGATConv
+        from dfgnn.nn.dgl import EdgeGATConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

@@ -40,7 +40,7 @@ class EGATConv(GraphLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import EGATConv
+        from dfgnn.nn.dgl import EGATConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

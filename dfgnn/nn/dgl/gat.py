@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.additive import gat
+from ...functional.gat import gat
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._fused_or_upstream import upstream_runs
@@ -131,7 +131,7 @@ class GATConv(AdditiveConv):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import GATConv
+        from dfgnn.nn.dgl import GATConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

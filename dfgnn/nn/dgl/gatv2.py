@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.additive import gatv2
+from ...functional.gat import gatv2
 from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
@@ -38,7 +38,7 @@ class GATv2Conv(LeakyLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import GATv2Conv
+        from dfgnn.nn.dgl import GATv2Conv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

@@ -44,7 +44,7 @@ class HGTConv(FusedLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import HGTConv
+        from dfgnn.nn.dgl import HGTConv
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()

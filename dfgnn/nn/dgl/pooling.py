@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph.cache import once
 from .._fused_or_upstream import upstream_runs
@@ -31,7 +32,7 @@ class GlobalAttentionPooling(FusedLayer):
 
         import torch
         from dfgnn import Graph
-        from dfgnn.nn import GlobalAttentionPooling
+        from dfgnn.nn.dgl import GlobalAttentionPooling
 
         edge_index = torch.randint(100, (2, 600))
         graph = Graph.from_edge_index(edge_index, num_nodes=100).add_self_loops()
@@ -100,6 +101,10 @@ def _sizes(graph: Any, feat: Tensor) -> Tensor:
 
 def _nodes_to_graphs(sizes: Tensor, num_nodes: int) -> Graph:
     """The graph that leads from each node to its graph; cached as long as the tensor lives."""
+    if torch.compiler.is_compiling():
+        nodes = torch.arange(num_nodes, device=sizes.device)
+        group = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes, output_size=num_nodes)
+        return cast(Graph, EdgeList(torch.stack([nodes, group]), num_nodes, len(sizes)))
 
     def build() -> Graph:
         indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))

@@ -5,7 +5,7 @@ initialisation, state_dict and results, so that ``isinstance``, explainers, ``to
 working. All are differentiable any number of times, as those of :mod:`dfgnn.nn`. Where
 a layer is set up in a way that the fused path does not know (another aggregation, message passing hooks, an
 active explanation, an overridden ``message``, TorchScript), it runs torch_geometric's own forward and says
-so with a :class:`FallbackWarning`.
+so with a :class:`dfgnn.nn.FallbackWarning`.
 
 The graph made from an ``edge_index`` is cached as long as that tensor lives, so that layers and iterations
 which share the tensor share the graph.
@@ -43,7 +43,6 @@ _HOME = {
     "AGNNConv": "agnn",
     "AttentionalAggregation": "aggregation",
     "FAConv": "fa",
-    "FallbackWarning": "._fused_or_upstream",
     "GATConv": "gat",
     "GATEConv": "gate",
     "GATv2Conv": "gatv2",

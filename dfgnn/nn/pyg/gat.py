@@ -8,10 +8,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor, nn
 
-from ...functional.additive import gat
+from ...functional.gat import gat
+from ...runtime.attention_options import EdgeTerm
 from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
-from ...runtime.options import EdgeTerm
 from .._errors import check_fits, projected
 from .._terms import folded_terms, folds, is_plain
 from ..fused import is_first_rows, refuse_parameters

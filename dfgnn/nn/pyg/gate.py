@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine.edge_maps import rows_of_sources
-from ...runtime.options import EdgeTerm
+from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, check_takes
 from .._terms import is_plain
 from ._base import FusedConv, is_batch, over_batch

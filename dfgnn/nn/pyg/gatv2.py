@@ -8,10 +8,10 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ...functional.additive import gatv2
+from ...functional.gat import gatv2
 from ...graph import Graph
+from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
-from ...runtime.options import EdgeTerm, Projected
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..fused import refuse_parameters

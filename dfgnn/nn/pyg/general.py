@@ -9,9 +9,9 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ...engine.edge_terms import sum_of_features
+from ...engine.edge_maps import sum_of_features
 from ...functional.dot import dot
-from ...runtime.options import EdgeTerm
+from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import plain_linear
 from ._base import FusedConv, is_batch, over_batch

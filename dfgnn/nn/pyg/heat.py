@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
-from ...engine.edge_terms import sum_of_features
-from ...runtime.options import EdgeTerm
+from ...engine.edge_maps import sum_of_features
+from ...runtime.attention_options import EdgeTerm
 from .._errors import check_takes, projected
 from .._half import HALF, rows_of_types
 from .._terms import is_untouched, plain_linear

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...engine.compiler_graph import EdgeList
-from ...functional.additive import gat
+from ...functional.gat import gat
 from ...graph import Graph
-from ...runtime.options import EdgeTerm
+from ...runtime.attention_options import EdgeTerm
 from ...runtime.transforms import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
 from .._terms import is_plain

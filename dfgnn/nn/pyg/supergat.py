@@ -10,8 +10,8 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ...functional.additive import gat
 from ...functional.dot import dot
+from ...functional.gat import gat
 from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...functional.dot import dot
 from ...graph import Graph, GraphPart
+from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import in_autocast
-from ...runtime.options import EdgeTerm, Projected
 from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..whole.spec import LayerSpec

@@ -36,7 +36,8 @@ def folds(attr: Tensor, heads: int, width: int) -> bool:
     require gradients, because [E, width] would then be needed several times, in forward, backward and second
     derivatives. The answer does not depend on the grad mode, so that the result does not, either."""
     learns = not attr.is_cuda and attr.requires_grad
-    return (learns or attr.shape[1] * heads < width) and len(attr) * width > MOST_UNFOLDED[attr.device.type]
+    most = MOST_UNFOLDED.get(attr.device.type)  # None: on meta, where nothing takes memory
+    return (learns or attr.shape[1] * heads < width) and most is not None and len(attr) * width > most
 
 
 class _Rows(NamedTuple):

@@ -1,8 +1,6 @@
 """DGL's layers beside ours: pairs with the same parameters, and the comparisons that every pair must pass."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
@@ -252,30 +250,6 @@ class Contract:
             shapes = [x.shape[1:] for x in as_tuple(ours(dgl_graph(), *self.inputs(dgl_graph())))]
             assert [x.shape for x in outs] == [(0, *shape) for shape in shapes]
 
-    def test_leading_dimensions_are_independent(self):
-        g, prefix = dgl_graph(), (2, 3)
-        for options in self.options[::5]:
-            layer = self.pair(**options)[1]
-            inputs = self.inputs(g, prefix=prefix)
-            keywords = {"get_attention": True} if self.attention else {}
-            outs = as_tuple(layer(g, *inputs, **keywords))
-            for index in torch.cartesian_prod(*map(torch.arange, prefix)).tolist():
-                at = (slice(None), *index)
-                part = [x if x is None or x.dim() <= len(prefix) else x[at] for x in inputs]
-                for out, one in zip(outs, as_tuple(layer(g, *part, **keywords))):
-                    torch.testing.assert_close(out[at], one)
-
-    def test_reference(self, monkeypatch):
-        """The layer on plain PyTorch is the same layer."""
-        g = dgl_graph()
-        inputs = self.inputs(g, dtype=torch.float64)
-        layer = self.pair(dtype=torch.float64)[1]
-        expected = run(layer, g, inputs, self.attention)
-        function = getattr(reference, self.layer.attention.__name__)
-        monkeypatch.setattr(self.layer, "attention", staticmethod(function))
-        for name, x in run(layer, g, inputs, self.attention).items():
-            assert_close(x, expected[name], 1e-10, name)
-
     # ---- state -------------------------------------------------------------------------------------------
 
     def test_state_and_initialisation(self):
@@ -297,47 +271,7 @@ class Contract:
                     ours.reset_parameters()
                     assert all(torch.equal(expected[name], x) for name, x in ours.state_dict().items())
 
-    def test_pickle_and_deepcopy(self):
-        g = dgl_graph()
-        inputs = self.inputs(g)
-        for options in self.options:
-            layer = self.pair(**options)[1].eval()
-            expected = as_tuple(layer(g, *inputs))
-            for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
-                assert repr(other) == repr(layer)
-                for x, y in zip(as_tuple(other(g, *inputs)), expected):
-                    assert torch.equal(x, y)
-
     # ---- precision and input -----------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-    def test_low_precision(self, dtype):
-        g = dgl_graph()
-        layer = self.pair()[1].to(dtype).eval()
-        inputs = self.inputs(g, dtype=dtype)
-        outs = as_tuple(layer(g, *inputs))
-        sum(x.sum() for x in outs).backward()
-        assert all(p.grad.isfinite().all() for p in layer.parameters())
-        exact = copy.deepcopy(layer).double()
-        inputs = [x.double() if x is not None and x.is_floating_point() else x for x in inputs]
-        for out, expected in zip(outs, as_tuple(exact(g, *inputs))):
-            assert out.dtype == dtype
-            torch.testing.assert_close(out.double(), expected, rtol=0.05, atol=0.05)
-
-    def test_autocast(self):
-        g = dgl_graph()
-        layer = self.pair()[1].eval()
-        inputs = self.inputs(g)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            outs = as_tuple(layer(g, *inputs))
-        sum(x.float().sum() for x in outs).backward()
-        assert all(p.grad.isfinite().all() for p in layer.parameters())
-        for out, expected in zip(outs, as_tuple(layer(g, *inputs))):
-            torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.1)
-
-    def test_other_graphs_are_refused(self):
-        with pytest.raises(TypeError, match="graph"):
-            self.pair()[1](torch.zeros(2, 3), *self.inputs(dgl_graph()))
 
 
 class DropoutContract(Contract):

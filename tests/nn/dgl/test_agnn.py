@@ -4,7 +4,7 @@ import pytest
 import torch
 from dgl_compare import Contract, compare, dgl_bipartite, dgl_graph
 
-from dfgnn.nn import AGNNConv
+from dfgnn.nn.dgl import AGNNConv
 
 
 class TestAGNNConv(Contract):

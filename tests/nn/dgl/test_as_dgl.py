@@ -84,7 +84,7 @@ with dfgnn.compat.install_as_dgl() as first:
     import dgl, dgl.nn.pytorch as dglnn
     second = dfgnn.compat.install_as_dgl()
     assert dgl.graph is dfgnn.compat.graph and "heterograph" in dir(dgl)
-    assert dglnn.GATConv is dfgnn.nn.GATConv and "active" in repr(first)
+    assert dglnn.GATConv is dfgnn.nn.dgl.GATConv and "active" in repr(first)
 import dgl.sparse  # the second holds
 assert dgl.sparse.spmatrix is dfgnn.compat.sparse.spmatrix
 import dgl.heterograph

@@ -27,7 +27,7 @@ class Theirs:
 
 
 class Ours:
-    graph_module, fn, ops, nn = dfgnn.compat, dfgnn.compat.function, dfgnn.ops, dfgnn.nn
+    graph_module, fn, ops, nn = dfgnn.compat, dfgnn.compat.function, dfgnn.ops, dfgnn.nn.dgl
     edge_softmax = staticmethod(dfgnn.ops.edge_softmax)
 
 
@@ -127,11 +127,11 @@ def test_attention_by_operators():
 
 
 @pytest.mark.parametrize("call, error, message", [
-    (lambda g: g.update_all(None, "sum"), dfgnn.nn.DGLError, "reduce function: expected a function"),
-    (lambda g: g.ndata.update(h=torch.ones(3)), dfgnn.nn.DGLError, "expected 20 rows"),
-    (lambda g: g["nothing"], dfgnn.nn.DGLError, "etype: expected one of"),
-    (lambda g: g.num_nodes("nothing"), dfgnn.nn.DGLError, "ntype: expected one of"),
-    (lambda g: g.multi_update_all({}, "product"), dfgnn.nn.DGLError, "cross_reducer: expected one of"),
+    (lambda g: g.update_all(None, "sum"), dfgnn.nn.dgl.DGLError, "reduce function: expected a function"),
+    (lambda g: g.ndata.update(h=torch.ones(3)), dfgnn.nn.dgl.DGLError, "expected 20 rows"),
+    (lambda g: g["nothing"], dfgnn.nn.dgl.DGLError, "etype: expected one of"),
+    (lambda g: g.num_nodes("nothing"), dfgnn.nn.dgl.DGLError, "ntype: expected one of"),
+    (lambda g: g.multi_update_all({}, "product"), dfgnn.nn.dgl.DGLError, "cross_reducer: expected one of"),
     (lambda g: dfgnn.compat.heterograph(RELATIONS, SIZES).dfgnn_graph, ValueError, "expected one relation"),
 ])  # fmt: skip
 def test_bad_input(call, error, message):

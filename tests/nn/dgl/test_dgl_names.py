@@ -19,7 +19,7 @@ from dfgnn.compat.dataloading import (
     MultiLayerFullNeighborSampler,
     NeighborSampler,
 )
-from dfgnn.nn import DGLError
+from dfgnn.nn.dgl import DGLError
 
 SRC, DST = [0, 1, 2, 2, 3, 3], [1, 2, 0, 1, 1, 1]
 

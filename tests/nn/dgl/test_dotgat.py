@@ -3,7 +3,7 @@
 import torch
 from dgl_compare import Contract, dgl_graph
 
-from dfgnn.nn import DotGatConv
+from dfgnn.nn.dgl import DotGatConv
 
 
 class TestDotGatConv(Contract):

@@ -5,7 +5,7 @@ import torch
 from covering import covering
 from dgl_compare import DropoutContract, compare, dgl_graph
 
-from dfgnn.nn import EdgeGATConv
+from dfgnn.nn.dgl import EdgeGATConv
 
 
 class EdgeGATContract(DropoutContract):

@@ -5,7 +5,7 @@ import torch
 from dgl_compare import Contract, compare, dgl, dgl_bipartite, dgl_graph
 from graphs import make_graph
 
-from dfgnn.nn import EGATConv
+from dfgnn.nn.dgl import EGATConv
 
 
 class TestEGATConv(Contract):

@@ -8,7 +8,8 @@ from covering import covering
 from dgl_compare import DropoutContract, compare, dgl_graph
 from torch.nn.utils import parametrizations
 
-from dfgnn.nn import GATConv, ZeroInDegreeError
+from dfgnn.nn import ZeroInDegreeError
+from dfgnn.nn.dgl import GATConv
 
 
 class TestGATConv(DropoutContract):

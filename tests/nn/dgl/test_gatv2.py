@@ -5,7 +5,7 @@ import torch
 from covering import covering
 from dgl_compare import DropoutContract, compare, dgl_graph
 
-from dfgnn.nn import GATv2Conv
+from dfgnn.nn.dgl import GATv2Conv
 
 
 class TestGATv2Conv(DropoutContract):

@@ -13,7 +13,8 @@ from covering import some
 
 from dfgnn import Graph
 from dfgnn.graph import of_dgl
-from dfgnn.nn import GATConv, _graph
+from dfgnn.nn import _graph
+from dfgnn.nn.dgl import GATConv
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 

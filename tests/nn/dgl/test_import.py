@@ -12,9 +12,9 @@ if {blocked}:
 import dfgnn
 assert "torch_geometric" not in sys.modules and dfgnn.nn.pyg.GATConv
 import dfgnn.nn, dfgnn.nn.pyg, dfgnn.compat
-for name in dfgnn.nn.__all__:
-    getattr(dfgnn.nn, name)
-dfgnn.nn.GATConv(4, 4, 2)
+for name in dfgnn.nn.dgl.__all__:
+    getattr(dfgnn.nn.dgl, name)
+dfgnn.nn.dgl.GATConv(4, 4, 2)
 assert "DGLBACKEND" not in os.environ
 """
 

@@ -1,4 +1,4 @@
-"""Layers of dfgnn.nn are subclasses of DGL's where DGL is installed, and elsewhere the same without that
+"""Layers of dfgnn.nn.dgl are subclasses of DGL's where DGL is installed, and elsewhere the same without that
 base."""
 
 import copy
@@ -48,8 +48,8 @@ def run(plain_python):
 
 @LAYERS
 def test_is_dgls(name, args, options):
-    cls = getattr(dfgnn.nn, name)
-    assert cls is getattr(dfgnn.nn.dgl, name) and issubclass(cls, getattr(dgl.nn, name))
+    cls = getattr(dfgnn.nn.dgl, name)
+    assert issubclass(cls, getattr(dgl.nn, name))
     torch.manual_seed(5)
     ours = cls(*args, **options)
     torch.manual_seed(5)
@@ -74,11 +74,11 @@ def test_accelerate_and_patch_use_it():
     layer = dgl.nn.GATConv(3, 4, 2)
     dfgnn.accelerate(layer)
     with dfgnn.patch("dgl"):
-        assert type(layer) is dgl.nn.GATConv is dfgnn.nn.GATConv
+        assert type(layer) is dgl.nn.GATConv is dfgnn.nn.dgl.GATConv
 
 
 def test_names_of_both():
-    layer = dfgnn.nn.GATConv((3, 5), 4, 2, residual=True)
+    layer = dfgnn.nn.dgl.GATConv((3, 5), 4, 2, residual=True)
     assert (layer.num_heads, layer.out_feats, layer.negative_slope) == (2, 4, 0.2)
     assert (layer._in_src_feats, layer._in_dst_feats, layer.has_explicit_bias) == (3, 5, False)
     layer.negative_slope = 0.5
@@ -104,8 +104,8 @@ found = []
 with warnings.catch_warnings():
     warnings.simplefilter("error")
     for name, args, options in pickle.load(open(sys.argv[1], "rb")):
-        layer = getattr(dfgnn.nn, name)(*args, **options)
-        assert type(layer) is getattr(dfgnn.nn.dgl, name) and type(layer).__module__ == "dfgnn.nn.dgl"
+        layer = getattr(dfgnn.nn.dgl, name)(*args, **options)
+        assert type(layer).__module__ == "dfgnn.nn.dgl"
         found.append((sorted(vars(layer)), repr(layer), list(layer.state_dict())))
 open(sys.argv[1], "wb").write(pickle.dumps(found))
 """
@@ -119,7 +119,8 @@ def test_pickles_go_across(tmp_path, run):
         dfgnn.Graph.from_coo(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]), num_nodes=3),
         torch.randn(3, 6),
     )
-    model = torch.nn.ModuleList([dfgnn.nn.GATConv(6, 3, 2, residual=True), dfgnn.nn.HGTConv(6, 3, 2, 1, 1)])
+    layers = dfgnn.nn.dgl.GATConv(6, 3, 2, residual=True), dfgnn.nn.dgl.HGTConv(6, 3, 2, 1, 1)
+    model = torch.nn.ModuleList(layers)
     types = torch.zeros(3, dtype=torch.int64)
     model.eval()
     expected = model[0](graph, x), model[1](graph, x, types, types)
@@ -147,7 +148,7 @@ def test_a_dgl_that_cannot_be_imported(error, tmp_path, run):
 sys.path.insert(0, sys.argv[1])
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    layer = dfgnn.nn.GATConv(3, 4, 2)
+    layer = dfgnn.nn.dgl.GATConv(3, 4, 2)
 (warning,) = [w for w in caught if "made for another torch" in str(w.message)]
 assert sys.argv[2] in str(warning.message) and warning.category is RuntimeWarning
 graph = dfgnn.Graph.from_coo(torch.tensor([0, 1]), torch.tensor([1, 0]), num_nodes=2)
@@ -163,7 +164,7 @@ def test_the_class_is_made_once(run):
 import threading
 found, names = [], dfgnn.nn.dgl.__all__
 def work():
-    found.append([getattr(dfgnn.nn, name) for name in names])
+    found.append([getattr(dfgnn.nn.dgl, name) for name in names])
 threads = [threading.Thread(target=work) for _ in range(8)]
 [t.start() for t in threads]
 [t.join() for t in threads]
@@ -174,7 +175,10 @@ assert isinstance(found[0][0](), sys.modules["dgl"].nn.AGNNConv)
 
 
 def test_unknown_names():
-    for module in (dfgnn.nn, dfgnn.nn.dgl):
-        with pytest.raises(AttributeError, match="has no attribute 'GCNConv'"):
-            _ = module.GCNConv
-        assert {"GATConv", "HGTConv"} <= set(dir(module))
+    with pytest.raises(AttributeError, match="has no attribute 'GCNConv'"):
+        _ = dfgnn.nn.dgl.GCNConv
+    assert {"GATConv", "HGTConv"} <= set(dir(dfgnn.nn.dgl))
+    where = "torch_geometric's layers are in dfgnn.nn.pyg, DGL's in dfgnn.nn.dgl"
+    with pytest.raises(AttributeError, match=f"has no attribute 'GATConv'; {where}"):
+        _ = dfgnn.nn.GATConv
+    assert {"GraphTransformerLayer", "dgl", "pyg"} <= set(dir(dfgnn.nn)) and "GATConv" not in dir(dfgnn.nn)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dfgnn
-from dfgnn.nn import GlobalAttentionPooling
+from dfgnn.nn.dgl import GlobalAttentionPooling
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 
@@ -47,6 +47,8 @@ def test_a_graph_of_ours_is_one_graph():
     x = torch.randn(9, 6)
     expected = (layer.gate_nn(x).softmax(0) * x).sum(0, keepdim=True)
     torch.testing.assert_close(layer(graph, x), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(graph, x), expected)
 
 
 def test_errors():

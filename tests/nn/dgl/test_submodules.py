@@ -137,7 +137,7 @@ def test_hooks_on_all_modules(name):
 def test_hooks_on_all_modules_and_folding():
     """DGL's forward cannot take a dfgnn.Graph. With a hook on all modules dfgnn's forward runs there, and
     calls the linear modules one by one."""
-    layer, seen = dfgnn.nn.GATConv((6, 6), 4, 2), []
+    layer, seen = dfgnn.nn.dgl.GATConv((6, 6), 4, 2), []
     g, (x_src, x_dst) = inputs("GATConv-pair")
     args = our_graph(g), (x_src.float(), x_dst.float())
     plain = layer(*args)
@@ -150,7 +150,7 @@ def test_hooks_on_all_modules_and_folding():
 def test_without_a_forward_of_dgl(change):
     """With a dfgnn.Graph a change that asks for DGL's own forward raises, because that cannot take the
     graph."""
-    layer = dfgnn.nn.GATConv(6, 4, 2)
+    layer = dfgnn.nn.dgl.GATConv(6, 4, 2)
     CHANGES[change](layer)
     with pytest.raises(NotImplementedError, match=f"GATConv: .*{change.split()[0]}.*DGL"):
         layer(our_graph(dgl_graph()), torch.randn(N, 6))

@@ -64,7 +64,8 @@ class Subject:
     states = [((9, 5, 2), {})]  # (positional arguments, options) of layers whose state_dict is compared
     lazy = []  # the same for layers that are completed by their first call
     low = {"default": {}}  # name -> options of the constructor in the cases of low precision
-    large = (16, 32, 8), {}  # arguments of a layer whose tensors [E, H, D] would be seen in the peak memory
+    # Arguments of a layer whose tensors [E, H, D] would be seen in the peak memory; None: it has them.
+    large = (16, 32, 8), {}
     projections = []  # (name of a linear sub-module, positional arguments, options) of layers that have one
     has_attention = True  # return_attention_weights is taken
     has_dropout = True
@@ -407,5 +408,87 @@ class HGTConv(Subject):
         super().check(layers, inputs, ours, asked, tolerance)
 
 
-LAYERS = GATConv, GATv2Conv, TransformerConv, AGNNConv, SuperGATConv, RGATConv, HGTConv
+class Unasked(Subject):
+    """A layer that returns no attention, holds rows of edges, and whose dropout is tested in its own file."""
+
+    has_attention = has_concat = has_dropout = False
+    large = None
+
+
+class ResGatedGraphConv(Unasked):
+    args = 9, 5
+    low_args = 8, 16
+    kinds = {"default": {}, "mean": {"aggr": "mean"}, "attributes": {"edge_dim": 3}}
+    constructor = covering(
+        aggr=("add", "mean"), root_weight=BOTH, bias=BOTH, edge_dim=(None, 4), args=((9, 5), (6, 8)),
+        dtype=DTYPES,
+    )  # fmt: skip
+    pairs = [(((9, 4), 5), {"aggr": "mean", "edge_dim": edge_dim}) for edge_dim in (None, 3)]
+    states = [((9, 5), {}), (((9, 4), 5), {"edge_dim": 3})]
+    lazy = [((-1, 5), {})]
+    low = {"default": {}, "mean": {"aggr": "mean"}}
+
+
+class GATEConv(Unasked):
+    args = low_args = 8, 8, 3
+    constructor = covering(args=((8, 8, 3), (5, 5, 3)), dtype=DTYPES)
+    states = [((8, 8, 3), {})]
+
+    def __init__(self):
+        self.name, self.ours = "GATEConv", pyg.GATEConv
+        self.theirs = torch_geometric.nn.models.attentive_fp.GATEConv
+
+    def inputs(self, *args, edge_dim=3, **options):
+        return super().inputs(*args, edge_dim=edge_dim, **options)
+
+    def forms(self):
+        return [(form, "default") for form in EDGE_INDEX]
+
+
+class HEATConv(Unasked):
+    args = low_args = 8, 8, 3, 4, 7, 6, 2  # 3 types of nodes, 4 of edges
+    base = {"heads": 2}
+    kinds = {"default": {}, "mean": {"concat": False}}
+    constructor = covering(
+        concat=BOTH, root_weight=BOTH, bias=BOTH, heads=(1, 3), negative_slope=(0.2, 0.05),
+        args=((8, 8, 3, 4, 7, 6, 2), (9, 5, 3, 4, 7, 6, 2)), dtype=DTYPES,
+    )  # fmt: skip
+    states = [(args, {}), (args, {"concat": False})]
+
+    def edge_arguments(self, edge_index, num_src, num_dst, form, attr):
+        num_edges = edge_index.shape[1]
+        kinds = torch.arange(num_src) * 7 % 3, edge_types(num_edges).clamp(max=3)
+        return in_form(edge_index, num_src, num_dst, form), *kinds, attr
+
+    def inputs(self, *args, edge_dim=6, **options):
+        return super().inputs(*args, edge_dim=edge_dim, **options)
+
+    def forms(self):
+        return [(form, "default") for form in EDGE_INDEX]
+
+
+class GeneralConv(Unasked):
+    args = 9, 5
+    low_args = 8, 8
+    base = {"attention": True, "heads": 3}
+    kinds = {
+        "default": {},
+        "attributes": {"in_edge_channels": 3},
+        "both ends": {"in_edge_channels": 3, "directed_msg": False, "bias": False},
+        "products": {"attention_type": "dot_product"},
+        "normalized": {"skip_linear": True, "l2_normalize": True, "in_edge_channels": 7},
+    }
+    constructor = [options | {"heads": 1, "dtype": torch.float32} for options in kinds.values()]
+    pairs = [(((9, 6), 5), {}), (((9, 6), 5), {"in_edge_channels": 3})]
+    states = [((9, 5), options) for options in kinds.values()]
+    low = {"default": {}, "attributes": {"in_edge_channels": 3}}
+
+    def inputs(self, *args, in_edge_channels=None, **options):
+        return super().inputs(*args, edge_dim=in_edge_channels, **options)
+
+
+LAYERS = (
+    *(GATConv, GATv2Conv, TransformerConv, AGNNConv, SuperGATConv, RGATConv, HGTConv),
+    *(ResGatedGraphConv, GATEConv, HEATConv, GeneralConv),
+)
 SUBJECTS = [layer() for layer in LAYERS]

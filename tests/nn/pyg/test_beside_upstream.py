@@ -7,30 +7,33 @@ import warnings
 
 import pytest
 import torch
-import torch.nn.functional as F
 from covering import covered
 from every_layer import (
-    ALL,
     ATTR,
-    CONVS,
     EDGES,
     LAYERS,
     E,
     N,
-    PyG,
     X,
     assert_equal,
     both,
     drawn,
+    floats,
+    names,
     results,
     with_gradients,
 )  # fmt: skip
-from own_layers import floats
+from pyg_compare import torch_geometric
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import dfgnn
-from dfgnn.nn.pyg import FallbackWarning
+from dfgnn.nn import FallbackWarning
+
+PyG = torch_geometric.nn
+ALL = torch.ones(E, dtype=torch.bool)
+NAMES = names("pyg")
+CONVS = names("pyg", without=["pyg GPSConv", "Aggregation"])
 
 # ---- what is set after accelerate ------------------------------------------------------------------------
 
@@ -50,11 +53,11 @@ SET = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("what", SET)
 @pytest.mark.parametrize("name", CONVS)
 def test_what_is_set_after_accelerate(name, what):
-    if what == "explain" and name in ("HGTConv", "HANConv", "FAConv"):
+    if what == "explain" and name in ("pyg HGTConv", "pyg HANConv", "pyg FAConv"):
         pytest.skip("the mask is of the edges of one type, and without loops")
     theirs, ours = both(name)
     for layer in (theirs, ours):
@@ -80,12 +83,12 @@ def test_another_dimension_of_nodes(name):
 
 
 def test_an_embedding_with_options_of_its_own():
-    theirs, ours = both("HEATConv")
+    theirs, ours = both("pyg HEATConv")
     for layer in (theirs, ours):
         layer.edge_type_emb.scale_grad_by_freq = True
     with pytest.warns(FallbackWarning, match="edge_type_emb has options"):
-        actual = with_gradients(ours, "HEATConv")
-    assert_equal(actual, with_gradients(theirs, "HEATConv"))
+        actual = with_gradients(ours, "pyg HEATConv")
+    assert_equal(actual, with_gradients(theirs, "pyg HEATConv"))
 
 
 # ---- torch.func ------------------------------------------------------------------------------------------
@@ -117,9 +120,9 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_edges_made_inside_a_transform(name, transform):
-    if name == "GPSConv" and transform in ("jvp", "hessian"):
+    if name == "pyg GPSConv" and transform in ("jvp", "hessian"):
         pytest.skip("torch has no forward mode of its attention")
     theirs, ours = both(name)
     before = results(ours, name)
@@ -128,7 +131,9 @@ def test_edges_made_inside_a_transform(name, transform):
     assert_equal(results(ours, name), before)
 
 
-@pytest.mark.parametrize("name", ["TransformerConv", "GENConv", "GATEConv", "ResGatedGraphConv", "HGTConv"])
+@pytest.mark.parametrize(
+    "name", ["pyg TransformerConv", "pyg GENConv", "pyg GATEConv", "pyg ResGatedGraphConv", "pyg HGTConv"]
+)
 def test_edges_of_each_sample(name):
     """torch.func.vmap over positions: torch_geometric's own forward, as each sample has another graph."""
     theirs, ours = both(name)
@@ -165,9 +170,9 @@ def test_aggregation_of_no_rows(make, by, groups):
     outs[1].sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("structure", [True, False], ids=["all", "features and types"])
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_fake_tensors(name, structure):
     theirs, ours = both(name)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -178,7 +183,9 @@ def test_fake_tensors(name, structure):
             is_type = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dim() == 1)
             return mode.from_tensor(value) if structure or is_type else value
 
-        given = [x if x is None or isinstance(x, int) else fake(x) for x in LAYERS[name][1](X, EDGES, ATTR)]
+        given = [
+            x if x is None or isinstance(x, int) else fake(x) for x in LAYERS[name].arguments(X, EDGES, ATTR)
+        ]
         try:
             expected = floats(theirs(*given))
         except (RuntimeError, NotImplementedError) as error:  # it reads values, which fake tensors lack
@@ -206,14 +213,14 @@ def test_general_conv_while_a_compiler_records(record, directed):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.bool], ids=str)
-@pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "AGNNConv", "SuperGATConv"])
+@pytest.mark.parametrize("name", ["pyg GATConv", "pyg GATv2Conv", "pyg AGNNConv", "pyg SuperGATConv"])
 def test_small_integers(name, dtype):
     theirs, ours = both(name)
     edge_index = EDGES % 2 if dtype == torch.bool else EDGES
-    given = {"edge_index": edge_index.to(dtype)}
+    given = {"edges": edge_index.to(dtype)}
     assert_equal(with_gradients(ours, name, **given), with_gradients(theirs, name, **given))
-    if name.startswith("GAT"):
-        args = LAYERS[name][1](X, given["edge_index"], ATTR)
+    if name.startswith("pyg GAT"):
+        args = LAYERS[name].arguments(X, given["edges"], ATTR)
         (_, (actual, _)), (_, (expected, _)) = (
             layer(*args, return_attention_weights=True) for layer in (ours, theirs)
         )
@@ -223,66 +230,8 @@ def test_small_integers(name, dtype):
 # ---- what tools do to parameters, features and modules ---------------------------------------------------
 
 
-class Noise(nn.Module):
-    """A parametrization that draws numbers at every access."""
-
-    def forward(self, x):
-        return x + torch.randn_like(x)
-
-
-class Halved(torch.Tensor):
-    """A tensor with operations of its own, as quantised ones have: half of some results."""
-
-    @classmethod
-    def __torch_function__(cls, function, kinds, args=(), kwargs=None):
-        out = super().__torch_function__(function, kinds, args, kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():
-            return out / 2 if function in (F.linear, torch.matmul, torch.Tensor.mul) else out
-
-
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
-@pytest.mark.parametrize("name", LAYERS)
-def test_parametrizations(name):
-    theirs, ours = both(name)
-    for layer in (theirs, ours):
-        modules = [m for m in layer.modules() if m._parameters]
-        for module in modules:
-            for key in [key for key, p in module._parameters.items() if p is not None]:
-                nn.utils.parametrize.register_parametrization(module, key, Noise())
-    assert_equal(results(ours, name), results(theirs, name))
-
-
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
-@pytest.mark.parametrize("name", LAYERS)
-def test_tensors_with_operations_of_their_own(name):
-    theirs, ours = both(name)
-    x, attr = X.as_subclass(Halved), ATTR.as_subclass(Halved)
-    assert_equal(results(ours, name, x, attr=attr), results(theirs, name, x, attr=attr))
-    for layer in (theirs, ours):
-        for module in layer.modules():
-            for key, p in module._parameters.items():
-                module._parameters[key] = p if p is None else nn.Parameter(p.detach().as_subclass(Halved))
-    assert_equal(results(ours, name), results(theirs, name))
-
-
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
-@pytest.mark.parametrize("name", LAYERS)
-def test_hooks_see_what_they_see_there(name):
-    """A hook on a linear module gets the same input as in torch_geometric's layer: tools compute per-sample
-    gradients or statistics from it."""
-    parts = [key for key, m in both(name)[0].named_modules() if isinstance(m, (nn.Linear, PyG.Linear))]
-    for part in parts:
-        seen = []
-        for layer in both(name):
-            given = []
-            layer.get_submodule(part).register_forward_hook(lambda m, args, out, to=given: to.append(args[0]))
-            results(layer, name)
-            seen.append(given)
-        assert_equal(seen[1], seen[0])
-
-
 # Without GPSConv: PyTorch's attention in torch_geometric's layer has no second derivative.
-@pytest.mark.parametrize("name", [name for name in LAYERS if name != "GPSConv"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pyg GPSConv"])
 def test_inputs_that_depend_on_each_other(name):
     """Features, edges' attributes and edges are made of the same positions: gradients that have derivatives
     must still count each input alone."""
@@ -319,9 +268,9 @@ def test_destinations_made_of_the_sources(make):
     assert_equal(found[1], found[0], 1e-8)
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 def test_torchscript():
-    for name in ("SoftmaxAggregation", "AttentionalAggregation"):
+    for name in ("pyg SoftmaxAggregation", "pyg AttentionalAggregation"):
         theirs, ours = both(name)
         try:
             expected = results(torch.jit.script(theirs), name)
@@ -330,13 +279,6 @@ def test_torchscript():
                 torch.jit.script(ours)
             continue
         assert_equal(results(torch.jit.script(ours), name), expected)
-    theirs, ours = both("GPSConv")
-    traced = torch.jit.trace(ours, LAYERS["GPSConv"][1](X, EDGES, ATTR), check_trace=False)
-    assert_equal(results(traced, "GPSConv", X / 2), results(theirs, "GPSConv", X / 2))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_autocast_leaves_float64_alone(name):
-    theirs, ours = both(name)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_equal(results(ours, name), results(theirs, name))
+    theirs, ours = both("pyg GPSConv")
+    traced = torch.jit.trace(ours, LAYERS["pyg GPSConv"].arguments(X, EDGES, ATTR), check_trace=False)
+    assert_equal(results(traced, "pyg GPSConv", X / 2), results(theirs, "pyg GPSConv", X / 2))

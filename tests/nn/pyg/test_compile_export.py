@@ -16,6 +16,8 @@ from torch_geometric import EdgeIndex
 from dfgnn.graph import cache as _kept
 from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, HGTConv, RGATConv, SuperGATConv, TransformerConv
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 LAYERS = {
     "gat": lambda: GATConv(9, 4, heads=3),
     "gat_edges": lambda: GATConv(9, 4, heads=3, edge_dim=5, residual=True, fill_value="mean"),
@@ -43,13 +45,6 @@ def rgat(mode, mechanism, **options):
 
 
 layers = pytest.mark.parametrize("name", LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def make(name, device="cpu"):

@@ -18,7 +18,7 @@ from pyg_compare import (
 )
 
 import dfgnn
-from dfgnn.nn import pyg
+from dfgnn.nn import FallbackWarning, pyg
 
 nn = torch_geometric.nn
 N, E = 50, 400  # of the graph "random"
@@ -31,19 +31,6 @@ def heat_inputs(graph="random", dtype=torch.float64):
     return features(num_nodes, 9, dtype=dtype), edge_index, *kinds, features(num_edges, 6, dtype=dtype)
 
 
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("concat", [True, False])
-@pytest.mark.parametrize("root_weight", [True, False])
-def test_heat(heads, concat, root_weight):
-    options = dict(heads=heads, concat=concat, root_weight=root_weight, bias=concat)
-    theirs, ours = pair(nn.HEATConv, pyg.HEATConv, 9, 5, 3, 4, 7, 6, 2, **options)
-    for graph in ("random", "isolated", "duplicates"):
-        compare(theirs, ours, *heat_inputs(graph))
-    compare(theirs, accelerated(theirs), *heat_inputs())
-    theirs, ours = pair(nn.HEATConv, pyg.HEATConv, 9, 5, 3, 4, 7, 6, 2, dtype=torch.float32, **options)
-    compare(theirs, ours, *heat_inputs(dtype=torch.float32))
-
-
 def test_heat_dropout_and_errors(monkeypatch):
     theirs, ours = pair(nn.HEATConv, pyg.HEATConv, 9, 5, 3, 4, 7, 6, 2, heads=2, dropout=0.4)
     inject_dropout(monkeypatch, ours, E, 2)
@@ -52,48 +39,13 @@ def test_heat_dropout_and_errors(monkeypatch):
     with pytest.raises(ValueError, match="edge_attr: expected"):
         ours(*args, None)
     ours.att.register_forward_hook(lambda *a: None)
-    with pytest.warns(pyg.FallbackWarning, match="att or lin"):
+    with pytest.warns(FallbackWarning, match="att or lin"):
         ours(*heat_inputs())
 
 
-GENERAL = [
-    {},
-    {"in_edge_channels": 3},
-    {"directed_msg": False},
-    {"in_edge_channels": 3, "directed_msg": False, "bias": False},
-    {"attention_type": "dot_product"},
-    {"skip_linear": True, "l2_normalize": True, "in_edge_channels": 7},
-]
-
-
-@pytest.mark.parametrize("options", GENERAL, ids=str)
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("graph", ["random", "isolated", "fewer_destinations"])
-def test_general(options, heads, graph):
-    channels = (9, 6) if graph == "fewer_destinations" and "attention_type" not in options else (9, 9)
-    if not options.get("directed_msg", True):
-        channels = (9, 9)
-    theirs, ours = pair(nn.GeneralConv, pyg.GeneralConv, channels, 5, heads=heads, attention=True, **options)
-    edge_index = edges(graph)
-    sizes = (80, 30) if graph == "fewer_destinations" else (int(edge_index.max()) + 2,) * 2
-    x = tuple(features(n, k) for n, k in zip(sizes, channels))
-    args = x, edge_index
-    if "in_edge_channels" in options:
-        compare(theirs, ours, *args)  # without attributes
-        args += (features(edge_index.shape[1], options["in_edge_channels"]),)
-    compare(theirs, ours, *args)
-    compare(theirs, accelerated(theirs), *args)
-    low = pair(
-        nn.GeneralConv,
-        pyg.GeneralConv,
-        channels,
-        5,
-        heads=heads,
-        attention=True,
-        dtype=torch.float32,
-        **options,
-    )
-    compare(*low, tuple(t.float() for t in x), edge_index, *(t.float() for t in args[2:]))
+def test_general_without_the_attributes_that_it_was_made_for():
+    theirs, ours = pair(nn.GeneralConv, pyg.GeneralConv, 9, 5, 3, heads=2, attention=True)
+    compare(theirs, ours, features(N, 9), edges())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +59,7 @@ def test_general(options, heads, graph):
 def test_general_falls_back(options, reason):
     theirs, ours = pair(nn.GeneralConv, pyg.GeneralConv, 9, 5, **options)
     args = (features(N, 9), edges()) + ((features(E, 3),) if "in_edge_channels" in options else ())
-    with pytest.warns(pyg.FallbackWarning, match=reason):
+    with pytest.warns(FallbackWarning, match=reason):
         found = run(ours, *args)
     assert_same(found, run(theirs, *args), 0)
     assert not dfgnn.accelerate(theirs).replaced
@@ -143,5 +95,5 @@ def test_fa_with_weights_and_sparse_edges():
         ours(*x, edges(), features(E))
     matrix = sparse_forms(torch.unique(edges(), dim=1), N, N)["coo"].double()
     theirs, ours = pair(nn.FAConv, pyg.FAConv, 9, normalize=False)
-    with pytest.warns(pyg.FallbackWarning, match="sparse tensor"):
+    with pytest.warns(FallbackWarning, match="sparse tensor"):
         torch.testing.assert_close(ours(*x, matrix, matrix.values()), theirs(*x, matrix, matrix.values()))

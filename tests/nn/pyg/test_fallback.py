@@ -11,10 +11,13 @@ import torch
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
-from dfgnn.nn import _upstream, pyg  # _upstream tells which methods of a class count as replaced
+from dfgnn.nn import (
+    FallbackWarning,
+    _upstream,  # tells which methods of a class count as replaced
+    pyg,
+)
 from dfgnn.nn.pyg import (
     AGNNConv,
-    FallbackWarning,
     GATConv,
     GATv2Conv,
     SuperGATConv,
@@ -203,7 +206,7 @@ def test_explain(cls, created):
     compare(theirs, ours, x, edges())
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.pyg.FallbackWarning")
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["base first", "derived first"])
 @pytest.mark.parametrize("cls", LAYERS)
 def test_explain_of_derived_classes(cls, order, monkeypatch):
@@ -297,8 +300,7 @@ def test_names():
     for name in pyg.__all__:
         value = getattr(pyg, name)
         assert value.__name__ == name
-        if name != "FallbackWarning":
-            assert upstream(name) is getattr(PyG, name, upstream(name))
+        assert upstream(name) is getattr(PyG, name, upstream(name))
     with pytest.raises(AttributeError, match="has no attribute 'GCNConv'"):
         _ = pyg.GCNConv
 
@@ -351,7 +353,7 @@ torch.testing.assert_close(ours(x, edge_index), layer(x, edge_index))
     assert "message is overridden" in plain_python(code).stderr
 
 
-@pytest.mark.parametrize("name", sorted({*pyg.__all__} - {"FallbackWarning"}))
+@pytest.mark.parametrize("name", pyg.__all__)
 def test_the_library_has_its_own_methods(name):
     assert _upstream.replaced_method(upstream(name), "torch_geometric") is None
 

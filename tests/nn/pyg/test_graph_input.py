@@ -9,7 +9,7 @@ from dfgnn import Graph
 
 pytest.importorskip("torch_geometric")
 
-from dfgnn.nn import pyg
+from dfgnn.nn import FallbackWarning, pyg
 
 N, E, F = 30, 120, 8
 
@@ -95,7 +95,7 @@ def test_torch_geometrics_own_code_gets_the_tensor(edges):
         pyg.GATConv(F, 4, aggr="max"),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", pyg.FallbackWarning)
+        warnings.simplefilter("ignore", FallbackWarning)
         torch.testing.assert_close(layer(x, graph), layer(x, edges))
 
 

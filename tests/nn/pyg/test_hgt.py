@@ -14,7 +14,8 @@ from pyg_layers import typed_edges as edge_indices
 from pyg_layers import typed_features as features
 
 from dfgnn import reference
-from dfgnn.nn.pyg import FallbackWarning, HGTConv
+from dfgnn.nn import FallbackWarning
+from dfgnn.nn.pyg import HGTConv
 from dfgnn.nn.pyg._relations import join  # what is cached, and for how long
 
 pair = Subject().pair

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from covering import exhaustive
-from every_layer import ATTR, EDGES, LAYERS, E, N, assert_equal, both, drawn, with_gradients
+from every_layer import ATTR, EDGES, E, N, assert_equal, both, drawn, names, with_gradients
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler, SamplerOutput
@@ -11,7 +11,7 @@ from torch_geometric.utils import k_hop_subgraph
 
 import dfgnn
 
-X = drawn(3, N, 8)
+LAYERS, X = names("pyg"), drawn(3, N, 8)
 
 
 class Encoded(torch.utils.data.Dataset):
@@ -25,13 +25,15 @@ class Encoded(torch.utils.data.Dataset):
 
     def __getitem__(self, number):
         chosen = torch.randperm(E, generator=torch.Generator().manual_seed(number))[: E - 5]
-        given = dict(x=X[number], edge_index=EDGES[:, chosen], attr=ATTR[chosen])
+        given = dict(x=X[number], edges=EDGES[:, chosen], attr=ATTR[chosen])
         results = {
             name: [x.detach() for x in with_gradients(layer, name, **given)]
             for name, layer in self.layers.items()
         }
-        graph = EDGES if type(self.layers["GATConv"]).__module__.startswith("torch_geometric") else self.graph
-        results["a pickled Graph"] = [self.layers["GATConv"](X[number], graph).detach()]
+        graph = (
+            EDGES if type(self.layers["pyg GATConv"]).__module__.startswith("torch_geometric") else self.graph
+        )
+        results["a pickled Graph"] = [self.layers["pyg GATConv"](X[number], graph).detach()]
         return results
 
 
@@ -92,7 +94,7 @@ class Encode:
 
 def test_sampled_neighbourhoods():
     """A node loader, of which NeighborLoader is one, whose workers sample, and compute a first layer."""
-    (first, ours_first), (second, ours_second) = both("GATv2Conv"), both("TransformerConv")
+    (first, ours_first), (second, ours_second) = both("pyg GATv2Conv"), both("pyg TransformerConv")
     data, seeds = Data(x=X[0], edge_index=EDGES), torch.arange(N)
     loader = NodeLoader(
         *(data, Hops(EDGES), seeds),
