@@ -138,11 +138,12 @@ def _in_chunks(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _chunks(x: Tensor) -> Tensor:
-    """[N, H, a] in chunks of 512 rows, the last one with zeros: [chunks H, 512, a]. There is no branch on the
-    number of rows, so that compiled code serves all."""
-    count = -(-x.shape[0] // 512)
-    full = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 512 * count - x.shape[0]))
-    return full.view(count, 512, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
+    """[N, H, a] in chunks of at most 512 rows, the last one with zeros: [chunks H, rows, a]. There is no
+    branch on the number of rows, so that compiled code serves all."""
+    rows = _edges.smaller(512, x.shape[0])
+    count = (x.shape[0] + 511) // 512
+    full = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, rows * count - x.shape[0]))
+    return full.view(count, rows, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
 
 
 # ---- the ways to compute the attention -------------------------------------------------------------------

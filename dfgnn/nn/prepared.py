@@ -130,7 +130,7 @@ def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> 
         return
     x_dst: Any
     x, x_dst = x if type(x) is tuple and len(x) == 2 else (x, None)
-    if type(x) not in PLAIN_TYPES or (x_dst is not None and type(x_dst) not in PLAIN_TYPES):
+    if not _is_rows(x) or (x_dst is not None and not _is_rows(x_dst)):
         return
     edges = layer._usual_edges(x, x_dst, edges, edge_attr)
     spec = None if edges is None else layer._usual_spec(x, x_dst, edges[1])
@@ -197,6 +197,11 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
     except (RuntimeError, NotImplementedError):  # wrong arguments: the long way has the error in words
         return None
     return out if finish is None else finish(layer, out, end)
+
+
+def _is_rows(x: Any) -> bool:
+    """Whether x is one set of features, and no subclass of a tensor."""
+    return type(x) in PLAIN_TYPES and x.dim() == 2
 
 
 def _autocast(x: Tensor) -> torch.dtype | None:

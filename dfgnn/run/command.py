@@ -19,6 +19,8 @@ from ..compat import install_as_dgl
 from ..switch import pieces
 from . import own
 from .compiled import Compiled
+from .gains import Gains
+from .gains import lines as of_gains
 from .layers import LIBRARIES, Layers, import_libraries
 from .program import NotRunnableError, Program, of_module, of_path
 
@@ -46,6 +48,8 @@ def text(report: dict[str, Any]) -> str:
             lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
     if report["compiled"] is not None:
         lines += _compiled(report["compiled"])
+    if report["gains"] is not None:
+        lines += of_gains(report["gains"])
     lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
@@ -104,6 +108,7 @@ class _Run:
         self.args, self.layers, self.not_patched = args, layers, not_patched
         self.in_calling_thread = _backward_in_calling_thread(args)
         self.compiled = Compiled(layers.started) if args.compile else None
+        self.gains = Gains() if args.gain else None
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
         # Absolute, because the script may chdir. All of torchrun's processes get it; only the first writes.
@@ -118,6 +123,8 @@ class _Run:
         self.layers.install()
         if self.compiled is not None:
             self.compiled.install()
+        if self.gains is not None:
+            self.gains.install()
         self.served_before = pieces.served.copy()
         self.begin = time.perf_counter()
         try:
@@ -157,11 +164,14 @@ class _Run:
             "served": dict(pieces.served - self.served_before),
             "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
             "compiled": None if self.compiled is None else self.compiled.rows(),
+            "gains": None if self.gains is None else self.gains.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
         }  # fmt: skip
         if self.compiled is not None:
             self.compiled.remove()
+        if self.gains is not None:
+            self.gains.remove()
         self.layers.remove()
         self._say(text(report))
         if self.json is not None:
@@ -195,6 +205,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--compile", action="store_true", help="compile modules with message passing of their own"
     )
+    parser.add_argument(
+        "--gain", action="store_true", help="measure what compiling these modules would gain, in the script"
+    )
     parser.add_argument("--as-dgl", action="store_true", help="dgl is dfgnn's, for scripts that import it")
     parser.add_argument("--force", action="store_true", help="with --as-dgl: also where DGL is installed")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
@@ -211,6 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.json is not None and not args.json.absolute().parent.is_dir():
         parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
+    if args.gain and args.compile:
+        parser.error("--gain: expected it without --compile, which it is compared with")
     if args.force and not args.as_dgl:
         parser.error("--force: expected --as-dgl with it")
     if args.as_dgl:

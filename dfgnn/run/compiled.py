@@ -31,7 +31,6 @@ class Compiled:
         self.started = started
         self.modules: Counter[str] = Counter()  # class -> number of instances
         self.reports: list[Report] = []
-        self._own: dict[type, bool] = {}
         self._undo: Callable[[], None] | None = None
 
     def install(self) -> Compiled:
@@ -61,10 +60,7 @@ class Compiled:
 
     def _count(self, module: nn.Module) -> None:
         cls = type(module)
-        own = self._own.get(cls)
-        if own is None:
-            own = self._own[cls] = _passes_messages(cls)
-        if own and module._compiled_call_impl is None:
+        if passes_messages(cls) and module._compiled_call_impl is None:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
             module.compile(backend=backend)
 
@@ -83,6 +79,16 @@ class Compiled:
                 for x in found
             ],
         }
+
+
+def passes_messages(cls: type) -> bool:
+    """Whether a class of the script has message passing of its own."""
+    if cls not in _known:
+        _known[cls] = _passes_messages(cls)
+    return _known[cls]
+
+
+_known: dict[type, bool] = {}
 
 
 def _passes_messages(cls: type) -> bool:

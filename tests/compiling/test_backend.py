@@ -284,3 +284,29 @@ def test_run(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())["compiled"]
     assert report["modules"] == {"__main__.Mine": 1}
     assert report["attention"] == [{"file": "script.py", "line": 13, "form": "dot_attention", "reason": ""}]
+
+
+TRAINING = """
+layer = Mine()
+for _ in range(4):
+    loss = torch.rand(()) + layer(torch.randn(5, 8), edge_index).sum()
+    loss.backward()
+    print(loss.item())
+"""
+
+
+@pytest.mark.slow
+def test_run_measures_what_compiling_would_gain(tmp_path):
+    """In a class's third call; the script's numbers are those that it has without."""
+    script = f"{SCRIPT}torch.manual_seed(0)\n{TRAINING}"
+    (tmp_path / "script.py").write_text(script)
+    printed = []
+    for options in ((), ("--gain", "--json", "report.json")):
+        command = [sys.executable, "-m", "dfgnn.run", *options, "script.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
+    (row,) = json.loads((tmp_path / "report.json").read_text())["gains"]
+    assert row["class"] == "__main__.Mine" and row["calls"] == 4
+    assert row["milliseconds"] > 0 and row["compiled"] > 0
+    assert f"__main__.Mine: {row['milliseconds']:.2f} ms, compiled {row['compiled']:.2f}" in done.stderr

@@ -378,6 +378,8 @@ print("ran")
 
 @pytest.mark.parametrize("name", ON_HARD_GRAPHS)
 def test_deterministic(name, device):
+    if device == "cuda" and name == "EdgeGraphTransformerConv no edges":
+        pytest.skip("functional.edge_product_attention promises equal bits on the CPU alone")
     given = on_hard_graph(name, "mixed_degrees", device, torch.float32)
     first = run(*given)
     for _ in range(2):

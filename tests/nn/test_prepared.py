@@ -397,3 +397,15 @@ def test_it_is_used(case, monkeypatch):
     monkeypatch.setattr(type(case.layer), name, lambda *args: 1 / 0)
     case()
     assert calls == [1]
+
+
+@pytest.mark.parametrize("first", ["one set", "sets"])
+def test_sets_of_features_are_not_the_usual_call(first):
+    """Whether or not a call with one set has been prepared."""
+    conv, edges = pyg.GATConv(8, 4, heads=2), torch.randint(12, (2, 60))
+    sets = torch.randn(3, 12, 8)
+    if first == "one set":
+        conv(sets[0], edges), conv(sets[0], edges)
+    expected = torch.stack([conv(x, edges.clone()) for x in sets])
+    torch.testing.assert_close(conv(sets, edges), expected)
+    torch.testing.assert_close(conv(sets, edges), expected)
