@@ -226,7 +226,8 @@ class EdgeGraphTransformerLayer(nn.Module):
         batch = feat.shape[:-2]
         if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
             sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))
-            raise ValueError(f"edge_attr: expected shape [{sizes}], got {list(edge_attr.shape)}")
+            got = list(edge_attr.shape)
+            raise ValueError(f"EdgeGraphTransformerLayer: edge_attr: expected shape [{sizes}], got {got}")
         # The dimensions of nodes and edges come first, because the engine takes the batch as further heads.
         h, e = swapped(feat).contiguous(), swapped(edge_attr).contiguous()
         found: Any = self.conv(graph, h, e, return_attention)

@@ -331,9 +331,11 @@ class GraphTransformerLayer(TransformerBlock):
         shape = list(edge_bias.shape)
         if shape[-1:] != [heads] or len(shape) not in (2, 2 + len(batch)):
             sizes = f"[E, {heads}]" + (f" or [{batch[0]}, E, {heads}]" if batch else "")
-            raise ValueError(f"edge_bias: expected shape {sizes}, got {shape}")
+            raise ValueError(f"GraphTransformerLayer: edge_bias: expected shape {sizes}, got {shape}")
         if len(shape) == 3 and shape[0] != batch[0]:
-            raise ValueError(f"edge_bias: expected {batch[0]} sets like feat, got {shape[0]}")
+            raise ValueError(
+                f"GraphTransformerLayer: edge_bias: expected {batch[0]} sets like feat, got {shape[0]}"
+            )
         edge_bias = edge_bias.transpose(0, 1) if len(shape) == 3 else edge_bias.unsqueeze(1)
         return edge_bias.expand(-1, *(batch or (1,)), -1).flatten(1)
 

@@ -77,5 +77,5 @@ class AGNNConv(GraphLayer):
 def _three_dims(x: Tensor) -> Tensor:
     """``[N, *, F]`` as ``[N, H, F]``."""
     if x.dim() < 2:
-        raise ValueError(f"feat: expected shape [N, *, F], got {list(x.shape)}")
+        raise ValueError(f"AGNNConv: feat: expected shape [N, *, F], got {list(x.shape)}")
     return x.unsqueeze(1) if x.dim() == 2 else x.flatten(1, -2)

@@ -11,6 +11,7 @@ from ... import functional
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph.cache import once
+from .._errors import wrong_argument
 from .._fused_or_upstream import upstream_runs
 from .._layer import FusedLayer
 
@@ -69,10 +70,10 @@ class GlobalAttentionPooling(FusedLayer):
         sizes = _sizes(graph, feat)
         gate = self.gate_nn(feat)
         if gate.shape != (len(feat), 1):
-            raise ValueError(f"gate_nn: expected a result of [{len(feat)}, 1], got {list(gate.shape)}")
+            raise wrong_argument(self, "gate_nn", f"a result of [{len(feat)}, 1]", list(gate.shape))
         values = feat if self.feat_nn is None else self.feat_nn(feat)
         if values.dim() != 2 or len(values) != len(feat):
-            raise ValueError(f"feat_nn: expected a result of [{len(feat)}, any], got {list(values.shape)}")
+            raise wrong_argument(self, "feat_nn", f"a result of [{len(feat)}, any]", list(values.shape))
         result = self.attention(
             _nodes_to_graphs(sizes, len(feat)), values.unsqueeze(1), gate.to(values.dtype), None,
             negative_slope=1.0, return_attention=get_attention,
@@ -89,13 +90,17 @@ def _sizes(graph: Any, feat: Tensor) -> Tensor:
     elif hasattr(graph, "batch_num_nodes"):
         sizes = graph.batch_num_nodes()
     else:
-        raise TypeError(f"graph: expected a DGLGraph or a dfgnn.Graph, got {type(graph).__name__}")
+        raise TypeError(
+            f"GlobalAttentionPooling: graph: expected a DGLGraph or a dfgnn.Graph, got {type(graph).__name__}"
+        )
     if not isinstance(feat, Tensor) or feat.dim() != 2:
         got = list(feat.shape) if isinstance(feat, Tensor) else type(feat).__name__
-        raise ValueError(f"feat: expected a tensor [N, F], got {got}")
+        raise ValueError(f"GlobalAttentionPooling: feat: expected a tensor [N, F], got {got}")
     num_nodes = graph.num_nodes if isinstance(graph, Graph) else graph.num_nodes()
     if len(feat) != num_nodes:
-        raise ValueError(f"feat: expected {num_nodes} rows, one per node, got {len(feat)}")
+        raise ValueError(
+            f"GlobalAttentionPooling: feat: expected {num_nodes} rows, one per node, got {len(feat)}"
+        )
     return sizes
 
 

@@ -147,12 +147,12 @@ def _of_batch(x: Tensor, batch: Tensor, what: str, build: Callable[[Tensor], Any
     batch = without_gradient(batch)
     if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
         raise ValueError(
-            f"batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on {batch.device}"
+            f"GPSConv: batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on {batch.device}"
         )
 
     def of_sorted() -> Any:
         if bool((batch[1:] < batch[:-1]).any()):
-            raise ValueError("batch: expected sorted values, got others")
+            raise ValueError("GPSConv: batch: expected sorted values, got others")
         return build(batch)
 
     return _kept.once((batch,), (what,), of_sorted)
