@@ -217,7 +217,7 @@ class AttentionalAggregation(FusedAggregation, torch_geometric.nn.aggr.Attention
             x = self.nn(x)
         if gate.shape not in ((len(x), 1), x.shape):
             raise ValueError(
-                f"AttentionalAggregation: gate_nn: expected [{len(x)}, 1] or {list(x.shape)}, a gate for each row or element, "
-                f"got {list(gate.shape)}"
+                f"AttentionalAggregation: gate_nn: expected [{len(x)}, 1] or {list(x.shape)}, a gate for "
+                f"each row or element, got {list(gate.shape)}"
             )
         return x, gate.to(x.dtype)

@@ -147,7 +147,8 @@ def _of_batch(x: Tensor, batch: Tensor, what: str, build: Callable[[Tensor], Any
     batch = without_gradient(batch)
     if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
         raise ValueError(
-            f"GPSConv: batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on {batch.device}"
+            f"GPSConv: batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on "
+            f"{batch.device}"
         )
 
     def of_sorted() -> Any:
