@@ -20,7 +20,7 @@
 
 namespace dfgnn {
 
-// D must be a multiple of this, to which the caller pads heads (dfgnn/engine/pair_scores.py): pair_sums takes
+// D must be a multiple of this, to which the caller pads heads (dfgnn/engine/edge_scores.py): pair_sums takes
 // four columns at a time, whose slopes have 2^4 combinations (cpu/kernels/pair_scores.cpp).
 inline constexpr int kPairColumns = 4;
 

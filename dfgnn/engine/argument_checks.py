@@ -1,21 +1,27 @@
-"""Checks of the functions' arguments, and changes that make tensors fit the kernels."""
+"""What functions take: a Graph or an object that one can be made of, and what edges add to keys, values and
+scores; checks of all arguments, and changes that make tensors fit the kernels."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph import Graph, GraphPart
+from ..graph import cache as _kept
+from ..graph import constructors as _constructors
+from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import library as _library
 from ..runtime import ops as _ops
-from ..runtime.arguments import NO_EDGES, EdgeArgs
-from ..runtime.attention_options import AttentionResult
-from ..runtime.eager import transformed
+from ..runtime import torch_internals as internals
+from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NO_EDGES, EdgeArgs, EdgeTerms
+from ..runtime.attention_options import AttentionResult, EdgeTerm, Projected
+from ..runtime.eager import in_autocast, transformed
 from ..sparse.csr import no_tensor
 from . import compiler_graph as _edges
-from .compiler_graph import EdgeList
+from .compiler_graph import EdgeList, is_traced
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -239,3 +245,193 @@ def refuse_transforms_of_shared_graphs(*tensors: Tensor | None) -> None:
     if in_transform or torch.compiler.is_compiling():
         what = "torch.func and forward mode" if in_transform else "compilers"
         raise NotImplementedError(f"{what} do not know graphs that several processes share")
+
+
+# ---- what functions take for a graph ----------------------------------------------------------------------
+
+
+#: What public functions take for a graph: a Graph, DGLGraph, ``edge_index``, sparse tensor or GraphPart.
+GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
+
+
+def graph_of(function: str, given: Any, src: Any = None, dst: Any = None) -> Any:
+    """The graph of a function's first argument: the argument itself if it is a Graph, GraphPart or EdgeList;
+    the cached Graph of a DGLGraph or ``edge_index``; while a compiler records, an EdgeList. Anything else is
+    returned unchanged, and `Checker` raises an error.
+
+    The sizes of an ``edge_index`` are the numbers of rows of src and dst, tensors with a row per source and
+    per destination. Without ``dst`` there are as many destinations as sources. Without both, the largest
+    id + 1 is the number of nodes.
+    """
+    graph = given
+    if isinstance(given, Tensor) or hasattr(given, "sparse_sizes"):
+        if isinstance(given, Tensor) and _is_features(given):
+            return given
+        return _of_edges(function, given, _rows(src), _rows(dst))
+    if not isinstance(given, (Graph, EdgeList, GraphPart)):
+        graph = getattr(given, "dfgnn_graph", None)  # the Graph of a DGLGraph of dfgnn.compat
+        if not isinstance(graph, Graph):
+            if not is_dgl(given):
+                return given
+            if torch.compiler.is_dynamo_compiling():
+                internals.graph_break(
+                    f"{function}: graph: expected a dfgnn.Graph (Graph.from_dgl) or an edge_index, as "
+                    "torch.compile cannot look into DGL's, got one"
+                )
+            graph = of_dgl(given)
+    return graph
+
+
+def _of_edges(function: str, edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
+    if num_src is None or not (isinstance(edge_index, Tensor) and edge_index.layout == torch.strided):
+        if is_traced(edge_index) and num_src is None:
+            raise ValueError(
+                f"{function}: graph: expected a Graph, which knows its sizes, where a compiler records and "
+                "edge_index has no values that would tell, got an edge_index"
+            )
+        return Graph.cached(edge_index)  # a sparse tensor knows its sizes
+    size = num_src, num_src if num_dst is None else num_dst
+    if is_traced(edge_index):
+        return EdgeList(edge_index, *size)
+    told = (
+        "the tensors have {}, one per node; Graph.cached(edge_index, num_src=..., num_dst=...) states others"
+    )
+    find = _kept.graph_of_uncompiled if torch.compiler.is_compiling() else _kept.graph_of
+    return find(edge_index, *size, where=function, sizes=told)[0]
+
+
+def _is_features(x: Tensor) -> bool:
+    return x.layout == torch.strided and (x.is_floating_point() or x.is_complex())
+
+
+def _rows(x: Any) -> int | None:
+    """How many rows a tensor has, if it is one."""
+    return x.shape[0] if isinstance(x, Tensor) and x.dim() else None
+
+
+def _cached(edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
+    """See `Graph.cached`; of an ``edge_index`` without values, what stands for the graph."""
+    if num_src is not None and num_dst is not None and is_traced(edge_index):
+        return EdgeList(edge_index, num_src, num_dst)
+    return _kept.cached(edge_index, num_src, num_dst)
+
+
+_constructors.make_cached = _cached  # constructors.py cannot import this module
+
+
+# ---- the argument ``edge``, what edges add to keys, values and scores -------------------------------------
+
+
+#: The places of an `EdgeTerm`, and what a function that lacks one says about it.
+_INSTEAD = {
+    "key": "EdgeTerm(score=...) is added to the score of both ends",
+    "value": "return_attention=True and spmm over graph.edges_as_sources() add it to the result",
+    "score": "bias is added to the score",
+}
+
+
+class EdgeSorted(NamedTuple):
+    """How the engine takes the edges' terms of keys and values: either as one tensor of features that the
+    attention operators add, or as terms that `edge_projection` computes, or not at all."""
+
+    feat: Tensor | None = None  # [E, H, D], the operators' edge_feat
+    flags: int = 0  # the bits FEAT_IN_KEY, FEAT_IN_VALUE: what feat is added to
+    terms: EdgeTerms | None = None  # the terms that `edge_projection` computes
+    key_bias: Tensor | None = None  # [H, D], to be added to the nodes' keys
+    value_bias: Tensor | None = None  # [H, D], to be added to the nodes' values
+
+
+def given_terms(check: Checker, edge: Any, places: tuple[str, ...]) -> EdgeTerm:
+    """The argument, whose other places are None."""
+    if not isinstance(edge, EdgeTerm):
+        what = " or ".join(f"EdgeTerm({name}=...)" for name in places)
+        both = "; EdgeTerm(x, x) adds x to keys and values" if "key" in places and "value" in places else ""
+        raise check.error(TypeError, "edge", what, f"{type(edge).__name__}{both}")
+    for name, x in edge._asdict().items():
+        if x is not None and name not in places:
+            raise check.error(ValueError, f"edge.{name}", "None", f"{type(x).__name__}; {_INSTEAD[name]}")
+    return _cast(edge, check.dtype)
+
+
+def _cast(edge: EdgeTerm, dtype: Any) -> EdgeTerm:
+    """The terms with projections as autocast would cast the linear layer whose parameters they hold."""
+    done: dict[int, Any] = {}
+
+    def cast(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.is_floating_point() and x.dtype != dtype:
+            return done.setdefault(id(x), x.to(dtype))
+        return x
+
+    def term(x: Any) -> Any:
+        if isinstance(x, Projected) and isinstance(x.attr, Tensor) and in_autocast(x.attr):
+            return done.setdefault(id(x), Projected(*map(cast, x)))
+        return x
+
+    return EdgeTerm(*map(term, edge))
+
+
+def check_term(check: Checker, name: str, x: Any, heads: int, size: int | None) -> None:
+    """Raises unless x is a term of the edges for heads of this size; None: one number per head."""
+    num_edges, where = check.graph.num_edges, f"edge.{name}"
+    if isinstance(x, Projected):
+        check.tensor(f"{where}.attr", x.attr, [(num_edges, None)])
+        rows = heads if size is None else heads * size
+        check.tensor(f"{where}.weight", x.weight, [(rows, x.attr.shape[1])])
+        if x.bias is not None:
+            check.tensor(f"{where}.bias", x.bias, [(rows,)])
+    elif not isinstance(x, Tensor):
+        raise check.error(TypeError, where, "a tensor or Projected(attr, weight, bias)", type(x).__name__)
+    elif size is None:
+        check.tensor(where, x, [(num_edges, heads)], (check.dtype, check.acc))
+    else:
+        check.tensor(where, x, [(num_edges, heads, size), (num_edges, size)])
+
+
+def projected(check: Checker, x: Tensor | Projected, heads: int, size: int | None) -> Tensor:
+    """A term that has been checked, as a tensor [E, H, D], or [E, H] of numbers."""
+    if isinstance(x, Projected):
+        # In use twice: the attributes of unused edges may be NaN, and kernels do not write their gradients.
+        rows = check.in_use(F.linear(check.in_use(x.attr), x.weight, x.bias))
+        return rows if size is None else rows.unflatten(1, (heads, size))
+    rows = check.in_use(x)
+    return rows if size is None or rows.dim() == 3 else rows.unsqueeze(1).expand(-1, heads, -1)
+
+
+def sort_out(check: Checker, edge: EdgeTerm | None, heads: int, dim: int, value_dim: int) -> EdgeSorted:
+    """Checks the terms of keys and values of dot attention and sorts them. dim, value_dim: sizes of a head of
+    keys and of values."""
+    if edge is None:
+        return EdgeSorted()
+    key, value, _ = given_terms(check, edge, ("key", "value"))
+    for name, x, size in (("key", key, dim), ("value", value, value_dim)):
+        if x is not None:
+            check_term(check, name, x, heads, size)
+    flags = (FEAT_IN_KEY if key is not None else 0) | (FEAT_IN_VALUE if value is not None else 0)
+    if not flags:
+        return EdgeSorted()
+    one = value if key is None or key is value else key if value is None else None
+    if isinstance(one, Tensor) and (one.dim() == 3 or heads == 1):
+        return EdgeSorted(check.in_use(one if one.dim() == 3 else one.unsqueeze(1)), flags)
+    # By identity, so that what key and value share is one tensor for the engine, too.
+    feats: dict[Any, Tensor] = {}
+    weights: dict[int, Tensor] = {}
+
+    def of_engine(x: Tensor | Projected | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if x is None:
+            return None, None, None
+        feat, weight, bias = x if isinstance(x, Projected) else (x, None, None)
+        which = id(feat), weight is None
+        if which not in feats:
+            one_head = weight is None and heads == 1 and feat.dim() == 2
+            feats[which] = check.in_use(feat.unsqueeze(1) if one_head else feat)
+        if weight is None:
+            return feats[which], None, bias
+        if id(weight) not in weights:
+            weights[id(weight)] = weight.unflatten(0, (heads, -1))
+        return feats[which], weights[id(weight)], bias
+
+    key_feat, key_proj, key_bias = of_engine(key)
+    value_feat, value_proj, value_bias = of_engine(value)
+    # The bias of a projection is the same for all edges, so that it is added to the nodes' keys or values.
+    biases = (None if b is None else b.unflatten(0, (heads, -1)) for b in (key_bias, value_bias))
+    return EdgeSorted(None, 0, EdgeTerms(key_feat, key_proj, value_feat, value_proj), *biases)

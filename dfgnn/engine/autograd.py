@@ -3,9 +3,12 @@
 An eager call is an `Attention` of an `EagerCall` (`operators`), or of a `DispatchedCall` while a dispatch
 mode is active. torch.export, and callers that use the operators directly, get the formula that is registered
 here. Under torch.func, `TransformedAttention` and `TransformedBackward` do the same in a slower form that
-transforms see through. Second derivatives are in `second_order`; forward mode is plain tensor operations
-(`plain`).
-"""
+transforms see through. Second derivatives, sinks and forward mode are in `plain`.
+
+`Layer` is the autograd function of whole layers, whose operators compute them in one call forward and one
+backward (csrc/torch/layer.h). The launches around a layer's attention cost a small graph more than the
+attention does, and most of that is the work of Python, autograd and the dispatcher per operation. So the
+operators do all of it below autograd, and this calls them in as few Python frames as there can be."""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from torch import Tensor, library
 
 from ..runtime import batches as _batches
 from ..runtime import ops as _ops
+from ..runtime import rules
+from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     SCORE_OF_NUMBER,
     SCORE_TABLE,
@@ -25,10 +30,18 @@ from ..runtime.arguments import (
     GraphArgs,
     Numbers,
     Tensors,
+    ops,
 )
-from ..runtime.eager import EagerFunction, called_directly, restored_results, save_results
-from . import second_order
-from . import sink as _sink
+from ..runtime.eager import (
+    EagerFunction,
+    called_directly,
+    restored_results,
+    retains_graph,
+    save_results,
+    top_hooks,
+)
+from ..runtime.ops import typed
+from . import plain
 from .operators import DispatchedCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
@@ -50,7 +63,7 @@ class Attention(EagerFunction):
     @staticmethod
     def forward(ctx, call, sink, *tensors):
         """tensors: the first fields of `Tensors`, up to the last that is not None."""
-        out, attention, saved = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
+        out, attention, saved = call.run(tensors) if sink is None else plain.with_sink(call, sink, tensors)
         ctx.call = call
         if attention is not None:
             ctx.set_materialize_grads(False)  # a missing gradient is None, not a tensor of zeros
@@ -66,7 +79,9 @@ class Attention(EagerFunction):
         tensors, need = Tensors(*tensors[:count], *missing), Tensors(*need, *missing)
         if results is None:  # the caller has modified one of them in place: compute both again
             with torch.no_grad():
-                out, attention, _ = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
+                out, attention, _ = (
+                    call.run(tensors) if sink is None else plain.with_sink(call, sink, tensors)
+                )
         else:
             out, attention = results
         if grad_attention is None:
@@ -79,14 +94,16 @@ class Attention(EagerFunction):
         grads = grad_out, grad_attention
         if torch.is_grad_enabled():  # backward was called with create_graph
             if sink is not None:
-                found = _sink.recorded_gradients(call, sink, tensors, (need_sink, *need), grads)
+                found = plain.recorded_sink_gradients(call, sink, tensors, (need_sink, *need), grads)
                 return None, *found[: count + 1]
             found = recorded_gradients(call, grads, tensors, out, attention, saved, need)[:count]
             return None, None, found[0] if of_value else None, *found[1:]
         found = call.run_backward(grads, tensors, out, attention, saved, _ops.need_bits(need))
         grad_sink = None
         if sink is not None:
-            found, grad_sink = _sink.gradients(call, sink, tensors, grads, out, saved[0], attention, found)
+            found, grad_sink = plain.sink_gradients(
+                call, sink, tensors, grads, out, saved[0], attention, found
+            )
         found = _ops.gradients(need, tensors, grad_out, found)[:count]
         return None, grad_sink, found[0] if of_value else None, *found[1:]
 
@@ -169,7 +186,7 @@ class TransformedBackward(torch.autograd.Function):
     def backward(ctx, *grads):
         call = ctx.call
         primals = dict(zip((*_BACKWARD_TENSORS[: 2 + _NUM_TENSORS], "stats"), ctx.saved_tensors))
-        found = second_order.backward_of_backward(
+        found = plain.backward_of_backward(
             call.graph, SCORES[call.score], call.numbers, primals, BackwardResults(*grads)._asdict(),
             [name for name, needed in zip(_BACKWARD_TENSORS, ctx.needs_input_grad[2:]) if needed],
         )  # fmt: skip
@@ -258,3 +275,132 @@ def _no_second_order(ctx, *grads):
 
 library.register_autograd(forward_op, _formula, setup_context=_setup)
 library.register_autograd(backward_op, _no_second_order)
+
+
+# ---- whole layers -----------------------------------------------------------------------------------------
+
+
+_BelowAutograd = internals.BelowAutograd
+_forward = internals.without_frame(ops.layer.default)
+_backward = internals.without_frame(ops.layer_backward.default)
+# Which of the tensors require gradients -> the bits by which the operator knows them.
+_BITS: dict[tuple[bool, ...], int] = {}
+_NOT_TENSORS = 4  # the arguments of `Layer` before the tensors
+_NO_GRADIENTS = (None,) * _NOT_TENSORS
+
+
+def run(numbers, tensors):
+    """(result, what backward reads beside it and the tensors, whether backward reads the result). numbers:
+    `LayerNumbers`; tensors: `LayerTensors`."""
+    try:
+        with _BelowAutograd():
+            return _forward(*numbers, *tensors)
+    except RuntimeError as error:
+        raise typed(error) from None
+
+
+@called_directly
+class Layer(EagerFunction):
+    """numbers, tensors: as for `run`. handle: it keeps what belongs to the graph's number in the library.
+    ``formula(numbers, graph, *tensors)`` is the layer in plain operations, for second derivatives."""
+
+    @staticmethod
+    def forward(ctx, formula, numbers, graph, handle, *tensors):
+        try:
+            with _BelowAutograd():
+                result, kept, reads_result = _forward(*numbers, *tensors)
+        except RuntimeError as error:
+            raise typed(error) from None
+        ctx.call, ctx.output, ctx.version, out = (formula, numbers, graph, handle), None, None, None
+        if reads_result:
+            # The user may modify the result in place. Had it been saved, backward would raise then.
+            # So ctx holds a detached alias of the result (the result itself would be a reference cycle) and
+            # its version counter, by which backward sees the change. While hooks for saved tensors are active
+            # (activation checkpointing, offloading), the result is saved nevertheless, so that they see it.
+            ctx.version = result._version
+            if top_hooks(True) is None:
+                ctx.output = result.detach()
+            else:
+                out = result
+        # What ctx.set_materialize_grads(False) and ctx.save_for_backward set, without their frames.
+        ctx.materialize_grads, ctx.to_save = False, (*tensors, kept, out)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        need = ctx.needs_input_grad
+        if grad is None:
+            return (None,) * len(need)
+        (formula, numbers, graph, _), out = ctx.call, ctx.output
+        *tensors, kept, saved = ctx.saved_tensors
+        if torch.is_grad_enabled():  # backward was called with create_graph
+
+            def plain(*tensors):
+                return formula(numbers, graph, *tensors)
+
+            return *_NO_GRADIENTS, *rules.recorded_gradients(plain, tensors, need[_NOT_TENSORS:], grad)
+        if out is None:
+            out = saved
+        elif not retains_graph():
+            ctx.output = None
+        if ctx.version is not None and out._version != ctx.version:
+            out, *_ = run(numbers, tensors)
+        bits = _BITS.get(need)
+        if bits is None:
+            wanted = enumerate(need[_NOT_TENSORS:])
+            bits = _BITS[need] = sum(1 << k for k, needed in wanted if needed)
+        try:
+            with _BelowAutograd():
+                return *_NO_GRADIENTS, *_backward(*numbers, *tensors, grad, out, kept, bits)
+        except RuntimeError as error:
+            raise typed(error) from None
+
+
+@called_directly
+class FusedFunction(EagerFunction):
+    """Attention with edge terms, and layers whose edges have gates or types: several operators, which one
+    node of the autograd graph calls below autograd.
+
+    What is computed is an object with these methods (see `edge_projection`, and `gated` and `typed` in
+    nn/whole):
+
+    - ``forward(tensors)``: (result, made, out). made: the other tensors that backward takes; out: the output
+      of the attention operator as backward reads it, which may be the result itself, or None.
+    - ``rerun(tensors, made)``: ``out`` again, called if ``out`` is the result and the caller modified it.
+    - ``backward(tensors, grad, made, out, need)``: the gradients of the tensors. need: a bool per tensor.
+    - ``formula(*tensors)``: the result in plain operations, for second derivatives.
+    """
+
+    @staticmethod
+    def forward(ctx, call, *tensors):
+        result, made, out = _ops.call(call.forward, tensors)
+        ctx.call, ctx.output, ctx.version = call, None, None
+        ctx.set_materialize_grads(False)
+        if out is result:
+            # The user may modify the result in place. Had it been saved, backward would raise then.
+            # So ctx holds a detached alias of the result (the result itself would be a reference cycle) and
+            # its version counter, by which backward sees the change. While hooks for saved tensors are active
+            # (activation checkpointing, offloading), the result is saved nevertheless, so that they see it.
+            ctx.version = out._version
+            if top_hooks(True) is None:
+                ctx.output, out = out.detach(), None
+        ctx.save_for_backward(*tensors, *made, out)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        call, need, out = ctx.call, ctx.needs_input_grad[1:], ctx.output
+        count = len(need)
+        if grad is None:
+            return (None,) * (1 + count)
+        *saved, last = ctx.saved_tensors
+        tensors, made = saved[:count], saved[count:]
+        if torch.is_grad_enabled():  # backward was called with create_graph
+            return None, *rules.recorded_gradients(call.formula, tensors, need, grad)
+        if out is None:
+            out = last
+        elif not retains_graph():
+            ctx.output = None
+        if ctx.version is not None and out._version != ctx.version:
+            out = _ops.call(call.rerun, tensors, made)
+        return None, *_ops.call(call.backward, tensors, grad, made, out, need)

@@ -31,7 +31,7 @@ from ..runtime.arguments import (
 )
 from ..runtime.rules import Rule
 from . import compiler_graph as _edges
-from . import sink as _sink
+from . import plain
 from .compiler_graph import EdgeList
 from .operators import SAVED_ALIGN, EagerCall
 from .operators import attend_backward_op as _attend_backward
@@ -75,7 +75,7 @@ def _handle_of(saved: Tensor, given, layer: str, heads: int, value: Tensor):
 
 def _attach(found, args, saved: Tensor) -> None:
     """Attaches (graph, handle) to ``saved`` for `_handle_of`; not that of a packed structure
-    (`compiler_cuda_graphs`), which must not outlive the operator."""
+    (`in_cuda_graphs`), which must not outlive the operator."""
     if not _edges.is_made(*args[:2]):
         saved._dfgnn_graph = found  # type: ignore[attr-defined]
 
@@ -99,7 +99,7 @@ def _forward(*args) -> list[Tensor]:
     score = SCORE_OF_NUMBER[number]
     graph, handle = found = _handle(args[:_NUM_GRAPH], PLAN_LAYERS[score], heads, tensors[0], train)
     call = EagerCall(graph, handle, score, Numbers(*numbers), return_attention, positive, heads)
-    out, attention, (saved,) = call.run(tensors) if sink is None else _sink.run(call, sink, tensors)
+    out, attention, (saved,) = call.run(tensors) if sink is None else plain.with_sink(call, sink, tensors)
     if train:
         _attach(found, args, saved)
     return [out, saved] if attention is None else [out, saved, _edges.in_use(graph.edge_mask, attention)]
@@ -127,7 +127,7 @@ def _backward(*args) -> list[Tensor]:
     call = EagerCall(graph, handle, score, Numbers(*numbers), attention is not None, positive, heads)
     results = call.run_backward(grads, tensors, out, attention, (saved,), need)
     if sink is not None:
-        results, grad_sink = _sink.gradients(call, sink, tensors, grads, out, saved, attention, results)
+        results, grad_sink = plain.sink_gradients(call, sink, tensors, grads, out, saved, attention, results)
     of_nodes, of_edges = results[:3], results[4:]
     mask = graph.edge_mask
     if mask is not None:
@@ -292,7 +292,7 @@ def attention(
     any_edges = sized or t.seed is not None or needs_rows(score, numbers.negative_slope)
     graph = _edges.as_traced(edges, sized)
     if sink is not None:
-        numbers = _sink.with_flag(numbers)
+        numbers = plain.sink_numbers(numbers)
     out, _, *more = graph.operator("attend")(
         *graph.edges, any_edges, schedule, heads, SCORES[score], *t, *numbers,
         return_attention, save_positive, sink, train,

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..graph import Graph
+from ..graph import Graph, in_cuda_graphs
 from ..graph.cache import graph_of, once
 from ..graph.derived import edges_as_sources
 from ..graph.fixed_capacity import of_buffer
@@ -25,7 +25,6 @@ from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
 from ..runtime.rules import ByRule, Rule
-from . import compiler_cuda_graphs
 
 __all__ = ["EdgeList", "is_traced"]
 
@@ -187,7 +186,7 @@ def smaller(a: int, b: int) -> int:
 
 class Arguments(NamedTuple):
     """A traced graph in the arguments of operators. given and number are those of `EdgeList`, or a packed
-    structure (`compiler_cuda_graphs`) and -1. num_edges: the capacity of a packed structure; 0 if no result
+    structure (`in_cuda_graphs`) and -1. num_edges: the capacity of a packed structure; 0 if no result
     has a row per edge."""
 
     given: Tensor | None
@@ -266,23 +265,23 @@ def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Calla
 _structure = _ops.python_operator(
     "edge_structure",
     "(Tensor edge_index, SymInt num_src, SymInt num_dst, bool self_loops) -> Tensor",
-    compiler_cuda_graphs.structure,
-    compiler_cuda_graphs.structure_fake,
+    in_cuda_graphs.structure,
+    in_cuda_graphs.structure_fake,
 )
 _ops.without_autograd("edge_structure")
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
-    """The arguments with a packed structure (`compiler_cuda_graphs`) in place of the ``edge_index``, if
+    """The arguments with a packed structure (`in_cuda_graphs`) in place of the ``edge_index``, if
     Inductor will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if
     tensors have a row per edge and loops are replaced, because the number of edges then depends on values."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
-    if given.dim() != 2 or counted or not compiler_cuda_graphs.is_recorded(given):
+    if given.dim() != 2 or counted or not in_cuda_graphs.is_recorded(given):
         return None
     if number == _AS_SOURCES:
         given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
-    room = compiler_cuda_graphs.num_places(given, num_src, num_dst, self_loops)
+    room = in_cuda_graphs.num_places(given, num_src, num_dst, self_loops)
     return Arguments(made, number, num_src, num_dst, self_loops, room)
 
 
@@ -349,7 +348,7 @@ def find(
     given = kept(given)
     assert given is not None
     if is_made(given, number):
-        return compiler_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)
+        return in_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)
     graph, _ = graph_of(given, num_src, num_dst, self_loops)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")

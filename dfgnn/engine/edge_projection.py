@@ -9,7 +9,7 @@ folding the projection into the attention:
     sum_j alpha_ij (v_j + U y_ij) = sum_j alpha_ij v_j + U sum_j alpha_ij y_ij
 
 With features of d columns, a node has the rows W^T q_i and sum_j alpha_ij y_ij, both [H, d]; an edge has the
-scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_terms`).
+scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_maps`).
 
 `_unfolded` projects per edge, where that is faster. There are three ways to compute the folded form.
 `_composed` puts these parts together under autograd, for every option and derivatives of any order.
@@ -43,9 +43,9 @@ from ..runtime.arguments import (
     Tensors,
 )
 from . import compiler_graph as _edges
-from . import edge_terms as _terms
+from . import edge_maps as _terms
 from . import operators, paths
-from .layer import FusedFunction
+from .autograd import FusedFunction
 from .paths import attend
 
 # ---- products of nodes' rows with a projection: W^T x, W x and x y^T in the head's notation ---------------

@@ -191,7 +191,7 @@ def second_order(handle: GraphHandle, score: int, numbers: Numbers, grads, tenso
     )
 
 
-# ---- attention in the autograd function `engine.layer` -----------------------------------------------------
+# ---- attention within the autograd function of another computation -----------------------------------------
 #
 # These functions are called below autograd's dispatch key, so that they need not exclude it. `call` is the
 # layer's call, of which they read the attributes handle, heads, score and numbers. Tensors of nodes are rows
@@ -292,7 +292,7 @@ def edge_products_backward(graph, grads, rows, cols, feat, scale: float, reverse
 
 def pair_scores(graph, src, dst, attn, attr, proj, positive, slope: float):
     """The scores [E, H], and where m > 0 [E, H, D] (empty if `positive` was given, which has this meaning).
-    CPU only. m: see `pair_scores`, the module."""
+    CPU only. m: see `edge_scores`, the module."""
     like = next(x for x in (src, dst, proj) if x is not None)
     heads, dim = like.shape[1:] if positive is None else positive.shape[1:]
     args = _direction(graph, heads, dim, like.dtype, False)

@@ -24,7 +24,6 @@ from ..runtime.arguments import PLAN_LAYERS, SCORES, AttentionInputs, Numbers, n
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import compiler_attention, compiler_graph, plain
-from . import sink as _sink
 from .argument_checks import DTYPES
 from .autograd import Attention, TransformedAttention
 from .operators import DispatchedCall, EagerCall, graph_args
@@ -142,11 +141,11 @@ def _run_eager(inputs: AttentionInputs) -> Results:
     _, heads, dim = t.value.shape
     handle = graph._planner.handle(heads, dim, t.value.dtype, PLAN_LAYERS[score], schedule, edges, backward)
     if sink is not None:
-        numbers = _sink.with_flag(numbers)
+        numbers = plain.sink_numbers(numbers)
     call = EagerCall(graph, handle, score, numbers, return_attention, positive)
     if backward:
         return Attention.at_once(call, sink, *tensors)
-    return (call.run(tensors) if sink is None else _sink.run(call, sink, tensors))[:2]
+    return (call.run(tensors) if sink is None else plain.with_sink(call, sink, tensors))[:2]
 
 
 # ---- the path `plain` -------------------------------------------------------------------------------------

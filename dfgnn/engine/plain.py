@@ -1,23 +1,54 @@
-"""The operators in plain tensor operations, with E x H x D temporaries, and the derivatives that need them.
+"""What the attention's kernels do not compute: attention in plain operations, sinks, second derivatives.
 
-The kernels compute an attention and its first and second derivatives. Third derivatives, second ones under
-vmap, and forward mode use these operations: torch differentiates them any number of times, in either mode.
-A cotangent is the gradient that comes into a backward pass: here that of a result of the backward operator.
+**Plain operations.** They have E x H x D temporaries. The kernels compute an attention and its first and
+second derivatives. Third derivatives, second ones under vmap, and forward mode use these operations: torch
+differentiates them any number of times, in either mode. A cotangent is the gradient that comes into a
+backward pass: here that of a result of the backward operator.
+
+**A sink**, as an option of every attention: a score per head in every softmax, which brings no value.
+
+    alpha_ij = exp(s_ij) / (exp(sink) + sum_k exp(s_ik))
+
+The kernels do not know it. To them a row (the edges into destination i) with a sink is a row of which some
+edges are elsewhere (`PART_OF_ROWS`), as in a graph that several processes share. The kernels compute out, max
+and log_sum of the row's own edges; with the sink they become
+
+    log_sum' = log(exp(log_sum) + exp(sink - max))      c = exp(log_sum - log_sum')      out' = c out
+
+and backward, which computes alpha from the statistics, is right with log_sum' and out'. What remains is the
+sink's own weight, beta_i = exp(sink - max_i - log_sum'_i), and its gradient
+
+    grad_sink = -sum_i beta_i delta_i      delta_i = g_i . out'_i + sum_j a'_ij gamma_ij
+
+where g is the gradient of out' and gamma that of the returned attention a', if there is one. All of it is
+O(N H D), except that a returned attention is scaled edge by edge.
+
+**The backward of attention's backward** has no tensors of E x H x D beside its arguments and results.
+docs/internals/second_derivatives.md derives the formulas. One operator computes all of it
+(csrc/cpu/kernels/second_order.cpp, csrc/cuda/second_order).
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import reference
-from ..runtime import transforms
+from ..graph import Graph
+from ..runtime import ops as _ops
+from ..runtime import rules, transforms
 from ..runtime.arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
     FEAT_IN_VALUE,
+    NEED_BIAS,
+    NEED_FEAT,
+    NEED_GATE,
+    NEED_WEIGHT,
+    PART_OF_ROWS,
     SCORE_OF_NUMBER,
     SCORE_TABLE,
     SCORES,
@@ -25,7 +56,9 @@ from ..runtime.arguments import (
     Tensors,
 )
 from ..runtime.attention_options import EdgeTerm
+from ..runtime.eager import transformed
 from ..runtime.ops import acc_type
+from . import operators
 
 # The names of the backward operator's results -> the tensors whose gradients the results are.
 GRADIENTS = {
@@ -93,7 +126,7 @@ def attention(
     return out.to(dtype), weights
 
 
-def backward_of_backward(
+def plain_backward_of_backward(
     ends: Ends,
     score: int,
     numbers: Numbers,
@@ -194,3 +227,247 @@ def blocks(
         out = out.index_copy(0, place, torch.cat([rows for rows, _ in parts]))
         stats = stats.index_copy(0, place, torch.cat([of_rows for _, of_rows in parts]))
     return out.to(query.dtype), stats
+
+
+# ---- a sink -----------------------------------------------------------------------------------------------
+
+
+def sink_numbers(numbers: Numbers) -> Numbers:
+    """The numbers as the operators take them with a sink."""
+    return numbers._replace(flags=numbers.flags | PART_OF_ROWS)
+
+
+def with_sink(call: Any, sink: Tensor, tensors: Any) -> tuple[Tensor, Tensor | None, tuple[Tensor]]:
+    """As `operators.EagerCall.run`, with a sink."""
+    out, attention, (saved,) = call.run(tensors)
+    include_sink(call, sink, tensors[0], out, saved, attention)
+    return out, attention, (saved,)
+
+
+def include_sink(
+    call: Any, sink: Tensor, value: Tensor, out: Tensor, saved: Tensor, attention: Tensor | None
+) -> None:
+    """Changes out, saved and attention, which the forward operator computed without a sink, in place to what
+    they are with one. sink: [H], in the accumulation type; saved: what an eager forward saves for backward.
+
+    A row without edges, or whose edges are all masked, has max = inf and log_sum = 0, and keeps them.
+    """
+    graph = call.graph
+    stats, positive, positive_mass = operators.unpacked(saved, value, graph.num_dst, call.save_positive)
+    top, log_sum = stats.unbind(-1)
+    whole = torch.logaddexp(log_sum, sink - top)
+    factor = torch.exp(log_sum - whole)
+    log_sum.copy_(whole)
+    out.mul_(factor.unsqueeze(-1))
+    if positive is not None and positive_mass is not None:  # sums of terms that are proportional to alpha
+        positive.mul_(factor.unsqueeze(-1))
+        positive_mass.mul_(factor)
+    if attention is not None:
+        attention.mul_(factor.index_select(0, _destinations(graph)))
+        if graph.edge_mask is not None:
+            # Kernels do not write the rows of unused edges, but `gradients` adds up all rows.
+            attention.masked_fill_(~graph.edge_mask.unsqueeze(1), 0)
+
+
+def sink_gradients(
+    call: Any,
+    sink: Tensor,
+    tensors: Tensors,
+    grads: tuple[Tensor, Tensor | None],
+    out: Tensor,
+    saved: Tensor,
+    attention: Tensor | None,
+    found: tuple,
+) -> tuple[tuple, Tensor]:
+    """The backward operator's results with a sink, and the gradient of the sink. found: the operator's
+    results.
+
+    The operator computes the gradient of additive attention's alpha_dst from the edges with z > 0 (z: the
+    score before the LeakyReLU) alone, because the gradients ds_ij of a row's scores add up to 0. With a sink
+    they add up to beta delta, which is added here, times the slope. Where there is a gradient of the
+    attention or an edge gate, the operator adds up all ds_ij itself, and nothing is missing.
+    """
+    (grad_out, grad_attention), graph = grads, call.graph
+    stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
+    top, log_sum = stats.unbind(-1)
+    share = torch.exp(sink - top - log_sum)
+    of_row = share * (grad_out.to(share.dtype) * out).sum(-1)
+    grad_sink = -of_row.sum(0)
+    if grad_attention is not None:
+        assert attention is not None
+        share_of_edges = share.index_select(0, _destinations(graph))
+        grad_sink = grad_sink - (share_of_edges * attention * grad_attention).sum(0)
+    elif call.score == "additive" and found[2] is not None and tensors.edge_gate is None:
+        found = (*found[:2], found[2] + call.numbers.negative_slope * of_row, *found[3:])
+    return found, grad_sink
+
+
+def recorded_sink_gradients(
+    call: Any, sink: Tensor, tensors: Tensors, need: tuple, grads: tuple
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the sink and of the tensors, with derivatives of their own, by plain tensor
+    operations. need: which of them are wanted, the sink's first."""
+    ends, score = ends_of(call.graph), SCORES[call.score]
+
+    def formula(sink, *tensors):
+        return attention(ends, score, call.numbers, Tensors(*tensors), sink)
+
+    return rules.recorded_gradients(formula, (sink, *tensors), need, *grads)
+
+
+def _destinations(graph: Any) -> Tensor:
+    """The destination of each edge, in the user's order."""
+    dst = graph.edge_index[1]
+    # In a graph of fixed capacity unused edges may have any ids, which must not be out of range as indices.
+    return dst if graph.edge_mask is None else dst.clamp(0, max(graph.num_dst - 1, 0))
+
+
+# ---- second derivatives by the operator -------------------------------------------------------------------
+
+
+Gradients = dict[str, Tensor]
+
+_PRIMALS = "grad_out", "grad_attention", *Tensors._fields
+_RESULTS = "grad_out", "grad_attention", *GRADIENTS.values()
+_OF_EDGES = {
+    "edge_bias": NEED_BIAS,
+    "edge_gate": NEED_GATE,
+    "edge_weight": NEED_WEIGHT,
+    "edge_feat": NEED_FEAT,
+}
+_LAYERS = {SCORES[score]: name for score, name in operators.PLAN_LAYERS.items()}
+
+
+def backward_of_backward(
+    graph: Any,
+    score: int,
+    numbers: Numbers,
+    primals: dict[str, Any],
+    grads: dict[str, Tensor | None],
+    wanted: Collection[str],
+) -> Gradients:
+    """Gradients, by name, of the backward operator's arguments: grad_out, grad_attention and the tensors.
+
+    primals: these arguments and ``stats``, each a tensor or None. grads: the cotangents of the operator's
+    results, None where there is none. wanted: names of primals whose gradients are needed; the result may
+    contain others, too.
+    """
+    stats = primals.pop("stats")
+    tensors = [x for x in (*primals.values(), *grads.values()) if isinstance(x, Tensor)]
+    # `ends_of` is called even if `ends` is not used, because it raises for a graph of fixed capacity.
+    ends, call = ends_of(graph), _Call(graph, score, numbers, wanted)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or transformed(*tensors)
+    if type(graph) is not Graph:
+        return plain_backward_of_backward(ends, score, numbers, primals, grads)
+    if not _cotangents(primals, grads):
+        return {}
+    if not recorded:
+        return call.run(primals, grads, stats)
+    of = (grads.get(name) for name in GRADIENTS)
+    results = _SecondOrder.apply(call, stats, *(primals[name] for name in _PRIMALS), *of)
+    return {name: x for name, x in zip(_RESULTS, results) if x.dim() > 0}
+
+
+def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """The cotangents that are not None, by the names of the tensors whose gradients they belong to."""
+    found = {}
+    for result, name in GRADIENTS.items():
+        grad, primal = grads.get(result), primals[name]
+        if primal is None or grad is None or not grad.numel():
+            continue
+        # The backward operator returns the gradient of attn as partial sums. Each of these has the cotangent
+        # of their total, so that the first suffices.
+        found[name] = grad[0].view(primal.shape) if name == "attn" else grad
+    return found
+
+
+class _Call:
+    """The arguments of `backward_of_backward` other than tensors, and the computation."""
+
+    def __init__(self, graph: Any, score: int, numbers: Numbers, wanted: Collection[str]):
+        self.graph, self.score, self.numbers, self.wanted = graph, score, numbers, wanted
+
+    def run(self, primals: dict[str, Any], grads: dict[str, Tensor | None], stats: Tensor) -> Gradients:
+        given = _cotangents(primals, grads)
+        with torch.no_grad(), transforms.untransformed():
+            found = self._by_operator(primals, given, stats)
+            return {name: _like(primals[name], x) for name, x in found.items()}
+
+    def _by_operator(self, primals: dict[str, Any], given: dict[str, Tensor], stats: Tensor) -> Gradients:
+        tensors = Tensors(*(primals[name] for name in Tensors._fields))._replace(out_bias=None)
+        _, heads, dim = tensors.value.shape
+        layer = _LAYERS[self.score]
+        handle = self.graph._planner.handle(heads, dim, tensors.value.dtype, layer, "auto", True, True)
+        results = operators.second_order(
+            handle, self.score, self.numbers, (primals["grad_out"], primals["grad_attention"]), tensors,
+            stats, [given.get(name) for name in GRADIENTS.values()],
+            sum(bit for name, bit in _OF_EDGES.items() if name in self.wanted),
+        )  # fmt: skip
+        found = {name: x for name, x in zip(_RESULTS, results) if x is not None}
+        if "attn" in found:
+            found["attn"] = _ops.total(found["attn"])
+        return found
+
+    def by_plain_operations(self, tensors) -> tuple[Tensor, ...]:
+        """The results of `_SecondOrder`, from its tensors except stats."""
+        primals, grads = _named(tensors)
+        ends = ends_of(self.graph)
+        return self.in_order(
+            plain_backward_of_backward(ends, self.score, self.numbers, primals, grads), primals
+        )
+
+    def in_order(self, found: Gradients, primals: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The wanted gradients in the order of `_RESULTS`, with a scalar for each that is missing."""
+        there = found.keys() & self.wanted
+        return tuple(found[n] if n in there else primals["grad_out"].new_empty(()) for n in _RESULTS)
+
+
+def _named(tensors) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
+    """Splits the tensors into primals and grads of `backward_of_backward`."""
+    count = len(_PRIMALS)
+    return dict(zip(_PRIMALS, tensors[:count])), dict(zip(GRADIENTS, tensors[count:]))
+
+
+class _SecondOrder(torch.autograd.Function):
+    """Calls the operator. Third derivatives and torch.func go through plain operations."""
+
+    @staticmethod
+    def forward(call: _Call, stats, *tensors):
+        primals, grads = _named(tensors)
+        return call.in_order(call.run(primals, grads, stats), primals)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.call, _, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        call, tensors, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[2:]
+        places = [k for k, needed in enumerate(need) if needed]
+
+        def formula(*learning):
+            merged = list(tensors)
+            for k, x in zip(places, learning):
+                merged[k] = x
+            results = call.by_plain_operations(merged)
+            return tuple(x for x, grad in zip(results, grads) if grad is not None)
+
+        _, pull = torch.func.vjp(formula, *(tensors[k] for k in places))
+        found = dict(zip(places, pull(tuple(grad for grad in grads if grad is not None))))
+        return None, None, *(found.get(k) for k in range(len(need)))
+
+    @staticmethod
+    def vmap(info, in_dims, call, stats, *tensors):
+        def formula(*tensors):
+            return call.by_plain_operations(tensors)
+
+        results = torch.vmap(formula, in_dims[2:], randomness=info.randomness)(*tensors)
+        return results, (0,) * len(results)
+
+
+def _like(primal: Tensor, x: Tensor) -> Tensor:
+    """x, the gradient of ``primal``, in its dtype; summed over the heads if ``primal`` is an edge tensor with
+    one column for all heads."""
+    return _ops.per_edge(primal, x) if x.dim() == 2 else _ops.as_type(x, primal.dtype)

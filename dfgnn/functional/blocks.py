@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine import blocks
 from ..engine.argument_checks import DTYPES, wrong_shape
 from ..runtime import library
 from ..runtime import ops as _ops
+from . import block_operators
 
 _NAME = "block_attention"
 
@@ -97,8 +97,8 @@ def block_attention(
     size = value.shape[2]
     if query.is_cuda:
         query, key, value = _for_cuda(query, key, value)
-    inputs = blocks.Inputs(query, key, value, offsets, key_offsets, bias)
-    out, stats = blocks.attention(inputs, scale)
+    inputs = block_operators.Inputs(query, key, value, offsets, key_offsets, bias)
+    out, stats = block_operators.attention(inputs, scale)
     out = out[..., :size] if out.shape[2] > size else out
     if sink is None:
         return out
@@ -110,9 +110,9 @@ def _for_cuda(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors with heads of the next size for which there are kernels, padded with zeros."""
     library.require_cuda_library()
     dtype, largest = tensors[0].dtype, max(x.shape[2] for x in tensors)
-    size = blocks.cuda_size(dtype, largest)
+    size = block_operators.cuda_size(dtype, largest)
     if size is None:
-        most = blocks.CUDA_SIZES[-2 if dtype == torch.float64 else -1]
+        most = block_operators.CUDA_SIZES[-2 if dtype == torch.float64 else -1]
         raise NotImplementedError(
             f"{_NAME}: query, value: on CUDA heads have at most {most} columns in {dtype}, got {largest}; "
             "dfgnn.functional.dot_attention over a Graph of the pairs takes others"

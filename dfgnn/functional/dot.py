@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine import edge_arguments as _edges
+from ..engine import argument_checks as _edges
 from ..engine import edge_projection, paths
-from ..engine.argument_checks import Checker, for_device, with_feat
-from ..engine.given import GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, with_feat
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime.arguments import BIAS_AFTER, Numbers, Tensors

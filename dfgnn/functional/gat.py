@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine import pair_scores, paths
-from ..engine.argument_checks import Checker, for_device, with_feat
-from ..engine.edge_arguments import check_term, given_terms, projected
+from ..engine import edge_scores, paths
+from ..engine.argument_checks import (
+    Checker,
+    GraphLike,
+    check_term,
+    for_device,
+    given_terms,
+    graph_of,
+    projected,
+    with_feat,
+)
 from ..engine.edge_maps import rows_of_destinations, rows_of_sources
-from ..engine.given import GraphLike, graph_of
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime import ops as _ops
@@ -216,7 +223,7 @@ def gatv2(
     scored = None  # the edges' attributes and projection, if the scores are computed from these
     if term is not None:
         check_term(check, "key", term, heads, dim)
-        if isinstance(term, Projected) and pair_scores.takes(graph, query, key, att, *term[:2]):
+        if isinstance(term, Projected) and edge_scores.takes(graph, query, key, att, *term[:2]):
             if term.bias is not None:
                 query = query + term.bias.unflatten(0, (heads, dim))
             scored, term = term, None
@@ -230,7 +237,7 @@ def gatv2(
     if scored is None:
         out, attention = attend(inputs)
     else:
-        out, attention = pair_scores.attention(inputs, scored.attr, scored.weight)
+        out, attention = edge_scores.attention(inputs, scored.attr, scored.weight)
     return check.results(out, attention, dim, return_attention)
 
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..engine import by_index
 from ..engine import edge_maps as _products
-from ..engine.argument_checks import Checker, for_device, without_padding
-from ..engine.given import GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, without_padding
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched

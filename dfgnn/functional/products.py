@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine import edge_products as _edge_products
-from ..engine.argument_checks import Checker
-from ..engine.given import GraphLike, graph_of
+from ..engine import edge_scores as _edge_products
+from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.attention_options import BiasOptions, EdgeProductResult, public

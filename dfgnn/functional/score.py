@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine.argument_checks import Checker
-from ..engine.given import GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..graph.derived import has_edges_as_sources
 from ..runtime import ops as _ops

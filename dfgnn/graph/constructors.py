@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def _not_there(edge_index: Any, num_src: Any, num_dst: Any) -> Any:
-    raise AssertionError("engine/given.py comes with every import of dfgnn")
+    raise AssertionError("engine/argument_checks.py comes with every import of dfgnn")
 
 
-#: Makes `Graph.cached`. engine/given.py, which knows compilers and imports this module, sets it.
+#: Makes `Graph.cached`. engine/argument_checks.py, which knows compilers and imports this module, sets it.
 make_cached: Callable[[Any, Any, Any], Any] = _not_there
 
 

@@ -46,7 +46,7 @@ def usual_first(forward: Any) -> Any:
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
-        if usual and type(args[0]) is Graph and self.why_not(self) is None:
+        if usual and self._usual_spec is not None and type(args[0]) is Graph and self.why_not(self) is None:
             prepare(self, args[1], args[0])
         return out
 
@@ -73,8 +73,6 @@ class FusedLayer(nn.Module):
     #: Whether DGL's layer stores data of the sources and of the destinations in the graph under one name, so
     #: that one overwrites the other if these are the same nodes. Then DGL's own forward has to run.
     _one_name_for_ends = False
-    #: A method in layers that one operator computes: the whole layer, as its usual call computes it.
-    _usual_spec: ClassVar[Any] = None
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -82,6 +80,9 @@ class FusedLayer(nn.Module):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
+
+    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`), or None.
+    _usual_spec: ClassVar[Any] = None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:

@@ -1,5 +1,5 @@
 """The one step between a layer and its operator: which layers are computed by one operator each
-(`engine.layer`), and with which tensors.
+(`engine.autograd`), and with which tensors.
 
 A layer describes itself by a `LayerSpec`, and names in ``FUSED_OPTIONS`` the options of its constructor that
 the spec takes care of. `fused_layer` computes the layer if the spec says all about it: if the projections are
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..engine import paths
 from ..engine.argument_checks import DTYPES
-from ..engine.layer import Layer, run
+from ..engine.autograd import Layer, run
 from ..engine.paths import declined
 from ..functional.dot import dot
 from ..functional.gat import gat, gatv2

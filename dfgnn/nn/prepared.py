@@ -130,7 +130,8 @@ def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> 
         return
     x_dst: Any
     x, x_dst = x if type(x) is tuple and len(x) == 2 else (x, None)
-    if type(x) not in PLAIN_TYPES or (x_dst is not None and type(x_dst) not in PLAIN_TYPES):
+    ends = (x,) if x_dst is None else (x, x_dst)
+    if any(type(end) not in PLAIN_TYPES or end.dim() != 2 for end in ends):  # as `holds` asks of the next
         return
     edges = layer._usual_edges(x, x_dst, edges, edge_attr)
     spec = None if edges is None else layer._usual_spec(x, x_dst, edges[1])

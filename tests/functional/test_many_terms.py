@@ -51,7 +51,7 @@ def test_sums_by_index(columns, kind, order):
         torch.set_num_threads(before)
     assert torch.equal(*found)
     assert ((found[0] - right).abs() <= 2**14 * U * right).all()
-    if columns < 3:
+    if columns < 3 or columns == 4 and order == "rising":
         assert ((found[0] - right).abs() <= 2 * U * right).all()
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from dfgnn import nn as layers
-from dfgnn.engine.layer import Layer
+from dfgnn.engine.autograd import Layer
 from dfgnn.nn import fused as _fused
 from dfgnn.nn.whole import padding as _padding
 from dfgnn.nn.whole.spec import LayerSpec

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from dfgnn import Graph, functional
-from dfgnn.engine import layer as _engine
+from dfgnn.engine import autograd as _engine
 from dfgnn.nn import dgl as dgl_layers
 from dfgnn.nn import prepared as _prepared
 

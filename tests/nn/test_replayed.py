@@ -19,7 +19,7 @@ from torch import library, nn
 from torch._dynamo.backends.common import aot_autograd
 
 from dfgnn import Graph
-from dfgnn.engine import compiler_cuda_graphs as _replayed
+from dfgnn.graph import in_cuda_graphs as _replayed
 from dfgnn.nn import pyg
 from dfgnn.nn.whole import traced as _traced
 

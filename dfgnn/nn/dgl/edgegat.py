@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...engine.edge_terms import sum_of_features
+from ...engine.edge_maps import sum_of_features
 from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm
 from .._fused_or_upstream import upstream_runs

@@ -9,7 +9,7 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ...engine.edge_terms import sum_of_features
+from ...engine.edge_maps import sum_of_features
 from ...functional.dot import dot
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, projected, wrong_argument

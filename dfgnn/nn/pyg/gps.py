@@ -13,8 +13,8 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine import blocks as _blocks
 from ...engine.compiler_graph import EdgeList
+from ...functional import block_operators as _blocks
 from ...graph import Graph
 from ...graph import cache as _kept
 from ...runtime import eager

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.nn.dense import HeteroLinear
 
 from ... import functional
-from ...engine.edge_terms import sum_of_features
+from ...engine.edge_maps import sum_of_features
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_takes, projected
 from .._half import HALF, rows_of_types

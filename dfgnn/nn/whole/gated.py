@@ -1,5 +1,5 @@
 """The fused layer with a gate per channel, PyTorch Geometric's ResGatedGraphConv without attributes of edges:
-projections, gates and their sum (see `engine.layer`).
+projections, gates and their sum (see `engine.autograd`).
 
 Of the tensors of edge size only the gates are saved for backward. As in `LayerSpec`, the query belongs to the
 destination, key and value to the source (PyTorch Geometric's layer has query and key the other way round).
@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...engine import operators
+from ...engine.autograd import FusedFunction
 from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
-from ...engine.layer import FusedFunction
 from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops

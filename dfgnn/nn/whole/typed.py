@@ -1,5 +1,5 @@
 """The fused layer of `ExphormerAttention`: scores are products of query, key and a factor of the edge's type,
-and may be clamped (see `engine.layer`)."""
+and may be clamped (see `engine.autograd`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import operators
-from ...engine.layer import FusedFunction
+from ...engine.autograd import FusedFunction
 from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library
 
+from ..engine import plain
 from ..runtime import eager, rules
 from ..runtime import library as compiled_library
 from ..runtime import ops as _ops
-from . import plain
 
 forward_op, backward_op = _ops.operator("block_attention_forward"), _ops.operator("block_attention_backward")
 second_op = _ops.operator("block_attention_second")

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph import Graph, build
-from ..graph.fixed_capacity import OF_BUFFER
 from ..plan import items
 from ..plan.plans import Items
 from ..runtime import torch_internals as internals
@@ -25,6 +23,8 @@ from ..runtime.compiling import is_plain
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR
 from ..sparse.structure import Side
+from . import Graph, build
+from .fixed_capacity import OF_BUFFER
 
 __all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake"]
 
