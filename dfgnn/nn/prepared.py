@@ -27,7 +27,7 @@ from . import fused
 if TYPE_CHECKING:
     from ._upstream import Called
 
-__all__ = ["again", "prepare"]
+__all__ = ["again", "forget", "prepare"]
 
 _NONE = None, None, None
 _KEY = "_dfgnn_prepared"  # the name among the layer's attributes
@@ -155,6 +155,11 @@ def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> 
     kind: tuple = x.dtype, is_pair, edge_attr is not None, autocast
     kind = kind if autocast is None else (*kind, tensors.x.dtype)
     known.calls[kind] = fused.Call(spec, tensors, dtype), is_pair and two_ends, layer._finisher()
+
+
+def forget(layer: Any) -> None:
+    """Takes away what `prepare` has put among the layer's attributes."""
+    layer.__dict__.pop(_KEY, None)
 
 
 def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Tensor | None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..nn._errors import remember_parameters
 from ..nn._upstream import replaced_method, upstream
+from ..nn.prepared import forget
 from . import pieces, subclasses
 
 #: Name of a library -> its package.
@@ -120,6 +121,7 @@ def restore(model: nn.Module) -> list[str]:
     for name, module in model.named_modules():
         before = vars(module).pop(_BEFORE, None)
         if before is not None:
+            forget(module)
             module.__class__ = before
             names.append(name)
     return names
