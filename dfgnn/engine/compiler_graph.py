@@ -277,6 +277,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
     tensors have a row per edge and loops are replaced, because the number of edges then depends on values."""
     counted = self_loops and not (isinstance(num_edges, int) and num_edges == 0)
     if given.dim() != 2 or counted or not in_cuda_graphs.is_recorded(given):
+        in_cuda_graphs.tell_of_cuts(given)
         return None
     if number == _AS_SOURCES:
         given, number = _from_edges(given), -1

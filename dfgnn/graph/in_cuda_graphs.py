@@ -10,6 +10,7 @@ because its memory is the CUDA graph's.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..sparse.structure import Side
 from . import Graph, build
 from .fixed_capacity import OF_BUFFER
 
-__all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake"]
+__all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake", "tell_of_cuts"]
 
 # Maximum number of edges of a graph that is sorted at every replay. The attention of a larger one runs
 # outside of CUDA graphs, with the cached graph and plans that suit its degrees: its launches cost little.
@@ -47,6 +48,16 @@ def is_recorded(edge_index: Tensor) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return edge_index.device.type in DEVICES and guard_or_false(edge_index.shape[1] <= MOST_EDGES)
+
+
+def tell_of_cuts(edge_index: Tensor) -> None:
+    """Warns where Inductor will cut its CUDA graph at the attention of a graph that is not recorded."""
+    if edge_index.device.type in DEVICES and internals.inductor_cuts_cuda_graphs():
+        warnings.warn(
+            f"attention with more than {MOST_EDGES} edges, or with edge attributes where loops are replaced, "
+            f"is outside of CUDA graphs. {internals.OF_CUTS}, or take dfgnn.compile, which does",
+            stacklevel=2,
+        )
 
 
 def structure(edge_index: Tensor, num_src: int, num_dst: int, self_loops: bool) -> Tensor:

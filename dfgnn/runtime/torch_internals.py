@@ -132,6 +132,19 @@ def inductor_uses_cuda_graphs() -> bool:
     return inductor is not None and inductor.triton.cudagraphs
 
 
+#: What a CUDA graph that Inductor cuts may do, and the remedy.
+OF_CUTS = (
+    "torch 2.11 was seen to compute other gradients where it cuts a CUDA graph: set "
+    "torch._inductor.config.graph_partition = False"
+)
+
+
+def inductor_cuts_cuda_graphs() -> bool:
+    """Whether Inductor makes several CUDA graphs of what one operator keeps from being one."""
+    inductor = sys.modules.get("torch._inductor.config")
+    return inductor_uses_cuda_graphs() and getattr(inductor, "graph_partition", False)
+
+
 def storage_of(x: Any) -> Any:
     """What is equal for tensors that share memory, also for tensors without values; None for layouts without
     one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""

@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import warnings
 import weakref
 
 import pytest
@@ -258,6 +259,18 @@ def test_large_graphs_stay_outside(device, recorded, monkeypatch, dynamic):
         torch.testing.assert_close(*(step(call, model, inputs) for call in (compiled, model)))
     kinds = {op.partition("_")[0] for ops in found for op in ops if op != "edge_structure"}
     assert kinds == {"graph", "edge"}
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_cuts_of_cuda_graphs_are_told(device, recorded, monkeypatch, cuts):
+    """torch 2.11 had other gradients in a CUDA graph that it cut at such an operator."""
+    monkeypatch.setattr(_replayed, "MOST_EDGES", 200)
+    model = Model(LAYERS["GATConv"][0]).double().to(device)
+    partition = torch._inductor.config.patch(graph_partition=cuts)
+    with partition, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.compile(model, backend=recording([]))(*given(0, device, num_edges=300))
+    assert any("graph_partition = False" in str(x.message) for x in seen) is cuts
 
 
 @some([pyg.GATConv], [pyg.GATConv, pyg.GATv2Conv], "conv")
