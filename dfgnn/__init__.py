@@ -9,12 +9,17 @@ not a faster one, and ``capture`` replays a step as a CUDA graph. ``compile`` is
 attention that a model's author wrote on our kernels.
 """
 
+import sys
+
 from . import functional, nn, reference
 from .capturing import capture
 from .compiling import compile
 from .functional import ops
 from .graph import Graph, sampling
 from .switch import accelerate, convert_state_dict, explain, patch, profile, restore
+
+# For ``import dfgnn.ops`` and ``import dfgnn.sampling``, as DGL's modules are imported.
+sys.modules |= {f"{__name__}.{module.__name__.rpartition('.')[2]}": module for module in (ops, sampling)}
 
 __version__ = "0.1.0"
 __all__ = [

@@ -289,3 +289,11 @@ def test_bad_input(call, error, message):
     graph, _ = graphs("square")
     with pytest.raises(error, match=message):
         call(graph, torch.randn(7, 3), torch.randn(30, 3))
+
+
+def test_modules_are_imported_like_dgls():
+    import dfgnn.ops
+    import dfgnn.sampling
+    from dfgnn.graph import sampling
+
+    assert dfgnn.ops is ops and dfgnn.sampling is sampling
