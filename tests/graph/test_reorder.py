@@ -352,7 +352,7 @@ def test_community_puts_the_highest_degree_first():
             ValueError,
             "method: expected one of degree, rcm, community, or a permutation, got 'metis'",
         ),
-        (None, TypeError, "method: expected a torch.Tensor, got NoneType"),
+        (None, TypeError, "method: expected a tensor, got NoneType"),
         (torch.rand(4), TypeError, "method: expected dtype torch.int32 or torch.int64, got torch.float32"),
         (torch.arange(5), ValueError, r"method: expected shape \[4\], got \[5\]"),
         (
@@ -362,7 +362,7 @@ def test_community_puts_the_highest_degree_first():
         ),
         (torch.tensor([1, 2, 3, 4]), ValueError, "got none that is 0"),
         (torch.tensor([0, -1, 2, 3]), ValueError, "got none that is 1"),
-        ((torch.arange(4), torch.arange(4)), TypeError, "method: expected a torch.Tensor, got tuple"),
+        ((torch.arange(4), torch.arange(4)), TypeError, "method: expected a tensor, got tuple"),
         (
             torch.arange(4, device="meta"),
             ValueError,
@@ -393,13 +393,13 @@ def test_refused_tensors():
     for x, shape in ((torch.zeros(31, 2), r"\[31, 2\]"), (torch.tensor(1.0), r"\[\]")):
         with pytest.raises(ValueError, match=f"{rows} {shape}"):
             r.permute(x)
-    with pytest.raises(TypeError, match=r"Reordering.restore: x: expected a torch.Tensor, got list"):
+    with pytest.raises(TypeError, match=r"Reordering.restore: x: expected a tensor, got list"):
         r.restore([1.0])
     with pytest.raises(
         ValueError, match="Reordering.permute: x: expected device cpu like the graph, got meta"
     ):
         r.permute(torch.zeros(30, device="meta"))
-    with pytest.raises(TypeError, match=r"Reordering.permute: x: expected a torch.Tensor, got float"):
+    with pytest.raises(TypeError, match=r"Reordering.permute: x: expected a tensor, got float"):
         r(functional.spmm, 2.0)
 
 

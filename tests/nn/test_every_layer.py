@@ -271,7 +271,7 @@ def test_pairs_of_sets_and_errors(device):
         pyg.GENConv(8, 4).to(device, X.dtype)(x, edge_index)
 
 
-def test_sets_compiled(device):
+def test_sets_compiled(device, fresh_dynamo):
     layer = made("pyg GATv2Conv").to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(SETS, N, 8, dtype=X.dtype, device=device)

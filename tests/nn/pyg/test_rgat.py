@@ -84,7 +84,7 @@ def test_no_edges_of_composed_weights(kind, options):
     [
         (lambda x, e, t, a: ((x, None), e, t, a), ValueError, "x: expected features of the destinations"),
         (lambda x, e, t, a: (x, e, None, a), ValueError, "edge_type: expected a tensor"),
-        (lambda x, e, t, a: (x, e, t.tolist(), a), TypeError, "edge_type: expected a torch.Tensor, got list"),
+        (lambda x, e, t, a: (x, e, t.tolist(), a), TypeError, "edge_type: expected a tensor, got list"),
         (lambda x, e, t, a: (x, e, t.double(), a), TypeError, "edge_type: expected dtype"),
         (lambda x, e, t, a: (x, e, t[1:], a), ValueError, r"edge_type: expected shape \[400\], got \[399\]"),
         (lambda x, e, t, a: (x, e, t[:, None], a), ValueError, "edge_type: expected shape"),
