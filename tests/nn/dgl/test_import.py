@@ -31,5 +31,5 @@ def test_import_neither_prints_nor_writes(plain_python, tmp_path, blocked):
 @exhaustive
 def test_a_backend_that_was_named_is_kept(plain_python, tmp_path):
     pytest.importorskip("dgl", reason="DGL is not installed")
-    code = "import os, dfgnn.nn\ndfgnn.nn.dgl.GATConv(4, 4, 2)\nassert os.environ['DGLBACKEND'] == 'pytorch'\n"
+    code = "import os, dfgnn\ndfgnn.nn.dgl.GATConv(4, 4, 2)\nassert os.environ['DGLBACKEND'] == 'pytorch'\n"
     plain_python(code, cwd=tmp_path, environment={"DGLBACKEND": "pytorch", "HOME": str(tmp_path)})
