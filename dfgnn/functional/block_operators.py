@@ -30,7 +30,7 @@ def cuda_size(dtype: torch.dtype, columns: int) -> int | None:
 
 def takes(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
     """Whether the device's kernels take heads of so many columns."""
-    return device.type == "cpu" or (device.type == "cuda" and cuda_size(dtype, columns) is not None)
+    return device.type != "cuda" or cuda_size(dtype, columns) is not None
 
 
 class Inputs(NamedTuple):
