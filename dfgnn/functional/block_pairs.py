@@ -25,11 +25,11 @@ def graph_of_pairs(
 ) -> Graph:
     """The graph that leads from all keys of a block to each of its queries, a block after the other; cached as
     long as the offsets live. num_pairs: their number, for compilers, where it is known."""
+    if is_traced(offsets):
+        return cast(Graph, _traced(offsets, key_offsets, rows, keys, num_pairs))
     parts = tuple(map(without_gradient, (offsets, key_offsets)))
     if any_batched(parts):
         raise NotImplementedError("block_attention: torch.func.vmap: expected the same offsets for all")
-    if is_traced(offsets):
-        return cast(Graph, _traced(offsets, key_offsets, rows, keys, num_pairs))
     parts = parts[:1] if offsets is key_offsets else parts
     return _kept.once(parts, ("pairs", rows, keys), lambda: _made(parts[0], parts[-1], rows, keys))
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.argument_checks import DTYPES, wrong_shape
-from ..runtime import library
+from ..runtime import eager, library
 from ..runtime import ops as _ops
 from ..runtime.attention_options import AttentionResult, BlockOptions, public
 from . import block_operators, block_pairs
@@ -67,11 +67,13 @@ def block(
     if pair_bias is not None:
         _check_numbers("pair_bias", pair_bias, query, [(None, heads)])
         num_pairs = pair_bias.shape[0]
-    of_pairs = num_pairs is not None or softcap is not None or _of_pairs(**options)
+    of_pairs = num_pairs is not None or softcap is not None or _of_pairs(**options) or eager.in_forward_mode()
     if of_pairs or not block_operators.takes(query.device, query.dtype, max(dim, size)):
         graph = block_pairs.graph_of_pairs(offsets, key_offsets, query.shape[0], keys, num_pairs)
         if pair_bias is not None:
             _check_shape("pair_bias", pair_bias, [(graph.num_edges, heads)])
+        elif query.is_meta and options.get("return_attention"):
+            raise _error(ValueError, "return_attention", "False on the device meta, or a pair_bias", True)
         given = query, key, value, scale, bias, pair_bias, softcap
         return block_pairs.attention(graph, *given, sink=sink, function=_NAME, **options)
     if query.is_cuda:
