@@ -131,8 +131,8 @@ def _of_first(
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):  # kernels of 32 and 64 bits alone
         features = [x.float() for x in features]
     grad, q, k, v, o, a, c, e = features
-    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e)
-    args = (*args, grads[3] if has_bias else None)
+    of_bias = grads[3] if has_bias else None
+    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e, of_bias)
     if eager.transformed(*args):
         results = _TransformedSecond.apply(scale, need_bias, *args)
     elif eager.is_eager(query) and not torch.is_grad_enabled():

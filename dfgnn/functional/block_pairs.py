@@ -23,8 +23,8 @@ from .pieces import sddmm
 def graph_of_pairs(
     offsets: Tensor, key_offsets: Tensor, rows: int, keys: int, num_pairs: int | None = None
 ) -> Graph:
-    """The graph that leads from all keys of a block to each of its queries, a block after the other; cached as
-    long as the offsets live. num_pairs: their number, for compilers, where it is known."""
+    """The graph that leads from all keys of a block to each of its queries, a block after the other; cached
+    as long as the offsets live. num_pairs: their number, for compilers, where it is known."""
     if is_traced(offsets):
         return cast(Graph, _traced(offsets, key_offsets, rows, keys, num_pairs))
     parts = tuple(map(without_gradient, (offsets, key_offsets)))
@@ -37,13 +37,15 @@ def graph_of_pairs(
 def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:
     if offsets.is_cuda and torch.cuda.is_current_stream_capturing():
         raise NotImplementedError(
-            "block_attention: offsets: expected the call to have run once before a CUDA graph is captured, as "
-            "pair_bias, softcap, dropout_p, return_attention and large heads take a graph of these pairs"
+            "block_attention: offsets: expected a call with them before a CUDA graph is captured, as "
+            "pair_bias, softcap, dropout_p, return_attention and large heads take a graph of the pairs"
         )
     for name, x, end in (("offsets", offsets, rows), ("key_offsets", key_offsets, keys)):
         found = torch.stack([x[0], x[-1], x.diff().clamp(max=0).sum()]).tolist()
         if found[2]:
-            raise RuntimeError(f"block_attention: {name}: expected numbers that never decrease, got {x.tolist()}")
+            raise RuntimeError(
+                f"block_attention: {name}: expected numbers that never decrease, got {x.tolist()}"
+            )
         if found[0] < 0 or found[1] > end:
             got = found[0] if found[0] < 0 else found[1]
             raise RuntimeError(f"block_attention: {name}: expected numbers in [0, {end}], got {got}")
@@ -53,9 +55,7 @@ def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:
     return Graph.from_csr(indptr, src, keys, validate=False)
 
 
-def _traced(
-    offsets: Tensor, key_offsets: Tensor, rows: int, keys: int, num_pairs: int | None
-) -> EdgeList:
+def _traced(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int, num_pairs: int | None) -> EdgeList:
     """What stands for the graph where offsets have no values."""
     if offsets.is_meta and not torch.compiler.is_compiling():
         return EdgeList(offsets.new_empty(2, num_pairs or 0), keys, rows)
@@ -74,7 +74,7 @@ def _of_rows(offsets: Tensor, key_offsets: Tensor, rows: int) -> tuple[Tensor, T
 
 
 def _ends(indptr: Tensor, first: Tensor, num_pairs: int | None = None) -> tuple[Tensor, Tensor]:
-    """(The query, the key) of each pair. indptr: where the pairs of each query begin; first: its first key."""
+    """(The query, the key) of each pair. indptr: where a query's pairs begin; first: its first key."""
     rows = first.shape[0]
     if num_pairs is None:
         dst = torch.repeat_interleave(torch.arange(rows, device=first.device), indptr.diff())

@@ -136,25 +136,22 @@ def block_attention(
         scale: factor of the dot product; None for 1 / sqrt(D).
         {options}
 
-    **Memory.** No pair is stored, and no index of one: it is O(N + M), forward, backward and in second
-    derivatives, whatever the lengths of the blocks. But ``pair_bias``, ``softcap``, ``dropout_p`` and
-    ``return_attention`` need a number per pair, and the P pairs are then the edges of a graph for
-    :func:`dot_attention`: 8 bytes each, and as much again for backward, cached as long as the offsets live,
-    beside numbers [P, H] that are passed in or asked for, of key_bias and, with softcap, of scores. On CUDA heads of more
-    than 128 columns (64 in float64) take this way, too. A weight of pairs behind the softmax that is a
-    product of vectors of both ends, w_ij = r_i . r_j, needs no pairs: it is a sum over the columns c of r of
-    calls with the values r_jc v_j, times r_ic.
+    **Memory** is O(N + M), forward, backward and in second derivatives: no pair is stored, nor an index of
+    one. But ``pair_bias``, ``softcap``, ``dropout_p`` and ``return_attention`` need numbers of pairs, and
+    forward mode a formula: the P pairs are then the edges of a graph (:func:`dot_attention`) of up to 16
+    bytes each, cached as long as the offsets live. A number [P, H] is stored for each of these that is passed
+    in or asked for, for a key_bias and, with softcap, for scores. On CUDA heads of more than 128 columns (64
+    in float64) go this way, too.
 
     Returns:
-        out [N, H, Dv], or with ``return_attention`` an AttentionResult, whose attention [P, H] is in the order of
-        pair_bias. A query without keys, or whose scores are all -inf, gets 0.
+        out [N, H, Dv], or an AttentionResult, with the attention [P, H] in the order of pair_bias. A query
+        without keys, or whose scores are all -inf, gets 0.
 
-    Differentiable twice in all tensors, and deterministic. On CUDA, float32 is
-    multiplied on tensor cores as sums of two numbers (3xTF32), with errors of a few roundings of float32, and
-    the host does not read the values of offsets, so that a captured CUDA graph may be replayed with others:
-    ones that decrease or exceed the rows are not reported, but nothing is read or written out of bounds.
-    Where pairs are stored, the host reads new offsets once, and a captured graph keeps the pairs that it was
-    captured with.
+    Differentiable twice in all tensors, and deterministic. On CUDA, float32 is multiplied on tensor cores as
+    sums of two numbers (3xTF32), with errors of a few roundings of float32, and the host does not read the
+    values of offsets, so that a captured CUDA graph may be replayed with others: ones that decrease or exceed
+    the rows are not reported, but nothing is read or written out of bounds. Where pairs are stored, the host
+    reads offsets once, and a captured graph keeps the pairs of those that it was captured with.
 
     Raises:
         TypeError, ValueError: an argument is not as described.

@@ -87,8 +87,8 @@ class _Dropout(TypedDict, total=False):
         torch.Generator | Tensor | None,
         Option(
             None,
-            "draws dropout's seed, on the device of the tensors; None: torch's own generator. Or the seed itself, "
-            "int64 [1], for calls that drop the same weights.",
+            "draws dropout's seed, on the device of the tensors; None: torch's own generator. Or the seed "
+            "itself, int64 [1], for calls that drop the same weights.",
         ),
     ]
 
