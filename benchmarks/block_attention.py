@@ -8,7 +8,8 @@ A training step is forward and backward of a random cotangent; a step with force
 square of an energy's gradients. On CUDA both are captured as a graph, too, whose time is the kernels' alone.
 Rivals: torch's variable-length attention (16 bits on CUDA), scaled dot-product attention over padded
 blocks, FlexAttention with a BlockMask of the blocks (32 bits on CUDA), for forces plain operations over
-padded blocks, as metatrain's PET has them, and torch_geometric's GPSConv without a local layer (--graphs).
+padded blocks, as metatrain's PET has them, and over a list of pairs, as deepmd-kit has them, and
+torch_geometric's GPSConv without a local layer (--graphs).
 """
 
 from __future__ import annotations
@@ -91,6 +92,25 @@ def by_plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slot: Tensor, mask: 
     keys = bias.new_full((mask.numel(),), -math.inf).index_copy(0, slot, bias).view(mask.shape)
     weight = (q @ k.mT / math.sqrt(q.shape[-1]) + keys).softmax(-1)
     return ragged(weight @ v, slot)
+
+
+def pairs_of(sizes: list[int], device: str) -> tuple[Tensor, Tensor]:
+    """The query and the key of each pair."""
+    size = torch.tensor(sizes)
+    degree, first = (x.repeat_interleave(size) for x in (size, size.cumsum(0) - size))
+    query = torch.arange(len(degree)).repeat_interleave(degree)
+    key = torch.arange(len(query)) - (degree.cumsum(0) - degree)[query] + first[query]
+    return query.to(device), key.to(device)
+
+
+def by_segments(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """A softmax of each query's pairs, whose numbers and rows are stored: deepmd-kit's way over a graph."""
+    score = (q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]) + bias[j].unsqueeze(1)
+    top = score.new_full(q.shape[:2], -math.inf)
+    top = top.scatter_reduce(0, i.unsqueeze(1).expand_as(score), score.detach(), "amax")
+    weight = (score - top[i]).exp()
+    weight = weight / torch.zeros_like(top).index_add(0, i, weight)[i]
+    return torch.zeros_like(v).index_add(0, i, weight.unsqueeze(2) * v[j])
 
 
 @cache
@@ -213,6 +233,8 @@ def forces(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rou
         ),
         "plain": lambda: step_with_forces(lambda *x: by_plain(*x, slot, mask), inputs),
     }
+    ends = pairs_of(sizes, device)
+    runs["segments"] = lambda: step_with_forces(lambda *x: by_segments(*x, *ends), inputs)
     report(f"forces {text} {heads}x{dim} {dtype}", runs, device, rounds)
 
 

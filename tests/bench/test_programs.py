@@ -47,7 +47,8 @@ PRINTED = {
          "--forces", "4x2-5", "--graphs", "4x2-5", "--rounds", "1"],
         ["CPU .*",
          rf"4x2-5 2x8 torch.float32: block {TIME}, {MEMORY}; padded SDPA {TIME}, {MEMORY} \([\d.]+x\)",
-         *(rf"forces 4x2-5 2x8 torch.{dtype}: block {TIME}, {MEMORY}; plain {TIME}, {MEMORY} \([\d.]+x\)"
+         *(rf"forces 4x2-5 2x8 torch.{dtype}: block {TIME}, {MEMORY}; plain {TIME}, {MEMORY} \([\d.]+x\); "
+           rf"segments {TIME}, {MEMORY} \([\d.]+x\)"
            for dtype in ("float32", "float64")),
          rf"graphs 4x2-5 2x8 torch.float32: GPSConv {TIME}, {MEMORY}; "
          rf"torch_geometric's {TIME}, {MEMORY} \([\d.]+x\)"],
