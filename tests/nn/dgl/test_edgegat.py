@@ -49,23 +49,6 @@ def test_leading_dimensions(in_feats, edge_feats):
     compare(*contract.pair(in_feats), g, (feat, feat.flip(0)), edge_feat)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda fc: fc.register_forward_hook(lambda module, args, out: 2 * out),
-        lambda fc: fc.register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
-        torch.nn.utils.parametrizations.weight_norm,
-    ],
-    ids=["forward hook", "forward pre-hook", "parametrization"],
-)
-def test_changes_of_the_edge_projection_take_effect(change):
-    g = dgl_graph()
-    layers = TestNarrowEdges().pair()
-    for layer in layers:
-        change(layer.fc_edge)
-    compare(*layers, g, *TestNarrowEdges().inputs(g))
-
-
 def test_no_tensor_of_edges_and_features():
     """Narrow edge features are never projected: forward and backward make nothing as large as E x H x D."""
     g = dgl_graph("super_row")

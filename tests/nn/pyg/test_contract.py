@@ -231,16 +231,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@each(lambda s: [(name, (name, *rest)) for name, *rest in s.projections], lambda subject: subject.projections)
-def test_changes_of_a_projection_take_effect(subject, item, change):
-    name, args, options = item
-    layers = subject.pair(*args, **options)
-    for layer in layers:
-        CHANGES[change](layer.get_submodule(name))
-    subject.check(layers, subject.inputs(in_channels=args[0], **options), asked=False)
-
-
 @each(lambda s: [("hook", {})] + ([] if s.name in ("HGTConv", "GATEConv") else [("aggr", {"aggr": "max"})]))
 def test_fallback(subject, item):
     """With a hook on messages, or with another aggregation, torch_geometric's own forward runs, with a
