@@ -165,13 +165,3 @@ def test_layer(device):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
     if device == "cpu":
         assert peaks[0] < peaks[1] / 5
-
-
-@pytest.mark.parametrize("wrong", ["attr", "weight"])
-def test_wrong_edges(device, wrong):
-    graph = tiny_graph(device)
-    inputs = make_inputs(graph, 2, 3, 2)
-    name = {"attr": "edge_attr", "weight": "edge_key_weight"}[wrong]
-    inputs[name] = inputs[name][:-1]
-    with pytest.raises(ValueError, match=f"gatv2_attention: edge.key.{wrong}: expected shape"):
-        function("gatv2")(graph, **inputs)

@@ -123,12 +123,6 @@ def test_threads():
     assert errors == []
 
 
-@pytest.mark.parametrize("library", ["torch_geometric", "DGL", "", None], ids=str)
-def test_unknown_library(library):
-    with pytest.raises(ValueError, match="patch: library: expected 'dgl' or 'pyg', got"):
-        dfgnn.patch(library)
-
-
 @LIBRARIES
 def test_missing_library(library, plain_python):
     package = {"dgl": "dgl", "pyg": "torch_geometric"}[library]

@@ -123,12 +123,6 @@ class Subject:
             num_edges = int((src != dst).sum()) + SIZES["random"]
         inject_dropout(monkeypatch, ours, num_edges, ours.heads * getattr(ours, "dim", 1))
 
-    def changed(self, position, value):
-        """Arguments of forward, of which that at ``position`` is replaced by ``value`` of it."""
-        inputs = list(self.inputs())
-        inputs[position] = value(inputs[position])
-        return inputs
-
 
 class GATConv(Subject):
     base = {"residual": True}

@@ -24,16 +24,6 @@ def test_one_attribute_for_each_edge():
     compare(theirs, ours, features(N, 7), edges())  # edge attributes may be left out
 
 
-def test_errors():
-    layer, x = GATv2Conv(9, 5, 2).double(), features(N, 9)
-    with pytest.raises(ValueError, match=r"got None for x\[1\]"):
-        layer((x, None), edges())
-    with pytest.raises(ValueError, match="edge_attr: expected None in a layer without edge_dim"):
-        layer(x, edges(), features(400, 3))
-    with pytest.raises(ValueError, match=r"edge_attr: expected shape \[400\]"):
-        GATv2Conv(9, 5, 2, edge_dim=3).double()(x, edges(), features(399, 3))
-
-
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("name", ["lin_l", "lin_r"])
 def test_one_of_two_shared_projections_was_replaced(name, pairs):

@@ -27,18 +27,6 @@ def test_one_attribute_for_each_edge():
     torch.testing.assert_close(ours(x, edges(), attr[:, 0]), theirs(x, edges(), attr))
 
 
-def test_errors():
-    layer, x = TransformerConv(9, 5, 2).double(), features(N, 9)
-    with pytest.raises(ValueError, match=r"got None for x\[1\]"):
-        layer((x, None), edges())
-    with pytest.raises(ValueError, match=r"edge_attr: .* broadcasts to \[400, 2, 5\], got \[400, 3\]"):
-        layer(x, edges(), features(400, 3))
-    with pytest.raises(ValueError, match=r"edge_attr: expected \[E, 3\] in a layer with edge_dim, got None"):
-        TransformerConv(9, 5, 2, edge_dim=3).double()(x, edges())
-    with pytest.raises(ValueError, match="edge_attr: expected shape"):
-        TransformerConv(9, 5, 2, edge_dim=3).double()(x, edges(), features(399, 3))
-
-
 def test_injected_mask(monkeypatch):
     """Edge attributes that are added to the values without a projection are dropped together with the
     values."""
