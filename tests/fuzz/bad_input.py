@@ -298,6 +298,12 @@ def _function_cases():
     for wrong, error, function, got in (
         ("a result of another shape", ValueError, lambda q, k, e: (q * k).sum(-1)[:, :1], "got [edges, 1]"),
         ("no result", TypeError, lambda q, k, e: None, "got NoneType"),
+        (
+            "of two arguments",
+            TypeError,
+            lambda q, k: (q * k).sum(-1),
+            "q, k and e (None without edge_attr), got",
+        ),
         ("a result of integers", TypeError, lambda q, k, e: (q * k).sum(-1).long(), "got torch.int64"),
         ("captures a parameter", ValueError, lambda q, k, e: (q * k).sum(-1) * _PARAMETER, "captures"),
     ):
