@@ -117,6 +117,9 @@ LAYERS = {
     ),
     "pyg GATEConv": Layer(lambda l: l.GATEConv(8, 8, 3), attributed),
     "pyg ResGatedGraphConv": Layer(lambda l: l.ResGatedGraphConv(8, 4), plain),
+    "pyg ResGatedGraphConv attributes": Layer(
+        lambda l: l.ResGatedGraphConv(8, 4, edge_dim=3, aggr="mean"), attributed
+    ),
     "pyg RGATConv": Layer(lambda l: l.RGATConv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, types(a), a)),
     "pyg HEATConv": Layer(
         lambda l: l.HEATConv(8, 4, 2, 3, 2, 3, 3, heads=2),

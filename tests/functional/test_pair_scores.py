@@ -61,18 +61,6 @@ def test_derivatives(device, name, dtype):
     check(graph, make_inputs(graph, *SHAPES[turn % 5], dtype, options))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_gradgradcheck(device, options):
-    graph = tiny_graph(device)
-    inputs = make_inputs(graph, 2, 3, 2, options=options)
-    more = {"dropout_p": 0.25, "generator": torch.tensor([4], device=device)}
-
-    def call(*tensors):
-        return function("gatv2")(graph, **dict(zip(inputs, tensors)), **more)
-
-    assert torch.autograd.gradgradcheck(call, [x.requires_grad_() for x in inputs.values()], fast_mode=True)
-
-
 def test_third_derivatives(device):
     graph = tiny_graph(device)
     inputs = make_inputs(graph, 2, 4, 3)

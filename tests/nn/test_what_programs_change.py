@@ -373,9 +373,6 @@ MORE = {
         lambda l: l.GeneralConv(8, 4, 3, heads=2, attention=True, directed_msg=False),
         lambda x, e, a: (x, e, a),
     ),
-    "pyg ResGatedGraphConv, attributes": Layer(
-        lambda l: l.ResGatedGraphConv(8, 4, edge_dim=3, aggr="mean"), lambda x, e, a: (x, e, a)
-    ),
     "pyg RGATConv, within": Layer(
         lambda l: l.RGATConv(
             8, 8, 2, heads=2, dim=2, attention_mechanism="within-relation", num_blocks=2, mod="scaled",

@@ -214,12 +214,3 @@ def test_typed_linear(in_order, dtype):
 def test_typed_linear_without_rows():
     out = _typed.TypedLinear(7, 6, 5)(torch.randn(0, 7), torch.zeros(0, dtype=torch.int64))
     assert out.shape == (0, 6)
-
-
-def test_second_derivatives():
-    types = _typed.groups_of(torch.arange(9) % 5, 5)
-    x = torch.randn(9, 1, 3, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(5, 1, 3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(
-        lambda x, w: _typed.typed_matmul(x, w, types, 9), (x, w), fast_mode=True
-    )
