@@ -159,7 +159,7 @@ def _run(edges: Traced, *args) -> list[Tensor]:
     key, (heads, score, *rest) = PlanKey(*args[:_NUM_KEY]), args[_NUM_KEY:]
     count = len(Tensors._fields)
     tensors, (*trailing, sink) = rest[:count], rest[count:]
-    rule = _Attend(_edges.place_of(edges, key), edges, heads, score, tuple(trailing))
+    rule = _Attend(_edges.place_of(edges, key, tensors[0]), edges, heads, score, tuple(trailing))
     out, _, _, _, attention = _edges.by_rule(rule, sink, *tensors)
     return [out] if attention is None else [out, attention]
 
@@ -215,7 +215,7 @@ class _Gat(Rule):
 
 def _run_gat(edges: Traced, *args) -> Tensor:
     key, (*tensors, slope, dropout_p, train) = PlanKey(*args[:_NUM_KEY]), args[_NUM_KEY:]
-    rule = _Gat(_edges.place_of(edges, key), (slope, dropout_p), train)
+    rule = _Gat(_edges.place_of(edges, key, tensors[0]), (slope, dropout_p), train)
     return _edges.by_rule(rule, *tensors)[0]
 
 

@@ -268,8 +268,6 @@ _NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
 def _plan(*args: Any) -> Tensor:
     """What the operators of csrc/torch/planned.h call ``plan``. It keeps the graph and the plan alive."""
     graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
-    if graph.device.type == "meta":
-        return _plan_fake()
     planner, of_edges = graph._planner, key.layer == OF_EDGES
     handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key)
     made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
@@ -298,10 +296,12 @@ class Place(NamedTuple):
         return _ops.operator(f"{self.family}_{name}")(*self.leading, *args)
 
 
-def place_of(edges: Traced, key: PlanKey) -> Place:
+def place_of(edges: Traced, key: PlanKey, features: Tensor) -> Place:
     if edges.family == "graph" and internals.inductor_uses_cuda_graphs():
         return Place("graph", (*edges, *key))
-    return Place("planned", (_plan_op(*edges, *key), edges.num_dst, edges.num_edges))
+    # On the device meta operators give shapes alone, for which no graph is looked up.
+    plan = _plan_fake() if features.is_meta else _plan_op(*edges, *key)
+    return Place("planned", (plan, edges.num_dst, edges.num_edges))
 
 
 def define_planned(name: str, arguments: str, results: str, fake: Callable) -> None:

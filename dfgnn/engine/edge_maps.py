@@ -74,7 +74,9 @@ class _Mapped(Rule):
                 return run(*tensors, *graph, *self.numbers)
             shape = self.map.shape(*tensors, *self.numbers)
             key = compiler_graph.PlanKey(*shape, compiler_graph.OF_EDGES, "auto", True, False)
-            return compiler_graph.place_of(graph, key).call(self.map.name, *tensors, *self.numbers)
+            return compiler_graph.place_of(graph, key, tensors[0]).call(
+                self.map.name, *tensors, *self.numbers
+            )
         return self.map.run(graph, *tensors, *self.numbers)
 
     def saved(self, tensors, result):
