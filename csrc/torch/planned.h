@@ -1,11 +1,10 @@
-// The operators that compiled code calls: attention, GAT's attention and products of edges' features, on a
-// graph that an operator in Python has found (dfgnn/engine/compiler_graph.py). It gives them `plan`, int64
-// [2] on the CPU: the graph's number, and whether it has a fixed capacity, so that kernels leave the rows of
-// unused edges unwritten. Those rows are 0 in the results here. num_dst and num_edges, the graph's sizes,
-// tell compilers the shapes of results.
+// The operators that compiled code calls: attention and GAT's attention, on a graph that an operator in
+// Python has found (dfgnn/engine/compiler_graph.py). It gives them `plan`, int64 [2] on the CPU: the graph's
+// number, and whether it has a fixed capacity, so that kernels leave the rows of unused edges unwritten.
+// Those rows are 0 in the results here. num_dst and num_edges, the graph's sizes, tell compilers the shapes
+// of results.
 #pragma once
 
-#include "edge_terms.h"
 #include "gat.h"
 #include "layer_call.h"
 
@@ -134,44 +133,11 @@ struct Planned {
     std::copy(stack + 2, stack + 2 + num_results, stack);
   }
 
-  // ---- products of edges' features -------------------------------------------------------------
-
-  static auto stored(const Tensor& like, const Plan& plan, int64_t num_dst, int64_t num_edges) {
-    const Checker check("dfgnn: plan", like);
-    auto graph = Base::stored(check, plan.number, like, false);
-    check_sizes(check, *graph, num_dst, num_edges);
-    return graph;
-  }
-  static Tensor edge_dot(Tensor given, int64_t num_dst, int64_t num_edges, Tensor rows, Tensor attr,
-                         double scale) {
-    const typename Backend::Scope scope(rows);
-    const Plan plan(given);
-    const auto graph = stored(rows, plan, num_dst, num_edges);
-    return EdgeTerms<Backend>::dot_on(graph->csr, graph->sizes[2], rows, attr, scale, plan.unwritten);
-  }
-  static Tensor edge_sum(Tensor given, int64_t num_dst, int64_t num_edges, Tensor weight, Tensor attr,
-                         int64_t width) {
-    const typename Backend::Scope scope(attr);
-    const auto graph = stored(attr, Plan(given), num_dst, num_edges);
-    return EdgeTerms<Backend>::sum_on(graph->csr, graph->sizes[2], weight, attr, num_dst, width);
-  }
-  static Tensor edge_outer(Tensor given, int64_t num_dst, int64_t num_edges, Tensor weight, Tensor rows,
-                           int64_t dim, double scale) {
-    const typename Backend::Scope scope(rows);
-    const Plan plan(given);
-    const auto graph = stored(rows, plan, num_dst, num_edges);
-    return EdgeTerms<Backend>::outer_on(graph->csr, graph->sizes[2], weight, rows, dim, scale,
-                                        plan.unwritten);
-  }
-
   static void register_ops(torch::stable::detail::StableLibrary& m) {
     m.impl("planned_attend", &attend);
     m.impl("planned_attend_backward", &attend_backward);
     m.impl("planned_gat", &by_number<TORCH_BOX(&GatAttention<Backend>::gat)>);
     m.impl("planned_gat_backward", &by_number<TORCH_BOX(&GatAttention<Backend>::gat_backward)>);
-    m.impl("planned_edge_dot", TORCH_BOX(&edge_dot));
-    m.impl("planned_edge_sum", TORCH_BOX(&edge_sum));
-    m.impl("planned_edge_outer", TORCH_BOX(&edge_outer));
   }
 };
 

@@ -248,8 +248,7 @@ def define_traced(name: str, schema: str, call: Callable[..., Any]) -> None:
 
 
 class PlanKey(NamedTuple):
-    """What a plan depends on beside the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
-    products of the edges' features."""
+    """What a plan depends on beside the graph: the arguments of `plan.Planner.handle`."""
 
     heads: int
     dim: int
@@ -260,16 +259,14 @@ class PlanKey(NamedTuple):
     train: bool
 
 
-OF_EDGES = "edges"
 KEY = "SymInt heads, SymInt dim, ScalarType dtype, str layer, str schedule, bool edges, bool train"
 _NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
 
 
 def _plan(*args: Any) -> Tensor:
     """What the operators of csrc/torch/planned.h call ``plan``. It keeps the graph and the plan alive."""
-    graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
-    planner, of_edges = graph._planner, key.layer == OF_EDGES
-    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key)
+    graph = find(*args[: len(Traced._fields)])
+    handle = graph._planner.handle(*args[len(Traced._fields) :])
     made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
     made._dfgnn_graph = graph, handle  # type: ignore[attr-defined]
     return made
