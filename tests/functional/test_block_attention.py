@@ -121,6 +121,19 @@ def test_biases_that_are_extreme(device, dtype):
     assert not found[0][70:75].any() and not found[1][70:75].any() and not found[3][70:75].any()
 
 
+def test_a_scale_that_is_learned(device):
+    tensors, offsets, _ = make([5, 0, 9], None, 2, 16, 16, torch.float64, device, False)
+    scale = torch.tensor(0.3, dtype=torch.float64, device=device, requires_grad=True)
+    for more in ({}, dict(softcap=2.0)):
+        found, right = (
+            torch.autograd.grad(
+                module.block_attention(*tensors[:3], offsets, scale=scale, **more).sin().sum(), scale
+            )
+            for module in (functional, reference)
+        )
+        torch.testing.assert_close(found, right)
+
+
 def test_many_keys_and_many_queries(device):
     """Blocks of 100,000 rows on one side: no pair is stored, or this would take a GiB."""
     for sizes, key_sizes in (([2, 1], [100_000, 3]), ([100_000, 3], [2, 1])):
