@@ -457,7 +457,7 @@ def _unfolds(inputs: AttentionInputs) -> bool:
 
 def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
-        return None if x is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
+        return x if proj is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
 
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _eager.without_autocast(inputs.tensors.value):
