@@ -457,8 +457,8 @@ def _unfolds(inputs: AttentionInputs) -> bool:
 
 def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
-        if x is None:
-            return None
+        if proj is None:
+            return x
         projected = (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
         # Kernels do not write the gradients of unused edges, which the gradient of proj would add up.
         return _edges.in_use(inputs.graph.edge_mask, projected)

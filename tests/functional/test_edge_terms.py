@@ -25,6 +25,7 @@ TERMS = {
         edge_value_bias="HDv",
     ),
     "projection of values alone": dict(edge_attr="E d", edge_value_weight="HDv d", edge_value_bias="HDv"),
+    "in keys, projected in values": dict(edge_key="E H D", edge_attr="E d", edge_value_weight="HDv d"),
 }  # fmt: skip
 ONE = {
     "shared": dict(edge_both="E D"),
