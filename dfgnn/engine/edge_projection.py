@@ -460,7 +460,11 @@ def _unfolds(inputs: AttentionInputs) -> bool:
 
 def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
-        return x if proj is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
+        if proj is None:
+            return x
+        projected = (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
+        # Kernels do not write the gradients of unused edges, which the gradient of proj would add up.
+        return _edges.in_use(inputs.graph.edge_mask, projected)
 
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _eager.without_autocast(inputs.tensors.value):
