@@ -9,6 +9,14 @@ import shutil
 import sys
 from pathlib import Path
 
+import setuptools
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # those of Python 3.10's and 3.11's new environments
+    raise SystemExit(
+        f"error: setuptools >= 77.0.3 is needed, here is {setuptools.__version__}: "
+        "pip install 'setuptools>=77.0.3' ninja, then again"
+    )
+
 from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
