@@ -120,7 +120,7 @@ static inline int64_t number(const ByIndexParams& p) {
 }
 
 template <class A>
-[[gnu::noinline]] void fill(A* to, int64_t size, A value) {
+void fill(A* to, int64_t size, A value) {
   for (int64_t k = 0; k < size; ++k) to[k] = value;
 }
 
@@ -225,6 +225,12 @@ template <class A, class I, int C, class S>
       dot[group * columns + c] += result[e * columns + c] * grad[e * columns + c];
   });
 }
+template <class A, class S>
+[[gnu::always_inline]] static inline void write_row(const A* __restrict result, const A* __restrict grad,
+                                                    const S* __restrict dot, A* __restrict to,
+                                                    int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) to[c] = result[c] * (grad[c] - A(dot[c]));
+}
 template <class A, class I, int C, class S>
 [[gnu::noinline]] void write_gradient(const ByIndexParams& p, const Groups<I>& groups, int64_t begin,
                                       int64_t end, const S* dot) {
@@ -232,8 +238,8 @@ template <class A, class I, int C, class S>
   const A *const grad = static_cast<const A*>(p.rows), *const result = static_cast<const A*>(p.result);
   A* const out = static_cast<A*>(p.out);
   groups.each(begin, end, [&](int64_t e, int64_t group) {
-    for (int64_t c = 0; c < columns; ++c)
-      out[e * columns + c] = result[e * columns + c] * (grad[e * columns + c] - A(dot[group * columns + c]));
+    const int64_t at = e * columns;
+    write_row(result + at, grad + at, dot + group * columns, out + at, columns);
   });
 }
 
@@ -309,16 +315,21 @@ void sum_of_runs(const ByIndexParams& p, const Parallel& parallel) {
   });
 }
 
+// Adds a row to the sum of its group.
+template <class A, class S>
+[[gnu::always_inline]] static inline void add_row(const A* __restrict from, S* __restrict to,
+                                                  int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
+}
+
 // Adds a part's rows to the sums of their groups.
 template <class A, class I, int C, class S, bool gathered>
 [[gnu::noinline]] void add_rows(const ByIndexParams& p, const Groups<I>& groups, const Part& part, S* sums) {
   const int64_t columns = number<C>(p);
   const A* const rows = static_cast<const A*>(p.rows);
   const I* const source = static_cast<const I*>(p.source);
-  groups.each(part, [&](int64_t e, int64_t group) __attribute__((always_inline)) {
-    const A* __restrict from = rows + (gathered ? int64_t(source[e]) : e) * columns;
-    S* __restrict to = sums + group * columns;
-    for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
+  groups.each(part, [&](int64_t e, int64_t group) {
+    add_row(rows + (gathered ? int64_t(source[e]) : e) * columns, sums + group * columns, columns);
   });
 }
 
@@ -330,10 +341,9 @@ template <class I>
   const float* const rows = static_cast<const float*>(p.rows);
   const I* const source = static_cast<const I*>(p.source);
   Totals totals(p.num_rows, columns);
-  groups.each(part, [&](int64_t e, int64_t group) __attribute__((always_inline)) {
-    const float* __restrict from = rows + (source ? int64_t(source[e]) : e) * columns;
-    float* __restrict to = sums + group * columns;
-    for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
+  groups.each(part, [&](int64_t e, int64_t group) {
+    float* const to = sums + group * columns;
+    add_row(rows + (source ? int64_t(source[e]) : e) * columns, to, columns);
     if (++added[group].rows == kMostAdded) totals.move(group, added[group], to);
   });
   totals.end(static_cast<float*>(p.out));
