@@ -7,15 +7,20 @@
 A training step is forward and backward of a random cotangent; a step with forces is the gradient of the
 square of an energy's gradients. On CUDA both are captured as a graph, too, whose time is the kernels' alone.
 Rivals: torch's variable-length attention (16 bits on CUDA), scaled dot-product attention over padded
-blocks, and for forces plain operations over padded blocks, as metatrain's PET has them.
+blocks, FlexAttention with a BlockMask of the blocks (32 bits on CUDA), for forces plain operations over
+padded blocks, as metatrain's PET has them, and over a list of pairs, as deepmd-kit has them, and
+torch_geometric's GPSConv without a local layer (--graphs).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,8 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dfgnn import functional, reference
+from dfgnn.bench.measure import peak_extra
 
-BLOCKS = "256x64,2048x8-64,256x16-512,32x256-2048"
+BLOCKS = "256x64,2048x8-64,256x16-512,32x256-2048,4096x2-12,1024x1-300,4x4096-8192"
+# FlexAttention's mask is made of all pairs of rows.
+MOST_OF_FLEX = 2**17
+RECORDS: list[dict[str, Any]] = []
 # Errors up to these, or four times those of plain operations, are right.
 ERRORS = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
@@ -85,6 +94,45 @@ def by_plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slot: Tensor, mask: 
     return ragged(weight @ v, slot)
 
 
+def pairs_of(sizes: list[int], device: str) -> tuple[Tensor, Tensor]:
+    """The query and the key of each pair."""
+    size = torch.tensor(sizes)
+    degree, first = (x.repeat_interleave(size) for x in (size, size.cumsum(0) - size))
+    query = torch.arange(len(degree)).repeat_interleave(degree)
+    key = torch.arange(len(query)) - (degree.cumsum(0) - degree)[query] + first[query]
+    return query.to(device), key.to(device)
+
+
+def by_segments(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """A softmax of each query's pairs, whose numbers and rows are stored: deepmd-kit's way over a graph."""
+    score = (q[i] * k[j]).sum(-1) / math.sqrt(q.shape[-1]) + bias[j].unsqueeze(1)
+    top = score.new_full(q.shape[:2], -math.inf)
+    top = top.scatter_reduce(0, i.unsqueeze(1).expand_as(score), score.detach(), "amax")
+    weight = (score - top[i]).exp()
+    weight = weight / torch.zeros_like(top).index_add(0, i, weight)[i]
+    return torch.zeros_like(v).index_add(0, i, weight.unsqueeze(2) * v[j])
+
+
+@cache
+def compiled_flex() -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def block_mask(sizes: list[int], device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    block = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
+    rows = len(block)
+    return create_block_mask(lambda b, h, i, j: block[i] == block[j], None, None, rows, rows, device=device)
+
+
+def by_flex(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+    rows = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    return compiled_flex()(*rows, block_mask=mask).squeeze(0).transpose(0, 1)
+
+
 def step(call, inputs: list[Tensor], cotangent: Tensor):
     return torch.autograd.grad(call(*inputs), inputs, cotangent)
 
@@ -120,17 +168,6 @@ def captured(run: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def memory_of(run: Callable[[], object]) -> float:
-    """MiB that a run adds."""
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    result = run()
-    torch.cuda.synchronize()
-    del result
-    return float(torch.cuda.max_memory_allocated() - before) / 2**20
-
-
 def medians(runs: dict[str, Callable[[], object]], device: str, rounds: int) -> dict[str, float]:
     """The median times of runs in turns."""
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -157,7 +194,33 @@ def training(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, r
         runs["varlen"] = lambda: step(
             lambda *x: varlen_attn(*x, bounds, bounds, longest, longest), inputs, cotangent
         )
+    elif device == "cuda" and sum(sizes) <= MOST_OF_FLEX:
+        blocks = block_mask(sizes, device)
+        runs["Flex"] = lambda: step(lambda *x: by_flex(*x, blocks), inputs, cotangent)
     report(f"{text} {heads}x{dim} {dtype}", runs, device, rounds)
+
+
+def graphs(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rounds: int) -> None:
+    """GPSConv's attention and its MLP over a batch of graphs, training."""
+    import torch_geometric.nn
+
+    import dfgnn
+
+    sizes = lengths(text)
+    batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
+    x = torch.randn(len(batch), heads * dim, device=device, dtype=dtype, requires_grad=True)
+    edges = torch.zeros(2, 0, dtype=torch.int64, device=device)
+    theirs = torch_geometric.nn.GPSConv(heads * dim, None, heads=heads, norm="layer_norm").to(device, dtype)
+    ours = torch_geometric.nn.GPSConv(heads * dim, None, heads=heads, norm="layer_norm").to(device, dtype)
+    dfgnn.accelerate(ours)
+
+    def of(layer: Any) -> Callable[[], object]:
+        inputs = [x, *layer.parameters()]  # without a local layer one of the norms is not used
+        return lambda: torch.autograd.grad(layer(x, edges, batch).square().sum(), inputs, allow_unused=True)
+
+    runs = {"GPSConv": of(ours), "torch_geometric's": of(theirs)}
+    # torch_geometric's waits for the device, which a captured graph cannot.
+    report(f"graphs {text} {heads}x{dim} {dtype}", runs, device, rounds, capture=False)
 
 
 def forces(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rounds: int) -> None:
@@ -171,29 +234,36 @@ def forces(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rou
         ),
         "plain": lambda: step_with_forces(lambda *x: by_plain(*x, slot, mask), inputs),
     }
+    ends = pairs_of(sizes, device)
+    runs["segments"] = lambda: step_with_forces(lambda *x: by_segments(*x, *ends), inputs)
     report(f"forces {text} {heads}x{dim} {dtype}", runs, device, rounds)
 
 
-def report(title: str, runs: dict[str, Callable[[], object]], device: str, rounds: int) -> None:
+def report(
+    title: str, runs: dict[str, Callable[[], object]], device: str, rounds: int, capture: bool = True
+) -> None:
     """Prints the times, and beside those of rivals their ratio to the time of the first run."""
-    parts, memory, graphs = [], {}, {}
+    parts, memory, graphs, ours = [], {}, {}, next(iter(runs))
     for name, run in list(runs.items()):
         try:
             run()
-            if device == "cuda":
-                memory[name] = memory_of(run)
+            memory[name] = peak_extra(run, 0, torch.device(device)) / 2**20
+            if device == "cuda" and capture:
                 graphs[name] = captured(run)
         except (RuntimeError, TypeError, ImportError) as error:
+            if name == ours:
+                raise
             parts.append(f"{name}: {str(error).splitlines()[0][:80]}")
             if name not in memory:
                 del runs[name]
     found = medians(runs, device, rounds)
     kernels = {name: ms / 10 for name, ms in medians(graphs, device, rounds).items()}
-    ours = next(iter(runs))
+    RECORDS.append(dict(title=title, ms=found, captured_ms=kernels, mib=memory, notes=list(parts)))
     for name, ms in found.items():
-        part = f"{name} {ms:.3f} ms"
-        if device == "cuda":
-            part += f", captured {kernels.get(name, math.nan):.3f}, {memory[name]:.0f} MiB"
+        part = f"{name} {ms:.3f} ms, "
+        if name in kernels:
+            part += f"captured {kernels[name]:.3f}, "
+        part += f"{memory[name]:.1f} MiB"
         if name != ours:
             part += f" ({ms / found[ours]:.2f}x"
             part += f", captured {kernels[name] / kernels[ours]:.2f}x)" if name in kernels else ")"
@@ -316,8 +386,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--heads", default="8x32,4x64", help="HEADSxCOLUMNS, ...")
     parser.add_argument("--dtypes", default="bfloat16,float32")
     parser.add_argument("--forces", default="512x40-120", help="blocks of the steps with forces; empty: none")
+    parser.add_argument("--graphs", default="128x10-500", help="batches for GPSConv; empty: none")
     parser.add_argument("--dims", default="16,32,64,128,7")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path, help="a file for all that is printed")
     args = parser.parse_args(argv)
     print(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", torch.__version__)
     if args.check:
@@ -327,8 +399,12 @@ def main(argv: list[str] | None = None) -> None:
             for text in filter(None, args.blocks.split(",")):
                 training(text, heads, dim, getattr(torch, name), args.device, args.rounds)
         for dtype in (torch.float32, torch.float64):
-            if args.forces:
-                forces(args.forces, heads, dim, dtype, args.device, args.rounds)
+            for text in filter(None, args.forces.split(",")):
+                forces(text, heads, dim, dtype, args.device, args.rounds)
+        for text in filter(None, args.graphs.split(",")):
+            graphs(text, heads, dim, torch.float32, args.device, args.rounds)
+        if args.json:
+            args.json.write_text(json.dumps(RECORDS, indent=1))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from .runtime.attention_options import (
     OF_LAYERS,
     AttentionResult,
     BiasOptions,
+    BlockOptions,
     EdgeOptions,
     EdgeProductResult,
     EdgeTerm,
@@ -218,9 +219,7 @@ def attend(
     attention = softmax_by(score, dst, graph.num_dst, given.get("sink"))
     dropout_p = given.get("dropout_p", 0.0)
     if dropout_p > 0:
-        seed = given.get("generator")
-        if not isinstance(seed, Tensor):
-            seed = torch.randint(0, 2**62, (1,), device=value.device, generator=seed)
+        seed = _seed(given.get("generator"), value.device)
         mask = dropout_mask(seed, graph.num_edges, score.shape[1], dropout_p, value.device)
         attention = attention * mask.to(attention.dtype)
     if "weight" in given:
@@ -296,6 +295,12 @@ def dropout_mask(
     return (bits >= math.floor(p * 2**32)).to(torch.float64) / (1 - p)
 
 
+def _seed(generator: torch.Generator | Tensor | None, device: torch.device) -> Tensor:
+    if isinstance(generator, Tensor):
+        return generator
+    return torch.randint(0, 2**62, (1,), device=device, generator=generator)
+
+
 def philox(
     key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, rounds: int = 7
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -333,6 +338,7 @@ def _per_head(x: Tensor) -> Tensor:
     return x if x.dim() == 2 else x[:, None]
 
 
+@public(BlockOptions)
 def block_attention(
     query: Tensor,
     key: Tensor,
@@ -340,27 +346,46 @@ def block_attention(
     offsets: Tensor,
     key_offsets: Tensor | None = None,
     *,
-    key_bias: Tensor | None = None,
     scale: float | None = None,
+    key_bias: Tensor | None = None,
+    pair_bias: Tensor | None = None,
+    softcap: float | None = None,
     sink: Tensor | None = None,
-) -> Tensor:
+    dropout_p: float = 0.0,
+    generator: torch.Generator | Tensor | None = None,
+    return_attention: bool = False,
+) -> Any:
     """Attention within blocks, a block at a time; see :func:`dfgnn.functional.block_attention`."""
     scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
     key_offsets = offsets if key_offsets is None else key_offsets
-    out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+    heads = query.shape[1]
+    out = query.new_zeros(query.shape[0], heads, value.shape[2])
+    seed = _seed(generator, query.device) if dropout_p > 0 else None
+    attention = [value.new_zeros(0, heads)]
     bounds = torch.stack([offsets[:-1], offsets[1:], key_offsets[:-1], key_offsets[1:]], 1).tolist()
+    pairs = 0
     for row, row_end, first, end in bounds:
         if row == row_end or first == end:
             continue
+        shape, begin = (row_end - row, end - first, heads), pairs
+        pairs += shape[0] * shape[1]
         score = scale * torch.einsum("ihd,jhd->hij", query[row:row_end], key[first:end])
+        if softcap is not None:
+            score = softcap * (score / softcap).tanh()
         if key_bias is not None:
-            score = score + (
-                key_bias[first:end, None] if key_bias.dim() == 1 else key_bias[first:end]
-            ).T.unsqueeze(1)
+            score = score + _per_head(key_bias[first:end]).T.unsqueeze(1)
+        if pair_bias is not None:
+            score = score + pair_bias[begin:pairs].view(shape).permute(2, 0, 1)
         if sink is not None:
             score = torch.cat([score, sink.view(-1, 1, 1).expand(*score.shape[:2], 1)], 2)
         hidden = (score == -math.inf).all(2, keepdim=True)
         weight = score.masked_fill(hidden, 0).softmax(2).masked_fill(hidden, 0)[..., : end - first]
-        some = torch.einsum("hij,jhd->ihd", weight.to(value.dtype), value[first:end])
+        if seed is not None:
+            ids = torch.arange(begin, pairs, device=query.device)
+            mask = dropout_mask(seed, ids, heads, dropout_p).view(shape)
+            weight = weight * mask.permute(2, 0, 1).to(weight.dtype)
+        weight = weight.to(value.dtype)
+        some = torch.einsum("hij,jhd->ihd", weight, value[first:end])
         out = out.index_add(0, torch.arange(row, row_end, device=out.device), some)
-    return out
+        attention.append(weight.permute(1, 2, 0).reshape(-1, heads))
+    return AttentionResult(out, torch.cat(attention)) if return_attention else out

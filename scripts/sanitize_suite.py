@@ -237,6 +237,25 @@ def products(graph, heads, dim, dtype):
 
 
 @shared
+def blocks(device, heads, dim, dtype, options):
+    """Attention within blocks of many lengths, with rows outside of them, and its two derivatives."""
+    offsets = torch.tensor([2, 5, 5, 6, 69, 133, 198, 330]).to(device)
+    key_offsets = torch.tensor([0, 4, 9, 9, 40, 170, 171, 300]).to(device) if options else None
+    keys = 303 if options else 333
+    sizes = (333, heads, dim), (keys, heads, dim), (keys, heads, dim // 2 + 1 if options else dim)
+    leaves = [torch.randn(size).to(device, dtype).requires_grad_() for size in sizes]
+    more = dict(key_bias=torch.randn(keys, heads), sink=torch.randn(heads)) if options else {}
+    accumulated = torch.float64 if dtype == torch.float64 else torch.float32
+    more = {name: x.to(device, accumulated).requires_grad_() for name, x in more.items()}
+    leaves += more.values()
+    out = functional.block_attention(*leaves[:3], offsets, key_offsets, **more)
+    first = torch.autograd.grad(out.square().mean(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().mean() for x in first), leaves)
+    for x in (out, *first, *second):
+        assert x.detach().cpu().isfinite().all(), (heads, dim, dtype, options)
+
+
+@shared
 def layers(graph, heads, dim, dtype):
     """The operator of a fused GAT layer, which also computes its score terms."""
     x = torch.randn(graph.num_src, 6).to(graph.device, dtype).requires_grad_()
@@ -298,6 +317,10 @@ def run(device="cuda", dims=DIMS) -> int:
             for schedule in schedules(on, 1, dim, dtype):
                 gather_sum(on, dim, dtype, schedule)
                 calls += 1
+    for dtype, dim, options in itertools.product(DTYPES, dims, (False, True)):
+        if dim in (7, 32, 64) or (dim == 128 and dtype != torch.float64):  # others take a graph of pairs
+            blocks(device, HEADS[calls % len(HEADS)], dim, dtype, options)
+            calls += 1
     calls += forced(local(device)) + of_capacity(bipartite(device))
     if device == "cuda":
         calls += not_finite(local(device))

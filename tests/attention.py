@@ -4,6 +4,8 @@ import itertools
 import math
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,6 +25,19 @@ VALUES = {"gat": "value", "gatv2": "key", "dot": "value"}
 TERMS = {"gat": "edge_score", "gatv2": "bias", "dot": "bias"}
 #: The name of the features of edges that it adds.
 EDGES = {"gat": "edge_value", "gatv2": "edge_key", "dot": "edge_both"}
+
+# Ways to modify a result in place.
+MODIFY = {
+    "relu_": lambda x: x.relu_(),
+    "elu_": F.elu_,
+    "add_": lambda x: x.add_(1),
+    "iadd": lambda x: x.__iadd__(torch.ones_like(x)),
+    "mul_": lambda x: x.mul_(2),
+    "ReLU": nn.ReLU(inplace=True),
+    "dropout_": lambda x: F.dropout(x, 0.5, training=True, inplace=True),
+    "setitem": lambda x: x.__setitem__((slice(None, 3),), 0.5) or x,
+    "view": lambda x: x.flatten().sigmoid_().view_as(x),
+}
 
 HEADS = (1, 3, 8)
 DIMS = (1, 7, 33, 300, 4, 8, 32, 64, 128, 256)

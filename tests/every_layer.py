@@ -91,6 +91,9 @@ LAYERS = {
     "pyg GATConv": Layer(lambda l: l.GATConv(8, 4, 2, dropout=0.5), plain),
     "pyg GATConv mean": Layer(lambda l: l.GATConv(8, 4, 2, concat=False), plain),
     "pyg GATConv attributes": Layer(lambda l: l.GATConv(8, 4, 2, residual=True, edge_dim=3), attributed),
+    "pyg GATConv pair": Layer(
+        lambda l: l.GATConv((8, 8), 4, 2, edge_dim=3), lambda x, e, a: ((x, x.sin()), e, a)
+    ),
     "pyg GATv2Conv": Layer(lambda l: l.GATv2Conv(8, 4, 2), plain),
     "pyg GATv2Conv attributes": Layer(lambda l: l.GATv2Conv(8, 4, 2, edge_dim=3), attributed),
     "pyg TransformerConv": Layer(lambda l: l.TransformerConv(8, 4, 2, dropout=0.5), plain),
@@ -114,6 +117,9 @@ LAYERS = {
     ),
     "pyg GATEConv": Layer(lambda l: l.GATEConv(8, 8, 3), attributed),
     "pyg ResGatedGraphConv": Layer(lambda l: l.ResGatedGraphConv(8, 4), plain),
+    "pyg ResGatedGraphConv attributes": Layer(
+        lambda l: l.ResGatedGraphConv(8, 4, edge_dim=3, aggr="mean"), attributed
+    ),
     "pyg RGATConv": Layer(lambda l: l.RGATConv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, types(a), a)),
     "pyg HEATConv": Layer(
         lambda l: l.HEATConv(8, 4, 2, 3, 2, 3, 3, heads=2),

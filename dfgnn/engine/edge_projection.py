@@ -13,9 +13,10 @@ scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_m
 
 `_unfolded` projects per edge, where that is faster. There are three ways to compute the folded form.
 `_composed` puts these parts together under autograd, for every option and derivatives of any order.
-`_Separate` is one autograd function, with less memory and fewer passes. Its output contains the edges' part,
-so that the product of the output and its gradient is all of delta (docs/internals/glossary.md): to compute
-delta, backward needs neither the attention nor the output without the edges' part. `_InOne` is for one
+`_Separate` is one autograd function, with less memory and fewer passes; a compiler records it as one operator
+(`_Recorded`). Its output contains the edges' part, so that the product of the output and its gradient is all
+of delta (docs/internals/glossary.md): to compute delta, backward needs neither the attention nor the output
+without the edges' part. `_InOne` is for one
 projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the features. The
 attention's own kernels compute all products except the gradient of x. Its tensors of edge size are the
 features and, in backward, two scalars per edge and head.
@@ -40,111 +41,15 @@ from ..runtime.arguments import (
     NEED_WEIGHT,
     AttentionInputs,
     EdgeTerms,
+    Numbers,
     Tensors,
 )
+from ..runtime.rules import Rule, once
 from . import compiler_graph as _edges
 from . import edge_maps as _terms
 from . import operators, paths
 from .autograd import FusedFunction
 from .paths import attend
-
-# ---- products of nodes' rows with a projection: W^T x, W x and x y^T in the head's notation ---------------
-
-
-def _onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
-    """W^T x: [N, H, D] x [H, D, width] -> [N, H, width], a view whose heads may lie apart; x if there is no
-    W."""
-    return x if proj is None else _by_head(x, proj).transpose(0, 1)
-
-
-def _by_head(x: Tensor, w: Tensor) -> Tensor:
-    """[N, H, a] x [H, a, b] -> [H, N, b]."""
-    if not _splits(x):
-        return torch.bmm(x.transpose(0, 1), w)
-    chunks = _chunks(x)
-    count = chunks.shape[0] // w.shape[0]
-    # A factor for each chunk, so that autograd sums the gradient over each chunk by itself.
-    products = torch.bmm(chunks, w.expand(count, *w.shape).flatten(0, 1))
-    return products.unflatten(0, (count, w.shape[0])).transpose(0, 1).flatten(1, 2)[:, : x.shape[0]]
-
-
-def _onto_features_beside(x: Tensor, proj: Tensor, y: Tensor, proj_y: Tensor) -> tuple[Tensor, Tensor]:
-    """W^T x (W: proj) and U^T y (U: proj_y) as heads [N, 2 H, width]; and U^T y alone, a view of it."""
-    (heads, _, width), rows = proj.shape, len(x)
-    both = x.new_empty(2 * heads, rows, width)
-    torch.bmm(x.transpose(0, 1), proj, out=both[:heads])
-    torch.bmm(y.transpose(0, 1), proj_y, out=both[heads:])
-    return both.transpose(0, 1), both[heads:].transpose(0, 1)
-
-
-def _add_projection(out: Tensor, x: Tensor, proj: Tensor | None, factor: float = 1.0) -> None:
-    """out += factor W x, in place."""
-    if proj is None:
-        out.add_(x, alpha=factor)
-        return
-    out.transpose(0, 1).baddbmm_(x.transpose(0, 1), proj.transpose(1, 2), alpha=factor)
-
-
-def _with_projection(out: Tensor, x: Tensor, proj: Tensor | None) -> Tensor:
-    """out + W x, rounded like `_add_projection`, so that out is the same from `_composed` and `_Separate`."""
-    if proj is None:
-        return out + x
-    if _splits(x):
-        both = out.transpose(0, 1) + _by_head(x, proj.transpose(1, 2))
-    else:
-        both = torch.baddbmm(out.transpose(0, 1), x.transpose(0, 1), proj.transpose(1, 2))
-    return both.transpose(0, 1).contiguous()
-
-
-def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
-    """W [H, D, width] as [H, steps, elements], a step being 16 features, in the two orders in which a warp
-    whose lanes share a head loads it: `onto` and `back` of EdgeAttr (csrc/core/params.h)."""
-    heads, size, width = proj.shape
-    columns, steps = 8 * lanes, -(-width // 16)
-    group = min(columns, 64)
-    full = torch.nn.functional.pad(proj, (0, 16 * steps - width, 0, columns - size))
-    onto = full.reshape(heads, columns // 32, 4, 2, 2, 2, steps, 2, 8).permute(0, 6, 1, 3, 8, 2, 4, 7, 5)
-    back = full.reshape(heads, columns // group, 8, group // 16, 2, steps, 4, 2, 2)
-    back = back.permute(0, 1, 5, 3, 2, 6, 7, 4, 8)
-    return onto.reshape(heads, steps, -1), back.reshape(heads, steps, -1)
-
-
-def _grad_proj(query: Tensor, query_sums: Tensor, grad: Tensor, grad_sums: Tensor, scale: float) -> Tensor:
-    """The gradient of a projection that key and value share: sum_i scale query_i query_sums_i^T + grad_i
-    grad_sums_i^T, [H, D, width]. query_sums, grad_sums [N, H, width]: the sums of the edges' features,
-    weighted by the scores' gradients and by the attention."""
-    if query.is_cuda and query.dtype != torch.float64 and len(query):
-        return operators.projection_grad(query, query_sums, grad, grad_sums, scale)
-    acc = _ops.acc_type(query.dtype)
-    of_query = _products_of_rows(query, query_sums).to(acc).mul_(scale)
-    return of_query.add_(_products_of_rows(grad, grad_sums)).to(query.dtype)
-
-
-def _products_of_rows(x: Tensor, y: Tensor) -> Tensor:
-    """sum_i x_i y_i^T, [H, D, width]."""
-    return _in_chunks(x, y) if _splits(x) else torch.bmm(x.permute(1, 2, 0), y.transpose(0, 1))
-
-
-def _splits(x: Tensor) -> bool:
-    """Whether sums over all rows are split. In float32 cuBLAS gives each head's product to one block of
-    threads, which takes 1.5 ms for 42,000 rows of 16 heads where the attention takes 0.2."""
-    return x.is_cuda and x.dtype == torch.float32
-
-
-def _in_chunks(x: Tensor, y: Tensor) -> Tensor:
-    """`_products_of_rows`, summed over each chunk by itself."""
-    products = torch.bmm(_chunks(x).transpose(1, 2), _chunks(y))
-    return products.unflatten(0, (products.shape[0] // x.shape[1], x.shape[1])).sum(0)
-
-
-def _chunks(x: Tensor) -> Tensor:
-    """[N, H, a] in chunks of at most 512 rows, the last one with zeros: [chunks H, rows, a]. There is no
-    branch on the number of rows, so that compiled code serves all."""
-    rows = _edges.smaller(512, x.shape[0])
-    count = (x.shape[0] + 511) // 512
-    full = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, rows * count - x.shape[0]))
-    return full.view(count, rows, *x.shape[1:]).transpose(1, 2).flatten(0, 1)
-
 
 # ---- the ways to compute the attention -------------------------------------------------------------------
 
@@ -184,7 +89,7 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     assert terms is not None
     with _eager.without_autocast(tensors.value):
         if terms.key is not None:
-            rows = _onto_features(tensors.dst, terms.key_proj)  # type: ignore[arg-type]
+            rows = _terms.onto_features(tensors.dst, terms.key_proj)  # type: ignore[arg-type]
             bias = _terms.dot(graph, rows, terms.key, numbers.scale)
             if tensors.edge_gate is not None:
                 bias = bias * tensors.edge_gate
@@ -196,7 +101,7 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
         if terms.value is not None:
             weight = _ops.as_type(attention, _ops.acc_type(out.dtype))
             sums = _terms.total(graph, weight, terms.value, _width_of_sums(tensors.value, terms.value_proj))
-            out = _with_projection(out, sums, terms.value_proj)
+            out = _terms.with_projection(out, sums, terms.value_proj)
     return out, attention
 
 
@@ -232,13 +137,13 @@ class _Separate:
         g = _Given(*tensors)
         terms, bias = self.terms(g), g.edge_bias
         if terms.key is not None:
-            rows = _onto_features(g.query, terms.key_proj)
+            rows = _terms.onto_features(g.query, terms.key_proj)
             bias = _terms.dot(self.graph, rows, terms.key, self.numbers.scale)
             if g.edge_bias is not None:
                 bias = bias + g.edge_bias
         out, stats, _, _, attention = self.engine(g.value).forward(g.tensors(bias))
         sums = _terms.total(self.graph, attention, terms.value, _width_of_sums(g.value, terms.value_proj))
-        _add_projection(out, sums, terms.value_proj)
+        _terms.add_projection(out, sums, terms.value_proj)
         made = (
             None if bias is g.edge_bias else bias,
             stats,
@@ -270,9 +175,9 @@ class _Separate:
         assert terms.value is not None
         rows = None
         if self.one_feat and need.key_feat and terms.key_proj is not None and terms.value_proj is not None:
-            rows, grad_rows = _onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
+            rows, grad_rows = _terms.onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
         else:
-            grad_rows = _onto_features(grad, terms.value_proj)
+            grad_rows = _terms.onto_features(grad, terms.value_proj)
         gamma = _terms.dot(graph, grad_rows, terms.value)  # adds to the gradient of alpha
         bias = g.edge_bias if bias is None else bias
         bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need.edge_weight
@@ -286,7 +191,7 @@ class _Separate:
         if need.edge_weight:
             found["edge_weight"] = _ops.per_edge(g.edge_weight, grad_weight)
         if need.value_proj:
-            found["value_proj"] = _products_of_rows(grad, sums)
+            found["value_proj"] = _terms.products_of_rows(grad, sums)
         if need.value_feat:
             found["value_feat"] = _terms.outer(graph, attention, grad_rows, terms.value)
         if terms.key is None:
@@ -295,21 +200,34 @@ class _Separate:
         if need.query or need.key_proj:
             score_sums = _terms.total(graph, grad_score, terms.key, _width_of_sums(g.query, terms.key_proj))
         if need.query:
-            _add_projection(grad_query, score_sums, terms.key_proj, scale)
+            _terms.add_projection(grad_query, score_sums, terms.key_proj, scale)
         if need.key_proj and self.one_proj:
-            found["key_proj"] = _grad_proj(g.query, score_sums, grad, sums, scale)
+            found["key_proj"] = _terms.grad_proj(g.query, score_sums, grad, sums, scale)
         elif need.key_proj:
-            found["key_proj"] = _products_of_rows(g.query, score_sums).mul_(scale)
+            found["key_proj"] = _terms.products_of_rows(g.query, score_sums).mul_(scale)
         if rows is not None:
             # One product over 2 H heads: H for the gradient by way of the key, then H by way of the value.
             weights = torch.cat([grad_score * scale, attention], 1)
             found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
         elif need.key_feat:
-            rows = _onto_features(g.query, terms.key_proj)
+            rows = _terms.onto_features(g.query, terms.key_proj)
             found["key_feat"] = _terms.outer(graph, grad_score, rows, terms.key, scale)
             if self.one_feat:
                 found["key_feat"].add_(_terms.outer(graph, attention, grad_rows, terms.key))
         return found
+
+
+def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
+    """W [H, D, width] as [H, steps, elements], a step being 16 features, in the two orders in which a warp
+    whose lanes share a head loads it: `onto` and `back` of EdgeAttr (csrc/core/params.h)."""
+    heads, size, width = proj.shape
+    columns, steps = 8 * lanes, -(-width // 16)
+    group = min(columns, 64)
+    full = torch.nn.functional.pad(proj, (0, 16 * steps - width, 0, columns - size))
+    onto = full.reshape(heads, columns // 32, 4, 2, 2, 2, steps, 2, 8).permute(0, 6, 1, 3, 8, 2, 4, 7, 5)
+    back = full.reshape(heads, columns // group, 8, group // 16, 2, steps, 4, 2, 2)
+    back = back.permute(0, 1, 5, 3, 2, 6, 7, 4, 8)
+    return onto.reshape(heads, steps, -1), back.reshape(heads, steps, -1)
 
 
 def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
@@ -351,13 +269,138 @@ class _InOne(_Separate):
         )
         found = dict(zip(("value", "key", "query"), grads))
         if need.key_proj:
-            found["key_proj"] = _grad_proj(query, score_sums, grad, sums, scale)
+            found["key_proj"] = _terms.grad_proj(query, score_sums, grad, sums, scale)
         if need.key_feat:
             attention, grad_score = edges.unbind(-1)
-            rows, grad_rows = _onto_features(query, proj), _onto_features(grad, proj)
+            rows, grad_rows = _terms.onto_features(query, proj), _terms.onto_features(grad, proj)
             of_key = _terms.outer(self.graph, grad_score, rows, feat, scale)
             found["key_feat"] = of_key.add_(_terms.outer(self.graph, attention, grad_rows, feat))
         return found
+
+
+# ---- the operator that compilers record ------------------------------------------------------------------
+
+
+class _Call(NamedTuple):
+    """The operator's arguments that are not tensors. one_feat, one_proj, saves_attention: see `_Separate`."""
+
+    schedule: str
+    negative_slope: float
+    scale: float
+    dropout_p: float
+    flags: int
+    one_feat: bool
+    one_proj: bool
+    saves_attention: bool
+    train: bool
+
+    def on(self, graph: Any) -> _Separate:
+        inputs = AttentionInputs(graph, "dot", None, Numbers(*self[1:5]), False, self.schedule)  # type: ignore[arg-type]
+        made = _Separate(inputs, EdgeTerms(None, None, None, None))
+        made.one_feat, made.one_proj, made.saves_attention = self[5:8]
+        return made
+
+
+_COUNT = len(_Given._fields)
+_END = _COUNT + len(_edges.Arguments._fields)
+_SCHEMA = ", ".join(f"Tensor{'' if k in (0, 2) else '?'} {name}" for k, name in enumerate(_Given._fields))
+_SCHEMA = (
+    f"{_SCHEMA}, {_edges.ARGUMENTS}, str schedule, float negative_slope, float scale, float dropout_p, "
+    "int flags, bool one_feat, bool one_proj, bool saves_attention, bool train"
+)
+
+
+@torch.no_grad()
+def _recorded_forward(*args) -> list[Tensor]:
+    """out and, for backward, what `_Separate.forward` makes, without those that are None."""
+    call = _Call(*args[_END:])
+    out, made, _ = _ops.call(call.on(_edges.find(*args[_COUNT:_END])).forward, args[:_COUNT])
+    return [out, *(x for x in made if x is not None)] if call.train else [out]
+
+
+def _kept(g: _Given, call: _Call) -> tuple[bool, ...]:
+    """Which of the tensors that `_Separate.forward` makes are not None."""
+    has_proj = (g.key_proj if call.one_proj else g.value_proj) is not None
+    return g.key_feat is not None, True, has_proj, call.saves_attention
+
+
+def _recorded_forward_fake(*args) -> list[Tensor]:
+    g, call, edges = _Given(*args[:_COUNT]), _Call(*args[_END:]), _edges.Arguments(*args[_COUNT:_END])
+    heads, acc = g.value.shape[1], _ops.acc_type(g.value.dtype)
+    value_proj = g.key_proj if call.one_proj else g.value_proj
+    width = _width_of_sums(g.value, value_proj)
+    sizes = (edges.num_edges, heads), (edges.num_dst, heads, 2), (edges.num_dst, heads, width), None
+    out = g.value.new_empty(edges.num_dst, *g.value.shape[1:])
+    if not call.train:
+        return [out]
+    types = acc, acc, g.value.dtype, acc
+    shapes = *sizes[:3], sizes[0]
+    kept = zip(shapes, types, _kept(g, call))
+    return [out, *(g.value.new_empty(shape, dtype=dtype) for shape, dtype, is_kept in kept if is_kept)]
+
+
+@torch.no_grad()
+def _recorded_backward(need, grad, out, made, *args) -> list[Tensor]:
+    """The gradients of the tensors for which need is True."""
+    g, call = _Given(*args[:_COUNT]), _Call(*args[_END:])
+    graph, found = _edges.find(*args[_COUNT:_END]), iter(made)
+    results = tuple(next(found) if kept else None for kept in _kept(g, call))
+    run = call.on(graph)
+    grads = _ops.call(run.gradients, g, _Given(*need), grad.contiguous(), results, out)
+    for name in ("key_feat", "value_feat", "edge_bias", "edge_weight"):
+        if grads.get(name) is not None:
+            grads[name] = _edges.in_use(graph.edge_mask, grads[name])
+    return [grads[name].contiguous() for name, needed in zip(_Given._fields, need) if needed]
+
+
+def _recorded_backward_fake(need, grad, out, made, *args) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x, needed in zip(args[:_COUNT], need) if needed]
+
+
+class _Recorded(Rule):
+    """`_Separate` on a traced graph. args: the operator's arguments behind the tensors."""
+
+    __slots__ = "args", "family"
+
+    def __init__(self, family: str, args: tuple):
+        self.family, self.args = family, args
+
+    def forward(self, *tensors):
+        return tuple(_ops.operator(f"{self.family}_attend_terms_run")(*tensors, *self.args))
+
+    def saved(self, tensors, results):
+        return *tensors, *results
+
+    @once
+    def gradients(self, need, saved, grad, *_):
+        g, (out, *made) = _Given(*saved[:_COUNT]), saved[_COUNT:]
+        need = _Given(*need)
+        backward = _ops.operator(f"{self.family}_attend_terms_backward")
+        found = iter(backward(need._replace(out_bias=False), grad, out, made, *g, *self.args))
+        of_bias = grad.sum(0).view(g.out_bias.shape) if need.out_bias else None
+        needed = need._replace(out_bias=False)
+        return *(next(found) if wanted else None for wanted in needed[:-1]), of_bias
+
+
+_edges.define(
+    "attend_terms_backward", f"(bool[] need, Tensor grad, Tensor out, Tensor[] made, {_SCHEMA}) -> Tensor[]",
+    _recorded_backward, _recorded_backward_fake,
+)  # fmt: skip
+_edges.define_differentiable(
+    "attend_terms", f"({_SCHEMA}) -> Tensor[]", _recorded_forward, _recorded_forward_fake,
+    lambda family, *args: (_Recorded(family, args[_COUNT:]), args[:_COUNT]),
+)  # fmt: skip
+
+
+def _record(inputs: AttentionInputs, terms: EdgeTerms) -> Tensor:
+    """out, by the operator on a traced graph."""
+    call, graph = _Separate(inputs, terms), _edges.as_traced(_edges.for_compiler(inputs.graph))
+    given = call.given(inputs.tensors, terms)
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
+    numbers = inputs.schedule, *inputs.numbers, call.one_feat, call.one_proj, call.saves_attention, train
+    with _eager.without_autocast(inputs.tensors.value):
+        out = graph.operator("attend_terms")(*given, *graph.edges, *numbers)[0]
+    return out.clone() if train else out  # because the caller may modify it, and backward reads it
 
 
 def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -414,7 +457,7 @@ def _unfolds(inputs: AttentionInputs) -> bool:
 
 def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
-        return None if x is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
+        return x if proj is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
 
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _eager.without_autocast(inputs.tensors.value):
@@ -454,9 +497,12 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     numbers = inputs.numbers._replace(flags=inputs.numbers.flags & BIAS_AFTER)
     inputs = inputs._replace(numbers=numbers, terms=terms)
     plain = tensors.edge_gate is not None or inputs.sink is not None or terms.value is None
-    plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList)) or _differentiates_twice(terms)
-    recorded = torch.compiler.is_compiling() or _eager.in_plain_operations()
-    if plain or recorded or _eager.transformed(*tensors, *terms):
+    plain = plain or isinstance(graph, GraphPart) or _eager.in_plain_operations()
+    if not plain and isinstance(_edges.for_compiler(graph), _edges.EdgeList):
+        recorded = None if inputs.return_attention else _record(inputs, terms)
+        return _composed(inputs) if recorded is None else (recorded, None)
+    plain = plain or torch.compiler.is_compiling() or _differentiates_twice(terms)
+    if plain or _eager.transformed(*tensors, *terms):
         return _composed(inputs)
     weights = None
     if inputs.return_attention:  # by a second call: asking for the weights must not change `out`

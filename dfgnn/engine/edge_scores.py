@@ -31,6 +31,7 @@ time.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -209,7 +210,15 @@ def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) 
     """Calls score_fn on no edges; raises error(kind, argument, expected, got) if the result is not right."""
     with torch.enable_grad():
         rows = [None if x is None else x.detach()[:0] for x in (query, key, edge_feat)]
-        scores = score_fn(*rows, *(p.detach() for p in params))
+        given = (*rows, *(p.detach() for p in params))
+        try:
+            scores = score_fn(*given)
+        except TypeError as reason:
+            if _takes(score_fn, given):
+                raise
+            more = f" and the {len(params)} of params" if params else ""
+            wanted = f"a function of q, k and e (None without edge_attr){more}"
+            raise error(TypeError, "score_fn", wanted, str(inspect.signature(score_fn))) from reason
     if not isinstance(scores, Tensor):
         raise error(TypeError, "score_fn", "a function that returns a tensor", type(scores).__name__)
     if not scores.is_floating_point():
@@ -224,6 +233,17 @@ def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) 
             "every tensor that requires a gradient among its arguments (`params`)",
             "one that it captures, of which the gradient would be lost",
         )
+
+
+def _takes(function: Callable, given: tuple) -> bool:
+    """Whether these arguments fit the function, as far as Python can say it."""
+    try:
+        inspect.signature(function).bind(*given)
+    except TypeError:
+        return False
+    except ValueError:  # it does not tell its arguments
+        return True
+    return True
 
 
 # ---- scores and products with the edges' features ---------------------------------------------------------

@@ -147,7 +147,8 @@ def plain_backward_of_backward(
         if grad is None or GRADIENTS[name] not in primals:
             continue
         if name == "grad_attn":
-            # The operator returns partial sums of this gradient. All have the cotangent of their total.
+            # The operator returns partial sums of grad_attn, which are added up. So each of them has the
+            # cotangent of the sum, and one is taken.
             if len(grad) == 0:
                 continue
             grad = grad[0]

@@ -30,7 +30,7 @@ def cuda_size(dtype: torch.dtype, columns: int) -> int | None:
 
 def takes(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
     """Whether the device's kernels take heads of so many columns."""
-    return device.type == "cpu" or (device.type == "cuda" and cuda_size(dtype, columns) is not None)
+    return device.type != "cuda" or cuda_size(dtype, columns) is not None
 
 
 class Inputs(NamedTuple):
@@ -131,13 +131,15 @@ def _of_first(
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):  # kernels of 32 and 64 bits alone
         features = [x.float() for x in features]
     grad, q, k, v, o, a, c, e = features
-    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e)
-    more = (grads[3] if has_bias else None, scale, need_bias)
-    if eager.transformed(query):
-        raise NotImplementedError("block_attention: torch.func takes first derivatives")
-    # Where third derivatives may follow, the operator is called as one that refuses them.
-    plain = eager.is_eager(query) and not torch.is_grad_enabled()
-    of_grad, tau, *found, of_bias = _ops.call(second_op, *args, *more) if plain else second_op(*args, *more)
+    of_bias = grads[3] if has_bias else None
+    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e, of_bias)
+    if eager.transformed(*args):
+        results = _TransformedSecond.apply(scale, need_bias, *args)
+    elif eager.is_eager(query) and not torch.is_grad_enabled():
+        results = _ops.call(second_op, *args, scale, need_bias)
+    else:  # where third derivatives may follow, the operator is called as one that refuses them
+        results = second_op(*args, scale, need_bias)
+    of_grad, tau, *found, of_bias = results
     of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
     of_sum = None if of_sum is None else tau
     return of_grad, of_sum, *found, None, None, of_bias if need_bias else None, None, None
@@ -209,14 +211,40 @@ class _TransformedBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, scale, need_bias, *tensors):
-        def call(*x):
-            results = _TransformedBackward.apply(scale, need_bias, *x)
-            return results if need_bias else results[:3]
+        return _mapped(_TransformedBackward, info, in_dims, scale, need_bias, tensors)
 
-        found, dims = _folded(info, in_dims[2:], tensors, call)
-        if need_bias:
-            return found, dims
-        return (*found, found[0].new_empty(0, dtype=_ops.acc_type(found[0].dtype))), (*dims, None)
+
+class _TransformedSecond(torch.autograd.Function):
+    @staticmethod
+    def forward(scale, need_bias, *tensors):
+        return second_op(*tensors, scale, need_bias)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return _no_third(ctx, *grads)
+
+    @staticmethod
+    def vmap(info, in_dims, scale, need_bias, *tensors):
+        return _mapped(_TransformedSecond, info, in_dims, scale, need_bias, tensors)
+
+
+def _mapped(
+    function: Any, info: Any, in_dims: Any, scale: float, need_bias: bool, tensors: Any
+) -> tuple[Any, Any]:
+    """vmap of a function whose last result, the gradient of the bias, may be an empty tensor."""
+
+    def call(*x: Any) -> Any:
+        results = function.apply(scale, need_bias, *x)
+        return results if need_bias else results[:-1]
+
+    found, dims = _folded(info, in_dims[2:], tensors, call)
+    if need_bias:
+        return found, dims
+    return (*found, found[0].new_empty(0, dtype=_ops.acc_type(found[0].dtype))), (*dims, None)
 
 
 # ---- operators behind the dispatcher ---------------------------------------------------------------------

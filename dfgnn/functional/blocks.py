@@ -3,73 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..engine.argument_checks import DTYPES, wrong_shape
-from ..runtime import library
+from ..runtime import eager, library
 from ..runtime import ops as _ops
-from . import block_operators
+from ..runtime.attention_options import AttentionResult, BlockOptions, public
+from . import block_operators, block_pairs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _NAME = "block_attention"
 
 
-def block_attention(
+def block(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     offsets: Tensor,
     key_offsets: Tensor | None = None,
     *,
-    key_bias: Tensor | None = None,
     scale: float | None = None,
+    key_bias: Tensor | None = None,
+    pair_bias: Tensor | None = None,
+    softcap: float | None = None,
     sink: Tensor | None = None,
-) -> Tensor:
-    r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of
-    an atom, the cells of a window.
-
-    .. math::
-        \mathrm{out}_i = \sum_{j \in \mathrm{block}(i)}
-        \mathrm{softmax}_j(\mathrm{scale} \; q_i \cdot k_j + b_j) \, v_j
-
-    No pair is stored, and no index of one: memory is O(N + M), forward, backward and in second derivatives,
-    whatever the lengths of the blocks. Nothing is padded to the longest one.
-
-    Args:
-        query: [N, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for float64).
-        key: [M, H, D], same dtype.
-        value: [M, H, Dv], same dtype.
-        offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
-            ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
-            0. Blocks may be empty.
-        key_offsets: likewise, of key and value; None: the same offsets.
-        key_bias: b [M], or [M, H] for a bias per head, in the dtype of the features or of the sums: the
-            logarithm of a cut-off, or -inf for a key that is not to be seen.
-        scale: factor of the dot product; None for 1 / sqrt(D).
-        sink: [H], a score per head in every softmax that brings no value, in one of these dtypes.
-
-    Returns:
-        out [N, H, Dv]. A query without keys, or whose keys all have the bias -inf, gets 0.
-
-    Differentiable twice in query, key, value, key_bias and sink, and deterministic. On CUDA, float32 is
-    multiplied on tensor cores as sums of two numbers (3xTF32), with errors of a few roundings of float32, and
-    the host does not read the values of offsets, so that a captured CUDA graph may be replayed with others:
-    ones that decrease or exceed the rows are not reported, but nothing is read or written out of bounds.
-
-    Raises:
-        TypeError, ValueError: an argument is not as described.
-        RuntimeError: on the CPU, offsets decrease or exceed the rows.
-        NotImplementedError: third derivatives, and on CUDA heads of more than 128 columns (64 in float64).
-
-    Example::
-
-        offsets = torch.tensor([0, 3, 3, 10])  # blocks of 3, 0 and 7 rows
-        q, k, v = (torch.randn(10, 4, 16) for _ in range(3))
-        out = dfgnn.functional.block_attention(q, k, v, offsets)
-    """
+    **options: Any,
+) -> Any:
+    """`block_attention`."""
     _check_features(query, key, value)
     _check_offsets("offsets", offsets, query.device, None)
     if key_offsets is None:
@@ -91,10 +57,25 @@ def block_attention(
         bias = bias.unsqueeze(1).expand(keys, heads) if bias.dim() == 1 else bias
     if sink is not None:
         _check_numbers("sink", sink, query, [(heads,)])
-    if isinstance(scale, (str, bytes)):
-        raise _error(TypeError, "scale", "a number", type(scale).__name__)
-    scale = 1 / math.sqrt(dim) if scale is None else float(scale)
+    scale = 1 / math.sqrt(dim) if scale is None else _number("scale", scale)
     size = value.shape[2]
+    if softcap is not None:
+        softcap = _number("softcap", softcap)
+        if not softcap > 0:
+            raise _error(ValueError, "softcap", "a number above 0 or None", softcap)
+    num_pairs = None
+    if pair_bias is not None:
+        _check_numbers("pair_bias", pair_bias, query, [(None, heads)])
+        num_pairs = pair_bias.shape[0]
+    of_pairs = num_pairs is not None or softcap is not None or _of_pairs(**options) or eager.in_forward_mode()
+    if of_pairs or not block_operators.takes(query.device, query.dtype, max(dim, size)):
+        graph = block_pairs.graph_of_pairs(offsets, key_offsets, query.shape[0], keys, num_pairs)
+        if pair_bias is not None:
+            _check_shape("pair_bias", pair_bias, [(graph.num_edges, heads)])
+        elif query.is_meta and options.get("return_attention"):
+            raise _error(ValueError, "return_attention", "False on the device meta, or a pair_bias", True)
+        given = query, key, value, scale, bias, pair_bias, softcap
+        return block_pairs.attention(graph, *given, sink=sink, function=_NAME, **options)
     if query.is_cuda:
         query, key, value = _for_cuda(query, key, value)
     inputs = block_operators.Inputs(query, key, value, offsets, key_offsets, bias)
@@ -106,17 +87,103 @@ def block_attention(
     return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
 
 
+# fmt: off
+@overload
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
+    scale: float | None = ..., return_attention: Literal[False] = ..., **options: Unpack[BlockOptions],
+) -> Tensor: ...
+@overload
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
+    scale: float | None = ..., return_attention: Literal[True], **options: Unpack[BlockOptions],
+) -> AttentionResult: ...
+@overload
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
+    scale: float | None = ..., return_attention: bool, **options: Unpack[BlockOptions],
+) -> Tensor | AttentionResult: ...
+# fmt: on
+@public(BlockOptions, block)
+def block_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    key_offsets: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    return_attention: bool = False,
+    **options: Unpack[BlockOptions],
+) -> Any:
+    r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of
+    an atom, the cells of a window.
+
+    .. math::
+        s_{ij} = \mathrm{scale} \; q_i \cdot k_j + b_j + B_{ij}, \quad
+        \mathrm{out}_i = \sum_{j \in \mathrm{block}(i)} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, v_j
+
+    with the dropout mask m_ij in {0, 1 / (1 - p)}. Nothing is padded to the longest block.
+
+    Args:
+        query: q [N, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for float64).
+        key: k [M, H, D], same dtype.
+        value: v [M, H, Dv], same dtype.
+        offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
+            ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
+            0. Blocks may be empty.
+        key_offsets: likewise, of key and value; None: the same offsets.
+        scale: factor of the dot product; None for 1 / sqrt(D).
+        {options}
+
+    **Memory** is O(N + M), forward, backward and in second derivatives: no pair is stored, nor an index of
+    one. But ``pair_bias``, ``softcap``, ``dropout_p`` and ``return_attention`` need numbers of pairs, and
+    forward mode a formula: the P pairs are then the edges of a graph (:func:`dot_attention`) of up to 16
+    bytes each, cached as long as the offsets live. A number [P, H] is stored for each of these that is passed
+    in or asked for, for a key_bias and, with softcap, for scores. On CUDA heads of more than 128 columns (64
+    in float64) go this way, too.
+
+    Returns:
+        out [N, H, Dv], or an AttentionResult, with the attention [P, H] in the order of pair_bias. A query
+        without keys, or whose scores are all -inf, gets 0.
+
+    Differentiable twice in all tensors, and deterministic. On CUDA, float32 is multiplied on tensor cores as
+    sums of two numbers (3xTF32), with errors of a few roundings of float32, and the host does not read the
+    values of offsets, so that a captured CUDA graph may be replayed with others: ones that decrease or exceed
+    the rows are not reported, but nothing is read or written out of bounds. Where pairs are stored, the host
+    reads offsets once, and a captured graph keeps the pairs of those that it was captured with.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+        RuntimeError: on the CPU, or where pairs are stored, offsets decrease or exceed the rows.
+        NotImplementedError: third derivatives where pairs are not stored.
+
+    Example::
+
+        offsets = torch.tensor([0, 3, 3, 10])  # blocks of 3, 0 and 7 rows
+        q, k, v = (torch.randn(10, 4, 16) for _ in range(3))
+        out = dfgnn.functional.block_attention(q, k, v, offsets)
+    """
+
+
+def _of_pairs(
+    dropout_p: float = 0.0, return_attention: bool = False, generator: torch.Generator | Tensor | None = None
+) -> bool:
+    """Whether these options need a number per pair."""
+    return dropout_p != 0 or return_attention
+
+
+def _number(name: str, x: Any) -> float:
+    if isinstance(x, (str, bytes)):
+        raise _error(TypeError, name, "a number", type(x).__name__)
+    return float(x)
+
+
 def _for_cuda(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors with heads of the next size for which there are kernels, padded with zeros."""
     library.require_cuda_library()
-    dtype, largest = tensors[0].dtype, max(x.shape[2] for x in tensors)
-    size = block_operators.cuda_size(dtype, largest)
-    if size is None:
-        most = block_operators.CUDA_SIZES[-2 if dtype == torch.float64 else -1]
-        raise NotImplementedError(
-            f"{_NAME}: query, value: on CUDA heads have at most {most} columns in {dtype}, got {largest}; "
-            "dfgnn.functional.dot_attention over a Graph of the pairs takes others"
-        )
+    size = block_operators.cuda_size(tensors[0].dtype, max(x.shape[2] for x in tensors))
+    assert size is not None
     return tuple(x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2])) for x in tensors)
 
 
@@ -142,7 +209,7 @@ def _check_features(query: Any, key: Any, value: Any) -> None:
             raise _error(TypeError, name, f"{query.dtype} (the query's)", x.dtype)
         if x.device != query.device:
             raise _error(ValueError, name, f"device {query.device} (the query's)", x.device)
-    if query.device.type not in ("cpu", "cuda"):
+    if query.device.type not in ("cpu", "cuda", "meta"):
         raise _error(ValueError, "query", "device cpu or cuda", query.device)
 
 

@@ -88,6 +88,7 @@ def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
         or own["_backward_hooks"]
         or own["_backward_pre_hooks"]
         or "forward" in own
+        or torch.compiler.is_compiling()  # Dynamo cannot guard a dict whose keys are classes
         or _AS_WRITTEN.get(cls) != (cls.forward, cls.__call__, cls._call_impl)
     ) and not is_untouched(linear):
         return None

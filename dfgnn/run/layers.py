@@ -110,7 +110,8 @@ class Layers:
         if self.is_child:
             if is_new and len(self.made) == 1:
                 Finalize(None, self._leave, exitpriority=0)
-            # Not only at exit, because a pool kills its workers. Each time, but rarely where there are many.
+            # A worker leaves its counts for the parent while it runs, because a pool kills its workers before
+            # they exit: after each layer, and where there are many, after every _OFTEN.
             constructed = self.made.total()
             if is_new or constructed <= _OFTEN or constructed % _OFTEN == 0:
                 self._leave()

@@ -74,8 +74,27 @@ class Option(NamedTuple):
     dims: int = 0  # dimensions of a tensor that may have one more for a batch
 
 
-class Options(TypedDict, total=False):
-    """Options of every attention function."""
+class _Dropout(TypedDict, total=False):
+    dropout_p: Annotated[
+        float,
+        Option(
+            0.0,
+            "probability of dropping an attention weight. The mask is a function (Philox) of a seed, the "
+            "edge and the head; it is never stored.",
+        ),
+    ]
+    generator: Annotated[
+        torch.Generator | Tensor | None,
+        Option(
+            None,
+            "draws dropout's seed, on the device of the tensors; None: torch's own generator. Or the seed "
+            "itself, int64 [1], for calls that drop the same weights.",
+        ),
+    ]
+
+
+class Options(_Dropout, total=False):
+    """Options of every attention function over a graph."""
 
     mask: Annotated[
         Tensor | None,
@@ -94,22 +113,6 @@ class Options(TypedDict, total=False):
             "is not renormalised.",
             gradient=True,
             dims=2,
-        ),
-    ]
-    dropout_p: Annotated[
-        float,
-        Option(
-            0.0,
-            "probability of dropping an attention weight. The mask is a function (Philox) of a seed, the "
-            "edge and the head; it is never stored.",
-        ),
-    ]
-    generator: Annotated[
-        torch.Generator | Tensor | None,
-        Option(
-            None,
-            "draws dropout's seed, on the graph's device; None: torch's own generator. Or the seed itself, "
-            "int64 [1], for calls that drop the same weights.",
         ),
     ]
     kernel_options: Annotated[
@@ -173,6 +176,42 @@ class ScoreOptions(_Bias, _Sink, Options, total=False):
 
 class EdgeOptions(_Edge, _Bias, _Sink, Options, total=False):
     """Of those whose scores or values have terms of the edges."""
+
+
+class BlockOptions(_Dropout, total=False):
+    """Of :func:`~dfgnn.functional.block_attention`."""
+
+    key_bias: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "b [M], or [M, H] for a bias per head, in the values' dtype or float32: the logarithm of a "
+            "cut-off, or -inf for a key that is not to be seen.",
+            gradient=True,
+        ),
+    ]
+    sink: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "[H], in the values' dtype or float32: one more score of every softmax, which brings no value "
+            "and takes exp(sink) of its mass.",
+            gradient=True,
+        ),
+    ]
+    pair_bias: Annotated[
+        Tensor | None,
+        Option(
+            None,
+            "B [P, H], in the values' dtype or float32: of each pair, those of a block after the other, and "
+            "within a block those of a query after the other.",
+            gradient=True,
+        ),
+    ]
+    softcap: Annotated[
+        float | None,
+        Option(None, "c > 0: c tanh(scale q . k / c) takes the place of the product; biases come behind."),
+    ]
 
 
 #: ``return_attention`` decides what a function returns, so that overloads name it and the classes do not.

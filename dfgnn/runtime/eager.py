@@ -34,6 +34,11 @@ def transformed(*tensors: Tensor | None) -> bool:
     )
 
 
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is active. False under compilers."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
 def in_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of x. The device meta has none, and torch raises for it."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)

@@ -40,15 +40,18 @@ PROGRAMS = {
     "sums_in_16_bits": ["--degrees", "4"],
 }  # fmt: skip
 # Programs that print their results and write no file: their arguments, and what each line that they print is.
-TIME = r"[\d.]+ ms"
+TIME, MEMORY = r"[\d.]+ ms", r"[\d.]+ MiB"
 PRINTED = {
     "block_attention": (
         ["--device", "cpu", "--blocks", "4x2-5", "--heads", "2x8", "--dtypes", "float32",
-         "--forces", "4x2-5", "--rounds", "1"],
+         "--forces", "4x2-5", "--graphs", "4x2-5", "--rounds", "1"],
         ["CPU .*",
-         rf"4x2-5 2x8 torch.float32: block {TIME}; padded SDPA {TIME} \([\d.]+x\)",
-         *(rf"forces 4x2-5 2x8 torch.{dtype}: block {TIME}; plain {TIME} \([\d.]+x\)"
-           for dtype in ("float32", "float64"))],
+         rf"4x2-5 2x8 torch.float32: block {TIME}, {MEMORY}; padded SDPA {TIME}, {MEMORY} \([\d.]+x\)",
+         *(rf"forces 4x2-5 2x8 torch.{dtype}: block {TIME}, {MEMORY}; plain {TIME}, {MEMORY} \([\d.]+x\); "
+           rf"segments {TIME}, {MEMORY} \([\d.]+x\)"
+           for dtype in ("float32", "float64")),
+         rf"graphs 4x2-5 2x8 torch.float32: GPSConv {TIME}, {MEMORY}; "
+         rf"torch_geometric's {TIME}, {MEMORY} \([\d.]+x\)"],
     ),
     "own_attention": (
         ["--cases", "mlp", "--repeats", "1", "--warmup", "0"],

@@ -178,7 +178,8 @@ def test_the_suite_runs():
     suite = load_script("sanitize_suite")
     calls = 5 * len(suite.DTYPES) + 2 * 2 * len(suite.CASES)
     others = suite.forced(suite.local("cpu")) + suite.of_capacity(suite.bipartite("cpu"))
-    assert suite.run("cpu", dims=(7,)) == calls + others
+    blocks = 2 * len(suite.DTYPES)
+    assert suite.run("cpu", dims=(7,)) == calls + blocks + others
 
 
 def test_resume_keeps_clean_tools_of_the_same_library_only(tmp_path):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from covering import exhaustive
 from torch import library
 
 from dfgnn import Graph, functional, reference
@@ -128,6 +129,24 @@ def test_many_keys_and_many_queries(device):
         plain = results(reference, tensors, *offsets)
         for found, whole, rough in zip(results(functional, tensors, *offsets), right, plain):
             assert error(found, whole) <= max(4 * error(rough, whole), 1e-5)
+
+
+@exhaustive
+@pytest.mark.slow
+def test_one_long_block(device):
+    """All pairs of 100,000 rows on a GPU, and of fewer on a CPU; of a few rows beside the plain formula."""
+    count = 100_000 if device == "cuda" else 12_000
+    tensors, offsets, _ = make([count], None, 1, 4, 4, torch.float32, device, True)
+    leaves = [x.requires_grad_() for x in tensors]
+    query, key, value, bias, sink = leaves
+    out = functional.block_attention(query, key, value, offsets, key_bias=bias, sink=sink)
+    some = torch.tensor([0, 1, count // 2, count - 1], device=device)
+    found = torch.autograd.grad(out[some].square().sum(), leaves)
+    whole = [x.detach().double().requires_grad_() for x in leaves]
+    ends = torch.tensor([0, 4], device=device), torch.tensor([0, count], device=device)
+    plain = reference.block_attention(whole[0][some], *whole[1:3], *ends, key_bias=whole[3], sink=whole[4])
+    for x, y in zip((out[some], *found), (plain, *torch.autograd.grad(plain.square().sum(), whole))):
+        assert error(x.double(), y) <= (1e-5 if y.dim() > 1 else 1e-3)  # a sink's nearly cancels
 
 
 def test_is_attention_over_the_graph_of_all_pairs(device):

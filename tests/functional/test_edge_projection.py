@@ -178,7 +178,7 @@ def test_gradient_of_the_projection(device, dtype, shape):
         return x.to(device, dtype)[:, 1]
 
     x, y, u, v = draw(size), draw(width), draw(size), draw(width)
-    found = _edge_projection._grad_proj(x, y, u, v, 0.3)
+    found = _edge_terms.grad_proj(x, y, u, v, 0.3)
     x, y, u, v = (t.double() for t in (x, y, u, v))
     expected = 0.3 * torch.einsum("nhd,nhc->hdc", x, y) + torch.einsum("nhd,nhc->hdc", u, v)
     assert found.dtype == dtype and found.shape == expected.shape
@@ -333,16 +333,16 @@ def test_options_in_one(gpu, passes, dtype, learned):
 def test_sums_over_rows_in_chunks(rows, device):
     x, y = torch.randn(rows, 3, 5, device=device).double(), torch.randn(rows, 3, 2, device=device).double()
     expected = torch.einsum("nhd,nhw->hdw", x, y)
-    torch.testing.assert_close(_edge_projection._in_chunks(x, y), expected)
+    torch.testing.assert_close(_edge_terms._in_chunks(x, y), expected)
 
 
 def test_a_gradient_summed_in_chunks(monkeypatch):
     """As on a GPU in float32: all derivatives, and the same gradients under a compiler."""
-    monkeypatch.setattr(_edge_projection, "_splits", lambda x: True)
+    monkeypatch.setattr(_edge_terms, "_splits", lambda x: True)
     x = torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
     w = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(_edge_projection._by_head, (x, w))
-    assert torch.autograd.gradgradcheck(_edge_projection._by_head, (x, w))
-    found = torch.autograd.grad(torch.compile(_edge_projection._by_head, fullgraph=True)(x, w).cos().sum(), w)
+    assert torch.autograd.gradcheck(_edge_terms._by_head, (x, w))
+    assert torch.autograd.gradgradcheck(_edge_terms._by_head, (x, w))
+    found = torch.autograd.grad(torch.compile(_edge_terms._by_head, fullgraph=True)(x, w).cos().sum(), w)
     expected = torch.autograd.grad(torch.bmm(x.transpose(0, 1), w).cos().sum(), w)
     torch.testing.assert_close(found, expected)

@@ -7,7 +7,7 @@ from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_projection
-from dfgnn.functional import EdgeTerm, Projected
+from dfgnn.functional import EdgeTerm
 from dfgnn.functional import dot as dot_functions
 
 HEADS, DIM, VALUE_DIM, FEATURES = 3, 8, 5, 13
@@ -25,6 +25,7 @@ TERMS = {
         edge_value_bias="HDv",
     ),
     "projection of values alone": dict(edge_attr="E d", edge_value_weight="HDv d", edge_value_bias="HDv"),
+    "in keys, projected in values": dict(edge_key="E H D", edge_attr="E d", edge_value_weight="HDv d"),
 }  # fmt: skip
 ONE = {
     "shared": dict(edge_both="E D"),
@@ -212,30 +213,3 @@ def test_no_further_tensor_of_edges_and_channels(device, terms):
         function("dot")(graph, **leaves).sum().backward()
     large = [n for n in tensors.sizes if n >= min(most, 4000 * 16)]
     assert max(tensors.sizes) <= most and len(large) <= made
-
-
-def test_wrong_arguments():
-    graph = make_graph("random")
-    base = make_inputs("dot", graph, 3, 8, value_dim=5)
-    edges = graph.num_edges
-    feats, rows = torch.ones(edges, 3, 5), torch.ones(edges, 8)
-    attr, weight, bias = torch.ones(edges, 13), torch.ones(24, 13), torch.ones(24)
-    for edge, kind, message in (
-        (EdgeTerm(feats), ValueError, r"edge.key: expected shape \[400, 3, 8\] or \[400, 8\]"),
-        (EdgeTerm(rows, rows), ValueError, "edge.value: expected shape"),
-        (EdgeTerm(value=feats.double()), TypeError, "edge.value: expected torch.float32"),
-        (EdgeTerm(score=torch.ones(edges, 3)), ValueError, "edge.score: expected None.*bias is added"),
-        (EdgeTerm("x"), TypeError, r"edge.key: expected a tensor or Projected\(attr, weight, bias\)"),
-        (rows, TypeError, r"edge: expected EdgeTerm.*EdgeTerm\(x, x\) adds x to keys and values"),
-        (EdgeTerm(Projected(attr, weight[:-1])), ValueError, r"edge.key.weight: expected shape \[24, 13\]"),
-        (
-            EdgeTerm(value=Projected(attr, weight)),
-            ValueError,
-            r"edge.value.weight: expected shape \[15, 13\]",
-        ),
-        (EdgeTerm(Projected(attr[1:], weight)), ValueError, "edge.key.attr: expected shape"),
-        (EdgeTerm(Projected(attr, weight, bias[1:])), ValueError, r"edge.key.bias: expected shape \[24\]"),
-        (EdgeTerm(Projected(None, weight)), TypeError, "edge.key.attr: expected a tensor, got NoneType"),
-    ):
-        with pytest.raises(kind, match="dot_attention: " + message):
-            functional.dot_attention(graph, **base, edge=edge)

@@ -91,19 +91,6 @@ def test_dropout_of_any_number_of_heads(device, score, shape, case):
 
 
 @covered(
-    options=[{}, {"term": True, "weight": "H"}],
-    name=["no_nodes", "no_edges", "no_destinations", "one_edge"],
-    score=SCORES,
-)
-def test_options_on_empty_graphs(device, score, name, options):
-    """Edge tensors without elements have a null pointer, and must not be taken for absent ones (None)."""
-    graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, **options)
-    check(score, graph, inputs, return_attention=True)
-    check(score, graph, inputs, dropout_p=0.5, generator=torch.tensor([3], device=device))
-
-
-@covered(
     name=["mixed_degrees", "super_row", "isolated", "no_edges"],
     dtype=DTYPES,
     score=SCORES,

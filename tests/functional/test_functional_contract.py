@@ -41,18 +41,6 @@ def test_gradients_of_strided_inputs(device, score):
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_gradient_of_an_expanded_output(device, score):
-    """``sum()`` hands backward a gradient of stride 0."""
-    graph = make_graph("random", device)
-    results = []
-    for reduce in (torch.sum, lambda out: (out * torch.ones_like(out)).sum()):
-        torch.manual_seed(0)
-        inputs = {n: x.requires_grad_() for n, x in make_inputs(score, graph, 3, 8).items()}
-        results.append(torch.autograd.grad(reduce(function(score)(graph, **inputs)), list(inputs.values())))
-    assert all(torch.equal(a, b) for a, b in zip(*results))
-
-
-@pytest.mark.parametrize("score", SCORES)
 def test_inputs_and_graph_are_not_modified(device, score):
     graph = make_graph("mixed_degrees", device)
     inputs = make_inputs(score, graph, 3, 8, **ALL)

@@ -33,14 +33,3 @@ def test_functions(name, given, monkeypatch):
         edges = Graph.cached(edges, num_src=graph.num_src, num_dst=graph.num_dst)
         found = case(edges, on_meta)
     check(found, expected, list(on_meta.values()))
-
-
-def test_a_graph_needs_values():
-    on_meta = torch.zeros(2, 52, dtype=torch.int64, device="meta")
-    for make in (
-        lambda: Graph.from_edge_index(on_meta, num_nodes=12),
-        lambda: Graph.from_coo(*on_meta, num_nodes=12),
-        lambda: Graph.cached(on_meta),
-    ):
-        with pytest.raises(ValueError, match="meta"):
-            make()

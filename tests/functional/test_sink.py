@@ -93,19 +93,6 @@ def test_float32_beside_low_precision(device, dtype):
     assert check("dot", graph, inputs)["grad_sink"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_only_the_sink_is_learned(device, score):
-    graph = make_graph("mixed_degrees", device)
-    inputs = inputs_with_sink(score, graph, 3, 8)
-    expected = run(function(score), graph, inputs)["grad_sink"]
-    sink = inputs["sink"].clone().requires_grad_()
-    out = function(score)(graph, **inputs | {"sink": sink})
-    out.backward(torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out))
-    torch.testing.assert_close(sink.grad, expected)
-    with torch.no_grad():
-        torch.testing.assert_close(function(score)(graph, **inputs), out)
-
-
 def test_options_around_it(device):
     """A sink together with out_bias and with dropout."""
     graph = make_graph("mixed_degrees", device)

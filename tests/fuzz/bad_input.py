@@ -298,6 +298,12 @@ def _function_cases():
     for wrong, error, function, got in (
         ("a result of another shape", ValueError, lambda q, k, e: (q * k).sum(-1)[:, :1], "got [edges, 1]"),
         ("no result", TypeError, lambda q, k, e: None, "got NoneType"),
+        (
+            "of two arguments",
+            TypeError,
+            lambda q, k: (q * k).sum(-1),
+            "q, k and e (None without edge_attr), got",
+        ),
         ("a result of integers", TypeError, lambda q, k, e: (q * k).sum(-1).long(), "got torch.int64"),
         ("captures a parameter", ValueError, lambda q, k, e: (q * k).sum(-1) * _PARAMETER, "captures"),
     ):
@@ -411,6 +417,18 @@ def _graph_cases():
         yield case("from_csr", argument, wrong, ValueError, words, lambda values=values: csr(*values))
     yield case("from_csr", "eids", "repeated", ValueError, "more than once", lambda: csr(ptr, idx, eids=idx))
     yield case("from_csr", "eids", "too few", ValueError, "got [2]", lambda: csr(ptr, idx, eids=idx[:2]))
+    yield case("from_csr", "eids", "too large", ValueError, "got 3", lambda: csr(ptr, idx, eids=idx + 2))
+    large, one = torch.tensor([0, 2**31]), torch.zeros(1, dtype=torch.int64)
+    yield case(
+        "from_csr", "destination 0", "of 2**31 edges", ValueError, "expected fewer than 2**31 edges",
+        lambda: csr(large, one.expand(2**31), validate=False),
+    )  # fmt: skip
+    yield case(
+        "from_edge_index", "max(edge_index[0]) + 1", "2**31", ValueError, "got 2147483649",
+        lambda: edge_index(torch.stack([large, large])),
+    )  # fmt: skip
+    halves = coo(idx, idx, num_src=2**30, num_dst=2)
+    yield case("batch", "num_src", "2**31", ValueError, "got 2147483648", lambda: Graph.batch([halves] * 2))
     yield case("from_scipy", "matrix", "a tensor", TypeError, "got Tensor", lambda: Graph.from_scipy(idx))
     yield case(
         "from_torch_sparse",
@@ -423,6 +441,14 @@ def _graph_cases():
     yield case(
         "from_torch_sparse", "matrix", "None", TypeError, "NoneType", lambda: Graph.from_torch_sparse(None)
     )
+    yield case(
+        "from_torch_sparse", "matrix", "of 3 dimensions", ValueError, "2 sparse dimensions, got",
+        lambda: Graph.from_torch_sparse(torch.ones(2, 2, 2).to_sparse()),
+    )  # fmt: skip
+    yield case(
+        "from_pyg", "num_nodes, num_src, num_dst", "beside a sparse one", ValueError, "which has sizes",
+        lambda: Graph.from_pyg(torch.eye(3).to_sparse(), num_nodes=3),
+    )  # fmt: skip
     yield case("from_dgl", "graph", "a tensor", TypeError, "got Tensor", lambda: Graph.from_dgl(idx))
     yield case("from_pyg", "data", "a list", TypeError, "got list", lambda: Graph.from_pyg([0, 1]))
     yield case("batch", "graphs", "empty", ValueError, "got none", lambda: Graph.batch([]))
@@ -458,6 +484,14 @@ def _graph_cases():
         ("method", "unknown", ValueError, "got 'random'", "random"),
         ("method", "None", ValueError, "got NoneType", None),
         ("method", "one permutation for two sides", ValueError, "expected", torch.arange(4)),
+        ("method[0]", "too long", ValueError, "[4], got [5]", (torch.arange(5), torch.arange(3))),
+        (
+            "method[1]",
+            "no permutation",
+            ValueError,
+            "none that is 0",
+            (torch.arange(4), torch.ones(3).long()),
+        ),
     ):
         yield case("reorder", argument, wrong, error, words, lambda value=value: graph.reorder(value))
     yield case(
@@ -468,11 +502,19 @@ def _graph_cases():
         "got",
         lambda: square().reorder(torch.tensor([0, 0, 1, 2])),
     )
+    for wrong, error, words, value in (
+        ("a tuple", TypeError, "got tuple", (torch.arange(4), torch.arange(4))),
+        ("of floats", TypeError, "got torch.float32", torch.rand(4)),
+        ("too long", ValueError, "expected shape [4], got [5]", torch.arange(5)),
+        ("on meta", ValueError, "on meta, which has none", torch.arange(4, device="meta")),
+    ):
+        yield case("reorder", "method", wrong, error, words, lambda value=value: square().reorder(value))
     reordering = square().reorder("degree")
     for method in ("permute", "restore"):
         for wrong, error, words, value in (
             ("a list", TypeError, "got list", [1.0]),
             ("of another size", ValueError, "got shape [7, 2]", torch.ones(7, 2)),
+            ("on another device", ValueError, "like the graph, got meta", torch.ones(4, 2, device="meta")),
         ):
             call = lambda method=method, value=value: getattr(reordering, method)(value)  # noqa: E731
             yield Case(f"Reordering.{method}", "x", wrong, error, (f"Reordering.{method}", "x", words), call)

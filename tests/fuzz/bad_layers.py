@@ -120,6 +120,32 @@ def _layer_cases():
         yield Case(
             "nn.GraphTransformerLayer", "feat", wrong, error, ("GraphTransformerLayer: feat", words), call
         )
+    sets = rand(2, N_SRC, 6)
+    for wrong, words, feat, bias in (
+        ("of other heads", "[E, 2] or [2, E, 2], got [9, 4]", sets, rand(9, 4)),
+        ("of other sets", "expected 2 sets like feat, got 3", sets, rand(3, 9, 2)),
+    ):
+        call = lambda feat=feat, bias=bias: transformer(loops, feat, bias)  # noqa: E731
+        words = ("GraphTransformerLayer: edge_bias: ", words)
+        yield Case("nn.GraphTransformerLayer", "edge_bias", wrong, ValueError, words, call)
+    convs = nn.GraphTransformerConv(6, 4, 2), nn.GraphTransformerConv(6, 4, 2, edge_dim=5)
+    for wrong, words, conv, attr in (
+        ("in a layer without edge_dim", "None without edge_dim, got [9, 5]", convs[0], e),
+        ("None", "expected [9, 5], got None", convs[1], None),
+        ("of another width", "expected [9, 5], got [9, 4]", convs[1], e[:, 1:]),
+    ):
+        call = lambda conv=conv, attr=attr: conv(loops, x, edge_attr=attr)  # noqa: E731
+        words = ("GraphTransformerConv: edge_attr: ", words)
+        yield Case("nn.GraphTransformerConv", "edge_attr", wrong, ValueError, words, call)
+    for cls in (nn.GraphTransformerLayer, nn.EdgeGraphTransformerLayer):
+        for argument, wrong, words, options in (
+            ("feats", "no multiple of the heads", "a multiple of num_heads=3, got 10", dict(feats=10)),
+            ("norm", "unknown", "'batch', 'layer' or None, got 'graph'", dict(feats=12, norm="graph")),
+        ):
+            call = lambda cls=cls, options=options: cls(num_heads=3, **options)  # noqa: E731
+            yield Case(
+                _where(cls), argument, wrong, ValueError, (f"{cls.__name__}: {argument}: ", words), call
+            )
 
 
 def _constructor_cases(layers):
@@ -212,10 +238,21 @@ def _pyg_cases():
         ("TransformerConv", "edge_attr", "of integers", TypeError, "got torch.int64", attr.long()),
         ("TransformerConv", "edge_attr", "of another width", ValueError, "5 features", rand(EDGES, 4)),
         ("TransformerConv", "edge_attr", "None", ValueError, "got None", None),
+        ("GATv2Conv", "edge_attr", "one row too few", ValueError, "got [4, 5]", attr[1:]),
+        ("GATConv", "edge_attr", "a number", TypeError, "got float", 3.0),
     ):
         module = getattr(pyg, layer)(6, 4, 2, edge_dim=5)
         call = lambda module=module, value=value: module(x, edges, value)  # noqa: E731
         yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
+    without = "TransformerConv", "None in a layer without edge_dim, or a tensor that broadcasts to [5, 2, 4]"
+    for layer, words in (without, ("GATv2Conv", "None in a layer without edge_dim")):
+        module = getattr(pyg, layer)(6, 4, 2)
+        call = lambda module=module: module(x, edges, attr[:, :3])  # noqa: E731
+        words = (f"{layer}: edge_attr: ", words)
+        yield Case(f"nn.pyg.{layer}", "edge_attr", "without edge_dim", ValueError, words, call)
+        call = lambda module=module: module((x, None), edges)  # noqa: E731
+        words = (f"{layer}: x", "got None for x[1]")
+        yield Case(f"nn.pyg.{layer}", "x", "of sources alone", ValueError, words, call)
     # The mean that loops get would make numbers of integers.
     no_loops = pyg.GATConv(6, 4, 2, edge_dim=5, add_self_loops=False)
     yield Case(
@@ -252,6 +289,30 @@ def _pyg_typed_cases(x, edges):
     ):
         call = lambda value=value: hgt({"a": value}, {("a", "r", "a"): edges})  # noqa: E731
         yield Case("nn.pyg.HGTConv", "x_dict", wrong, error, ("HGTConv: x_dict['a']: expected", words), call)
+    relation = "a", "r", "a"
+    for wrong, error, words, x_dict, given in (
+        ("empty", ValueError, "edge_index_dict: expected at least one edge type", {"a": x}, {}),
+        (
+            "of no metadata",
+            ValueError,
+            "expected edge types of the metadata",
+            {"a": x},
+            {("a", "q", "a"): edges},
+        ),
+        ("without features", ValueError, "x_dict: expected features of {'a'}", {}, {relation: edges}),
+        ("a list", TypeError, "edge_index: expected a", {"a": x}, {relation: edges.tolist()}),
+        ("of one row", ValueError, "edge_index: expected shape [2, *]", {"a": x}, {relation: edges[:1]}),
+        ("of floats", TypeError, "edge_index: expected dtype", {"a": x}, {relation: edges.float()}),
+        (
+            "negative",
+            ValueError,
+            "'r', 'a']: edge_index[0]: expected values in",
+            {"a": x},
+            {relation: edges - 1},
+        ),
+    ):
+        call = lambda x_dict=x_dict, given=given: hgt(x_dict, given)  # noqa: E731
+        yield Case("nn.pyg.HGTConv", "edge_index_dict", wrong, error, ("HGTConv: ", words), call)
     attr, kinds, types = rand(EDGES, 5), torch.zeros(EDGES, dtype=torch.int64), torch.zeros(N_SRC).long()
     right = {
         "GATEConv": (pyg.GATEConv(6, 6, 5), dict(edge_attr=attr)),
@@ -260,6 +321,7 @@ def _pyg_typed_cases(x, edges):
             dict(node_type=types, edge_type=kinds, edge_attr=attr),
         ),
         "RGATConv": (pyg.RGATConv(6, 4, 3, edge_dim=5), dict(edge_type=kinds, edge_attr=attr)),
+        "GeneralConv": (pyg.GeneralConv(6, 4, attention=True), {}),
         "RGATConv with bases": (pyg.RGATConv(6, 4, 3, num_bases=2), dict(edge_type=kinds)),
         "RGATConv with blocks": (pyg.RGATConv(6, 4, 3, num_blocks=2), dict(edge_type=kinds)),
     }
@@ -298,11 +360,31 @@ def _pyg_typed_cases(x, edges):
             )
         ),
         ("RGATConv", "edge_attr", "of float64", TypeError, "layer.to(", attr.double()),
+        ("RGATConv", "edge_attr", "a number", TypeError, "got float", 3.0),
+        ("RGATConv", "edge_attr", "one row too few", ValueError, "got [4, 5]", attr[1:]),
+        ("RGATConv", "edge_type", "a list", TypeError, "got list", kinds.tolist()),
+        ("RGATConv", "edge_type", "of floats", TypeError, "got torch.float32", kinds.float()),
+        ("RGATConv", "edge_type", "negative", ValueError, "got -1", kinds - 1),
+        ("RGATConv", "x", "of sources alone", ValueError, "features of the destinations, too", (x, None)),
+        ("RGATConv with bases", "edge_attr", "without edge_dim", ValueError, "expected None", attr),
+        *(
+            (layer, argument, *case)
+            for layer in ("GATEConv", "HEATConv", "RGATConv", "GeneralConv")
+            for argument, *case in (
+                ("x", "a list", TypeError, "got list", x.tolist()),
+                ("x", "None", TypeError, "got NoneType", None),
+                ("x", "of four dimensions", ValueError, "[N, F] or [B, N, F]", x[None, None]),
+                ("edge_index", "of floats", TypeError, "got torch.float32", edges.float()),
+                ("edge_index", "of one row", ValueError, "got [1, 5]", edges[:1]),
+                ("edge_index", "a list", TypeError, "got list", edges.tolist()),
+                ("edge_index", "negative", ValueError, "got -1", edges - 1),
+            )
+        ),
     ):
         module, options = right[layer]
-        options = {"x": x} | options | {argument: value}
-        call = lambda module=module, options=options: module(edge_index=edges, **options)  # noqa: E731
-        raised = f"{layer.split()[0]}: {argument}: ", words
+        options = {"x": x, "edge_index": edges} | options | {argument: value}
+        call = lambda module=module, options=options: module(**options)  # noqa: E731
+        raised = f"{layer.split()[0]}: {argument}", words
         yield Case(f"nn.pyg.{layer}", argument, wrong, error, raised, call)
 
 

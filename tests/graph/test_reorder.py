@@ -345,65 +345,6 @@ def test_community_puts_the_highest_degree_first():
 
 
 @pytest.mark.parametrize(
-    "method, error, message",
-    [
-        (
-            "metis",
-            ValueError,
-            "method: expected one of degree, rcm, community, or a permutation, got 'metis'",
-        ),
-        (None, TypeError, "method: expected a tensor, got NoneType"),
-        (torch.rand(4), TypeError, "method: expected dtype torch.int32 or torch.int64, got torch.float32"),
-        (torch.arange(5), ValueError, r"method: expected shape \[4\], got \[5\]"),
-        (
-            torch.tensor([0, 1, 1, 3]),
-            ValueError,
-            r"Graph.reorder: method: expected every number in \[0, num_nodes=4\) once, got none that is 2",
-        ),
-        (torch.tensor([1, 2, 3, 4]), ValueError, "got none that is 0"),
-        (torch.tensor([0, -1, 2, 3]), ValueError, "got none that is 1"),
-        ((torch.arange(4), torch.arange(4)), TypeError, "method: expected a tensor, got tuple"),
-        (
-            torch.arange(4, device="meta"),
-            ValueError,
-            "Graph.reorder: method: expected values, got a tensor on meta, which has none",
-        ),
-    ],
-)
-def test_refused(method, error, message):
-    with pytest.raises(error, match=message):
-        small().reorder(method)
-
-
-def test_refused_of_a_bipartite_graph():
-    graph = make_graph("fewer_sources")
-    both = "expected a tuple of two permutations, of num_src=30 and of num_dst=80 nodes, got"
-    for order, got in ((torch.arange(30), "Tensor"), ((torch.arange(30),), "1 of them")):
-        with pytest.raises(ValueError, match=f"{both} {got}"):
-            graph.reorder(order)
-    with pytest.raises(ValueError, match=r"method\[0\]: expected shape \[30\], got \[80\]"):
-        graph.reorder((torch.arange(80), torch.arange(30)))
-    with pytest.raises(ValueError, match=r"method\[1\]: .* \[0, num_dst=80\) once, got none that is 0"):
-        graph.reorder((torch.arange(30), torch.ones(80, dtype=torch.int64)))
-
-
-def test_refused_tensors():
-    r = reorder(make_graph("fewer_sources"), "given")
-    rows = r"Reordering.permute: x: expected num_src=30 or num_dst=80 rows, got shape"
-    for x, shape in ((torch.zeros(31, 2), r"\[31, 2\]"), (torch.tensor(1.0), r"\[\]")):
-        with pytest.raises(ValueError, match=f"{rows} {shape}"):
-            r.permute(x)
-    with pytest.raises(TypeError, match=r"Reordering.restore: x: expected a tensor, got list"):
-        r.restore([1.0])
-    with pytest.raises(
-        ValueError, match="Reordering.permute: x: expected device cpu like the graph, got meta"
-    ):
-        r.permute(torch.zeros(30, device="meta"))
-    with pytest.raises(TypeError, match=r"Reordering.permute: x: expected a tensor, got float"):
-        r(functional.spmm, 2.0)
-
-
-@pytest.mark.parametrize(
     "method, module, package",
     [
         ("rcm", "scipy.sparse.csgraph", "scipy"),

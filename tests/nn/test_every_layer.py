@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from attention import MODIFY
 from covering import covered
 from every_layer import ATTR, EDGES, LAYERS, E, N, X, arguments, edges_of, floats, made, names, of, on
 from graphs import make_graph
@@ -43,18 +44,6 @@ def loss_of(layer, name, x):
 
 
 # ---- in place -------------------------------------------------------------------------------------------
-
-MODIFY = {
-    "relu_": lambda x: x.relu_(),
-    "elu_": F.elu_,
-    "add_": lambda x: x.add_(1),
-    "iadd": lambda x: x.__iadd__(torch.ones_like(x)),
-    "mul_": lambda x: x.mul_(2),
-    "ReLU": nn.ReLU(inplace=True),
-    "dropout_": lambda x: F.dropout(x, 0.5, training=True, inplace=True),
-    "setitem": lambda x: x.__setitem__((slice(None, 3),), 0.5) or x,
-    "view": lambda x: x.flatten().sigmoid_().view_as(x),
-}
 
 
 def gradients(layer, call, x, modify):

@@ -252,38 +252,6 @@ def test_state():
     assert "feats=12" in repr(layer)
 
 
-@pytest.mark.parametrize(
-    "kwargs, message",
-    [
-        ({"feats": 10, "num_heads": 3}, r"feats: expected a multiple of num_heads=3, got 10"),
-        ({"feats": 10, "num_heads": 0}, "num_heads: expected at least 1, got 0"),
-        ({"feats": 12, "num_heads": 3, "norm": "instance"}, "norm: expected 'batch', 'layer' or None"),
-    ],
-)
-def test_constructor_errors(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        GraphTransformerLayer(**kwargs)
-
-
-def test_errors():
-    graph, layer = make_graph("self_loops"), GraphTransformerLayer(FEATS, HEADS)
-    for shape in ((20,), (20, 5), (0, 20, FEATS), (2, 2, 20, FEATS)):
-        with pytest.raises(
-            ValueError, match=r"feat: expected shape \[N, 12\] or \[B, N, 12\] with B > 0, got"
-        ):
-            layer(graph, torch.randn(shape))
-    feat = torch.randn(2, 20, FEATS)
-    for x, shape in ((feat[0], (20, 2)), (feat[0], (2, 20, HEADS)), (feat, (20, 6)), (feat, (20,))):
-        with pytest.raises(ValueError, match="edge_bias: expected shape"):
-            layer(graph, x, torch.randn(shape))
-    with pytest.raises(ValueError, match="edge_bias: expected 2 sets like feat, got 3"):
-        layer(graph, feat, torch.randn(3, 20, HEADS))
-    with pytest.raises(TypeError, match="graph"):
-        layer(torch.zeros(2, 3), feat)
-    with pytest.raises(ValueError, match="feat"):
-        layer(make_graph("fewer_sources"), torch.randn(30, FEATS))
-
-
 @pytest.mark.parametrize("edge_dim", [2, 6])
 def test_edge_features(edge_dim):
     """edge_dim reach the attention, with one set of features and with several."""

@@ -123,12 +123,6 @@ def test_threads():
     assert errors == []
 
 
-@pytest.mark.parametrize("library", ["torch_geometric", "DGL", "", None], ids=str)
-def test_unknown_library(library):
-    with pytest.raises(ValueError, match="patch: library: expected 'dgl' or 'pyg', got"):
-        dfgnn.patch(library)
-
-
 @LIBRARIES
 def test_missing_library(library, plain_python):
     package = {"dgl": "dgl", "pyg": "torch_geometric"}[library]
@@ -144,31 +138,6 @@ except ImportError as error:
 
 
 # ---- layers ----------------------------------------------------------------------------------------------
-
-
-def test_layers_of_dgl():
-    """What DGL's class can be asked, ours can, too; and it computes the same."""
-    torch.manual_seed(3)
-    theirs = dgl.nn.GATConv(6, 4, 2, residual=True)
-    with dfgnn.patch("dgl"):
-        torch.manual_seed(3)
-        ours = dgl.nn.GATConv(6, 4, 2, residual=True)
-        assert isinstance(ours, dgl.nn.GATConv) and not isinstance(theirs, dgl.nn.GATConv)
-    assert type(ours) is not type(theirs) and isinstance(ours, dgl.nn.GATConv)
-    # Both constructors draw the same random numbers in the same order and set the same attributes.
-    assert vars(ours).keys() == vars(theirs).keys() and ours._num_heads == ours.num_heads == 2
-    assert all(torch.equal(x, theirs.state_dict()[name]) for name, x in ours.state_dict().items())
-    g, x = dgl.rand_graph(20, 60), torch.randn(20, 6)
-    for layer in (theirs, ours):
-        with pytest.raises(dgl.DGLError):
-            layer(dgl.graph(([0], [1])), x[:2])
-        layer.set_allow_zero_in_degree(True)
-    torch.testing.assert_close(ours(g, x), theirs(g, x))
-    torch.manual_seed(4)
-    theirs.reset_parameters()
-    torch.manual_seed(4)
-    ours.reset_parameters()
-    assert all(torch.equal(x, theirs.state_dict()[name]) for name, x in ours.state_dict().items())
 
 
 def test_layers_of_pyg():
@@ -191,24 +160,6 @@ CASES = {
     "GATv2Conv": ((6, 4, 2), 1),
     "HGTConv": ((6, 3, 2, 2, 3), 3),
 }
-
-
-@pytest.mark.parametrize("name", NAMES["dgl"])
-def test_every_layer_of_dgl(name):
-    arguments, num_inputs = CASES[name]
-    theirs = getattr(dgl.nn, name)(*arguments).double()
-    with dfgnn.patch("dgl"):
-        ours = getattr(dgl.nn, name)(*arguments).double()
-    ours.load_state_dict(theirs.state_dict())
-    g = dgl.add_self_loop(dgl.rand_graph(20, 60))
-    feats = (torch.randn(20, 6).double(), torch.randn(g.num_edges(), 3).double())[:num_inputs]
-    if name == "HGTConv":
-        feats = feats[0], torch.randint(2, (20,)), torch.randint(3, (g.num_edges(),))
-    torch.testing.assert_close(ours.eval()(g, *feats), theirs.eval()(g, *feats))
-    # An attribute that is set by DGL's name or by ours is one.
-    if hasattr(theirs, "_allow_zero_in_degree"):
-        ours.allow_zero_in_degree = True
-        assert ours._allow_zero_in_degree
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

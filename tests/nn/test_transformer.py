@@ -117,20 +117,6 @@ def test_edge_features(device, name, edge_dim):
     torch.testing.assert_close(layer(graph, (h_src, h_dst), edge_attr=edge_attr), expected[0])
 
 
-def test_wrong_edge_features():
-    graph, feat = make_graph("random"), torch.randn(50, 6)
-    plain = GraphTransformerConv(6, 5, 3, allow_zero_in_degree=True)
-    layer = GraphTransformerConv(6, 5, 3, edge_dim=2, allow_zero_in_degree=True)
-    for conv, attr, words in (
-        (plain, torch.randn(400, 2), "None without edge_dim, got \\[400, 2\\]"),
-        (layer, None, "\\[400, 2\\], got None"),
-        (layer, torch.randn(400, 3), "\\[400, 2\\], got \\[400, 3\\]"),
-        (layer, torch.randn(399, 2), "\\[400, 2\\], got \\[399, 2\\]"),
-    ):
-        with pytest.raises(ValueError, match=f"edge_attr: expected {words}"):
-            conv(graph, feat, edge_attr=attr)
-
-
 def test_dropout(device):
     graph = make_graph("self_loops", device)
     layer = GraphTransformerConv(6, 5, 3, attn_drop=0.4).to(device)

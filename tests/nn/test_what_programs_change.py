@@ -34,6 +34,7 @@ from every_layer import (
 )  # fmt: skip
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -225,6 +226,41 @@ def test_the_same_calls_are_counted(name):
     assert_equal(found[1], found[0])
 
 
+# ---- linear modules ------------------------------------------------------------------------------------
+
+CHANGES = {
+    "forward hook": lambda linear: linear.register_forward_hook(lambda module, args, out: 2 * out),
+    "forward pre-hook": lambda linear: linear.register_forward_pre_hook(lambda module, args: args[0] + 1),
+    "parametrization": parametrizations.weight_norm,
+    "its forward": lambda linear: setattr(linear, "forward", lambda x, w=linear.weight: 2 * F.linear(x, w)),
+    "another module": lambda linear: nn.Sequential(linear, nn.SiLU()),
+}
+
+
+def parts_of(layer):
+    return [key for key, module in layer.named_modules() if isinstance(module, linears()[:2])]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@EVERY
+def test_changes_of_a_linear_module(name, change):
+    """Of each of its linear modules, also of those whose weight is folded into the score terms."""
+    parts = parts_of(both(name)[0])
+    if name == "pyg GPSConv" and change == "another module":
+        parts.remove("attn.out_proj")  # torch's attention reads its weight
+    for part in parts:
+        found = []
+        for layer in both(name):
+            changed = CHANGES[change](layer.get_submodule(part))
+            if change == "another module":
+                owner, _, key = part.rpartition(".")
+                setattr(layer.get_submodule(owner), key, changed)
+            found.append(with_gradients(layer, name))
+        assert_equal(found[1], found[0])
+        if name.split()[1] in ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"):
+            assert of(name) == "dgl" or layer.why_not(layer) is None
+
+
 # ---- hooks ---------------------------------------------------------------------------------------------
 
 
@@ -232,8 +268,7 @@ def test_the_same_calls_are_counted(name):
 def test_hooks_see_what_they_see_there(name):
     """A hook on a linear module gets the same input as in the other layer: tools compute per-sample gradients
     or statistics from it."""
-    parts = [key for key, m in both(name)[0].named_modules() if isinstance(m, linears()[:2])]
-    for part in parts:
+    for part in parts_of(both(name)[0]):
         seen = []
         for layer in both(name):
             given = []
@@ -337,9 +372,6 @@ MORE = {
     "pyg GeneralConv, both ends": Layer(
         lambda l: l.GeneralConv(8, 4, 3, heads=2, attention=True, directed_msg=False),
         lambda x, e, a: (x, e, a),
-    ),
-    "pyg ResGatedGraphConv, attributes": Layer(
-        lambda l: l.ResGatedGraphConv(8, 4, edge_dim=3, aggr="mean"), lambda x, e, a: (x, e, a)
     ),
     "pyg RGATConv, within": Layer(
         lambda l: l.RGATConv(

@@ -110,7 +110,7 @@ class Second {
     A tau, rho;
   };
 
-  // rho of a row, of sums over all its keys.
+  // rho_i of a row (formulas: core/blocks.h), once `sums` are those over all its keys.
   A whole_rho(Sums sums, int64_t row_head) const {
     return p_.grad_log_sum ? sums.rho - sums.tau * static_cast<const A*>(p_.grad_log_sum)[row_head]
                            : sums.rho;

@@ -1,23 +1,7 @@
 // Backward of dot attention: a pass over destinations for the gradient of the query, then one over sources
 // for those of key and value. The second one computes alpha and ds of every edge again (dot_sources_kernel),
-// or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h. Words, steps and common
-// names: the head of lanes.cuh. Names from backward_steps.cuh:
-//   draw                  "d raw", the gradient of an edge's raw score (not a random draw)
-//   mass                  alpha L'(z) gate, the weight of an edge in the second sum of rows (see residual)
-//   first_delta           returns delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
-//   residual              sum of alpha (dalpha - delta0), or 0 where an item sees only some of a row's edges.
-//                         A row's gradient is a sum of rows by draw, less residual times one by mass; the
-//                         pass over sources uses delta0 + residual
-//   SavedEdge             alpha and ds of an edge, for the pass over sources; alpha is negative where z <= 0
-//                         (not with PROJ, which has no LeakyReLU and no gate)
-//   gradient_of_own_edge  returns for own edge s: eid, alpha, ds, draw, all 0 if it does not exist; weight()
-//                         = f alpha; mass(); store(p) writes the options' gradients; store_of_destinations(p)
-//                         those that need no ds, and in grad_gate raw, which the other pass multiplies by dz
-//   for_edges             (left, weights, f) calls f(u, w, second w) for a chunk's edges u, in all lanes;
-//                         with two Weights and index: f(u, draw, weight, eid)
-//   PairArrays            {x, y, b, d}: a score is x . y, and g . v is b . d; x, b: rows, y, d: neighbours
-//   FeatureTargets        add_to_key(y, features): y = y + e, if feat_in_key says so; add_to_value alike;
-//                         of_key, of_value: the array of features, or null
+// or reads what the first one saved (dot_saved_sources_kernel). Formulas: params.h. Words, steps and names:
+// csrc/cuda/README.md.
 #pragma once
 
 #include "backward_steps.cuh"

@@ -1,24 +1,6 @@
 // Backward of the additive score (GAT): a kernel for the statistics of the destinations, then one pass over
 // sources, which computes no product per edge (additive_sources_kernel), or g . v of every edge
-// (gat_edge_sources_kernel). Formulas: params.h. Words, steps and common names: the head of lanes.cuh. Names
-// from other files:
-// lanes.cuh:
-//   follow()              waits until the results of the kernel before are written; the first thing that a
-//                         kernel does
-// softmax.cuh:
-//   NodeStats             term: alpha_dst; row: RowStats; delta. prepare_additive_kernel writes them,
-//                         load_stats loads them
-// backward_steps.cuh:
-//   draw                  "d raw", the gradient of an edge's raw score (not a random draw)
-//   gradient_of_own_edge  (p, edge, dropout, eid_at, s, valid, raw, slope, g . (v + e), RowStats, delta):
-//                         adds gamma to g . (v + e), and returns for own edge s: alpha, ds (0 for an edge
-//                         that has all of its row's weight, in spite of rounding), draw, all 0 if the edge
-//                         does not exist (`valid`); weight() = f alpha; store(p) writes grad_bias, grad_gate,
-//                         grad_weight and grad_raw
-//   for_edges             (left, draws, weights, index, f) calls f(u, draw, weight, eid) for a chunk's edges
-//                         u, in all lanes
-//   FeatureTargets        add_to_value(v, features): v = v + e, if feat_in_value says so; of_value: the array
-//                         of features if so, else null
+// (gat_edge_sources_kernel). Formulas: params.h. Words, steps and names: csrc/cuda/README.md.
 #pragma once
 
 #include "backward_steps.cuh"

@@ -1,6 +1,6 @@
 // Backward of additive_v2 (GATv2): a pass over destinations for the gradient of x_dst, then a pass over
 // sources for the gradient of the values. Both compute the scores again, and both add to the gradient of
-// attn. Formulas: params.h. Words, steps and common names: the head of lanes.cuh.
+// attn. Formulas: params.h. Words, steps and names: csrc/cuda/README.md.
 //
 // With u = x_i + v_j (+ e_ij), L'(u) is slope or 1, and so
 //   sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw:
@@ -8,54 +8,14 @@
 // is the sum of x_i times this sum over destinations, of v_j times it over sources and of e_ij times it over
 // edges.
 //
-// In both kernels:
-//   draw         "d raw", the gradient of an edge's raw score: of its score before the options on edges (not
-//                a random draw)
-//   FEAT         the edges have feature rows; EDGES is features_scalars then, so that EDGE holds, too
-//   row_term     the linear part of the score that a row's edges have in common: slope attn . x of the row x,
-//                or with QUADS attn . x, as the identity below has it. In the pass over sources x is v_j
-//   slope        of a LeakyReLU after the score: 1, there is none. `keep` hides the constant from the
-//                compiler, as if it were a parameter. pair.slope is that of the LeakyReLU within the score
-//   writes       me.writes, if the item exists; begin() sets it with the item's other values, because in
-//                finish() `me` may be at the next item
-//   next_stats   load_item() loads the statistics of an item, begin() copies them to `stats`; `= {}` is for
-//                the compiler only
-//   p.grad_attn  this launch's partial sums: pair_launch.cuh moves the pointer from launch to launch
-//
-// Names from other files:
-// backward_steps.cuh:
-//   first_delta           returns delta0 = g . (out - out_bias), a guess of delta; `out` is rounded
-//   residual              sum of alpha (dalpha - delta0). From the row's gradient, residual times a second
-//                         sum is subtracted, in which an edge's weight is its mass in place of draw; the pass
-//                         over sources uses delta0 + residual. It is 0 for rows of which a work item sees
-//                         only some edges (backward_steps.cuh)
-//   gradient_of_own_edge  returns for own edge s: ds, draw; weight() = f alpha; mass() = alpha gate; all 0 if
-//                         the edge does not exist. store(p) writes grad_bias, grad_gate and grad_weight
-//   for_edges             (left, weights, f) calls f(u, w, second w) for a chunk's edges u, in all lanes;
-//                         with two Weights and index: f(u, draw, weight, eid)
-//   PairArrays            {x, y, b, d}: the score is of x and y, g . v is b . d. x, b: arrays with the rows'
-//                         operands; y, d: with the neighbours'
-//   FeatureTargets        add_to_key(y, features): y = y + e in scores, never in sums. of_key: the array of
-//                         features
-// scores.cuh:
-//   PairScore pair        attn, slope; the score of a row x and a neighbour y. add(k, x, y, sum) adds to
-//                         `sum` (a Sum) the part of load k; join(sum) returns the score; add_far(..., sum)
-//                         adds the part of columns that other blocks have; linear(...) returns attn . x over
-//                         the head
-//   store_share_of_block  adds up the shares of grad_attn of all lanes, sub-warps and warps of a block, and
-//                         stores the sum as the block's partial sum
-// quads.cuh:
-//   QUADS                 (kQuads) 16 bits, without feature rows: scores by tensor cores, with the identity
-//                         attn . L(x + y) = attn . x + slope attn . y + (1 - slope) attn . max(-x, y),
-//                         and x + y > 0 where y > -x
-//   QuadRows quads        two rows per four lanes; multiply_by(y, results): results = products of the
-//                         neighbour y with both
-//   pair.quad_sum         (quads, -x, rows, first; scores.cuh) returns the own edge's score without attn . x,
-//                         and first = the products with the first row of `quads`; if LINEAR is false it
-//                         returns attn . max(-x, y) only, and leaves `first` unset
-//   first_of_own_edge     (first) returns the product of the own edge's neighbour with that first row
-//   negated               returns -x, of 16-bit numbers as loaded
-//   add_where_greater     (a, b, x, low, high): low = low + x if a's low half is greater than b's, high alike
+// FEAT: the edges have feature rows; EDGES is features_scalars then, so that EDGE holds, too. row_term: the
+// linear part of the score that a row's edges have in common, slope attn . x of the row x, or with QUADS
+// attn . x; in the pass over sources x is v_j. slope: of a LeakyReLU after the score, 1, there is none;
+// `keep` hides the constant from the compiler, as if it were a parameter. pair.slope: that within the score.
+// writes: me.writes, if the item exists; begin() sets it with the item's other values, because in finish()
+// `me` may be at the next item. next_stats: load_item() loads the statistics of an item, begin() copies them
+// to `stats`; `= {}` is for the compiler only. p.grad_attn: this launch's partial sums; pair_launch.cuh moves
+// the pointer from launch to launch.
 #pragma once
 
 #include "backward_steps.cuh"

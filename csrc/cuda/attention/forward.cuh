@@ -1,43 +1,19 @@
 // The forward kernel of all scores: online softmax over the edges of a work item, which are visited once.
 //
-// Formulas: params.h. Mapping, words, steps and common names: the head of lanes.cuh. A lane holds in
-// registers its columns of the row's sum (and with POSITIVE of the sum over edges with z > 0), of the query
-// (dot, additive_v2) and of the B neighbours' rows that are in flight (2 B for dot, B more with edge
-// features). Per edge the kernel reads the index, the value, and for additive alpha_src, for dot the key; per
-// row it writes `out` and the softmax's statistics, or a partial result.
+// Formulas: params.h. Mapping, words, steps and names: csrc/cuda/README.md. A lane holds in registers its
+// columns of the row's sum (and with POSITIVE of the sum over edges with z > 0), of the query (dot,
+// additive_v2) and of the B neighbours' rows that are in flight (2 B for dot, B more with edge features). Per
+// edge the kernel reads the index, the value, and for additive alpha_src, for dot the key; per row it writes
+// `out` and the softmax's statistics, or a partial result.
 //
-// Constants of forward_kernel:
-//   POSITIVE  also adds up `positive`, from which backward computes grad_alpha_dst (BackwardParams); only for
-//             additive
-//   CHUNK     edges of an iteration: the B whose rows are in flight. For additive without features, which
-//             computes a score per lane, the LPH edges that a head's lanes own, if these are more; add_chunk
-//             then loads the rows after the first B
-//   EIDS      edge ids are loaded ahead; without it an id costs a load, and is read only where it is needed
-//   AHEAD     measured, as main_loop.cuh explains
-// Variables:
-//   row_term  with QUADS: attn . q, which the scores of a row's edges have in common
-//   rows      the neighbours' values; for additive_v2 they are also the keys
-//
-// Names from other files:
-// scores.cuh:
-//   PairScore pair   the score of a row x and a neighbour y. add(k, x, y, sum) adds to `sum` (a Sum) the part
-//                    of load k; join(sum) returns the score; add_far(..., sum) adds the part of columns that
-//                    other blocks have; linear(...) returns attn . x over the head; slope: of the LeakyReLU
-//                    inside additive_v2's sum
-// quads.cuh:
-//   QUADS            (kQuads) additive_v2 in 16 bits, without feature rows: scores by tensor cores
-//   QuadRows quads   their left operand, two rows per quad (four lanes): set(first, second). Here second =
-//                    attn scores neighbours 0 and 1, and first = attn of quad ^ 2 scores 2 and 3: these
-//                    results are in other lanes, so that one shuffle fetches two
-//   pair.quad_score  (quads, -x, rows; scores.cuh) returns the own edge's score without attn . x (row_term)
-//   negated, turned  return -x, and x of lane ^ 8, of 16-bit numbers as loaded
-// softmax.cuh:
-//   softmax.raise    (peak): the maximum becomes at least peak, mass is scaled; returns the factor for sums
-//   softmax.add      (e, p): adds an edge's exponential to mass, and if p to positive
-//   softmax.join     (stats, ours): adds what an earlier source partition left in the row. Returns the factor
-//                    for that, and sets ours, the factor for these sums; norm() is still missing in both
-//   softmax          reference(): what is subtracted from scores, the maximum or 0 while it is -inf; norm():
-//                    1 / mass, 0 without mass; stats(): RowStats
+// POSITIVE: also adds up `positive`, from which backward computes grad_alpha_dst; only for additive. CHUNK:
+// edges of an iteration, the B whose rows are in flight; for additive without features, which computes a
+// score per lane, the LPH edges that a head's lanes own, if these are more: add_chunk then loads the rows
+// after the first B. EIDS: edge ids are loaded ahead; without it an id costs a load, and is read only where
+// it is needed. AHEAD: measured, as main_loop.cuh explains. row_term: with QUADS attn . q, which the scores
+// of a row's edges have in common. rows: the neighbours' values, for additive_v2 also the keys. quads: here
+// second = attn scores neighbours 0 and 1, and first = attn of quad ^ 2 scores 2 and 3: these results are in
+// other lanes, so that one shuffle fetches two.
 #pragma once
 
 #include "edge_projection.cuh"

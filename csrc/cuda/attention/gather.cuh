@@ -1,5 +1,5 @@
 // Weighted sums of neighbours' rows, in which every lane owns some columns: the second phase of an iteration
-// (see the head of lanes.cuh).
+// (csrc/cuda/README.md).
 #pragma once
 
 #include "main_loop.cuh"

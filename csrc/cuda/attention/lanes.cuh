@@ -1,5 +1,5 @@
-// How the lanes of a warp share the work on its edges; and the words, steps and names that all kernels on
-// rows have in common.
+// How the lanes of a warp share the work on its edges. The words, steps and names that all kernels on
+// rows have in common: csrc/cuda/README.md.
 //
 // A *sub-warp* of `lanes` = heads_per_tile * LPH lanes covers the row of one neighbour: LPH lanes per head,
 // NV loads of 16 bytes per lane. A warp holds 32 / lanes sub-warps. They take the edges of one row in turn,
@@ -15,119 +15,6 @@
 // (NodeProducts), and in backward of additive_v2 the warps' shares of grad_attn: its size does not depend on
 // the degrees of nodes. A warp takes several work items (main_loop.cuh) and reads all their records at the
 // start.
-//
-// Words. q, k, v, g, e and the other symbols of formulas are those of params.h.
-//   row, neighbour  the node of a work item (Item in params.h), and the other end of its edges: destination
-//                   and source, or in a pass over sources the reverse. A row of an array: a node's elements
-//   chunk           a chunk of edges: those of an iteration, B or CHUNK of them. A row chunk: the part of a
-//                   split row that is one work item. A chunk of columns: the COLS columns of a wide head that
-//                   a block takes, its number being me.chunk
-//   own edge        an edge of the chunk that the lane owns (above); own edge s is the one of its slot s
-//   slot            which of a lane's own edges of a chunk; of a work item: where the partial result of a
-//                   row chunk goes, or below 0 for a whole row
-//   draw            "d raw", the gradient of an edge's raw score (params.h); not a random draw
-//   mass            of a softmax: its sum of exponentials. Of an edge in backward: the edge's weight in a
-//                   second sum of rows, which corrects the row's gradient (head of backward_steps.cuh)
-//   T, A            the type of the features, and that of sums: double for double, else float
-//   C               Config: LPH; NV; VEC elements of a load; COLS = LPH * NV * VEC; B rows in flight; WIDE:
-//                   heads may be cut into chunks of columns; FEATS: projected features of an edge in a lane
-//
-// Steps, under the same headings in every kernel. Some kernels have no scores, others no row to unpack:
-//   1. The place of this lane, and the arrays that it reads.
-//   2. Load: functions that issue the loads of a work item, and of an iteration. They have no predicates:
-//      past the last edge of a row, `index` repeats that edge.
-//   3. Begin and open a row: set its sums to 0, and unpack its operands.
-//   4. Scores of an iteration's edges; in backward also g . v.
-//   5. Softmax weights of the own edges; in backward the gradients of their scores.
-//   6. Weighted sums of the neighbours' rows.
-//   7. Epilogue: the results of the work item.
-//
-// Names that kernels use. "x = ..." after a function says what it writes to its argument x:
-// accumulate.cuh, vec.cuh:
-//   repeat<N>(f)        f(0), ..., f(N - 1), unrolled. copy(to, from), zero(x), scale(x, factor): to = from,
-//                       x = 0, x = factor x, for arrays in registers
-//   Raw                 16 bytes of a row. load_raw(address) returns them, store_raw(address, raw) stores it
-//   Pack<T>             unpack(raw, x): x = the kVec<T> = VEC numbers, in type Acc<T> = A; pack(x): as a Raw
-//   axpy, dot           axpy(acc, w, raw): acc = acc + w raw. dot(a, raw, sum) returns sum + a . raw
-//   minus, plus, times  of two numbers, rounded on their own, not in a fused multiply-add
-//   read_number         (address): what an earlier launch wrote, read past the L1 cache; read_stats: RowStats
-// this file:
-//   Place me            the lane. hl: its number in its head; head_ok: whether this head exists; inside(k):
-//                       whether its k-th load is in the head; row: that of the work item it is at; chunk:
-//                       which chunk of columns its block has; address(array, row, k): of its k-th load
-//   me.writes           whether this lane stores results of the row: its head exists and, of the sub-warps
-//                       that share the row, it is in the first. Item n exists unless slot_of(n) = kNoItem.
-//                       Lanes store one number per row and head only if hl and chunk are 0
-//   me.joins(slot)      whether the item adds to what an earlier source partition wrote to the row (kJoins
-//                       in params.h). None does in 16 bits: code for it tests sizeof(A) == sizeof(T)
-//   me.shared()         whether the sub-warps share a row. me.across(v, t) returns the sum of v over them, in
-//                       all of them; me.across(x, t), for an array: x = the sum
-//   me.load_row         (array, x, row): x = the lane's columns of the row, as loaded
-//   me.unpack_row       (raw, x, factor): x = factor raw as numbers, and 0 outside the head
-//   me.store_row        (array, partial, x, factor, row, slot, before = 1), if me.writes and the item exists:
-//                       the row becomes factor x, plus before times its old contents if joins(slot). With
-//                       slot >= 0 that slot of `partial` becomes x, unscaled: the merge of a row's slots has
-//                       the factor
-//   me.at<X>            (array, row): address of the head's X in an array with an X per row and head. For
-//                       neighbours' rows: me.terms<X>(array).at(row), and of feature rows
-//                       me.rows(array).load(row, k)
-//   me.far_dot          (t, a, row of a, b, row of b, e, row of e) returns this lane's part of a . (b + e) in
-//                       the columns of a wide head that other blocks have; e may be null
-//   Tiling t            heads_per_tile: heads of a sub-warp; chunks: blocks that share the columns of a wide
-//                       head, a chunk of columns each; items: work items of a warp
-//   keep(x)             leaves x in a register: the compiler can neither compute it again nor see a constant
-//   of_lane<LPH>        (v, lane) returns v of another lane of the head. reduce_sum<W>(v): the sum over W
-//                       lanes, in all of them
-//   reduce_scatter      (x, hl): x = sums over a head's lanes, in each lane those of its own edges
-//   kMinBlocks          <C, Held>: a launch bound, which caps registers. Held: a class of register need, by
-//                       the rows that a lane keeps. clang-format spaces the brackets: < C, HELD >
-//   kThreads, kAll      threads of a block, which are kWarps warps; the mask of all lanes
-// main_loop.cuh:
-//   main_loop           for work item n: load_item(), begin(row, n), open(); for its chunks: load_edges(),
-//                       iterate(edges done, edges left); then finish(row, slot), when `me` may be at the
-//                       next item already, while what the kernel itself keeps is still of the item that it
-//                       finishes. Ahead: which loads come before the iteration or item that needs them:
-//                       none, the item's own row (own), neighbours' rows (rows), or both (all), as
-//                       measured. With Ahead::rows, open() is not called for a row without edges
-//   OwnEdges Own        a lane owns SLOTS edges of a chunk: hl % PERIOD + s * LPH for s < SLOTS. Lanes hl and
-//                       hl + PERIOD of a head have the same. SHARE: a chunk's edges, rounded up to a power of
-//                       two. Edge u exists if u < left(rest) = min(rest, edges of a chunk)
-//   eid_of              (..., s) returns the id of own edge s. EIDS: ids were loaded ahead, into the second
-//                       half of `index` behind the neighbours; else eid_of loads it, as ids of several own
-//                       edges need registers
-//   whole_or_not        <N>(left, f): f(FULL), with true_type where all sub-warps have N edges left
-// gather.cuh:
-//   load_rows           (rows, u0, index, x, first = 0) issues the loads x = the rows of edges u0 ... u0 + B
-//                       of the chunk: of neighbours, or with first = SLOTS of rows by edge id
-//   Weights             <A, SLOTS, POSITIVE, SIGNED> of the own edges, for one sum (all) or with POSITIVE two
-//                       (all, positive): set(s, w, whether z > 0). SIGNED: weights may be negative
-//   add_rows            <C, FULL, POSITIVE, B>(u0, left, weights, rows, acc, acc2, f): acc = acc + w_u rows_u
-//                       over the B edges from u0 on, with weights from the lanes that own them, and f(u, w,
-//                       second w) for what else an edge adds. acc2: with POSITIVE the second sum; else it is
-//                       not touched, and any array will do
-//   add_chunk           add_rows for all edges of a chunk of several B; it loads all rows but the first B
-// edge_options.cuh, softmax.cuh:
-//   Edges EDGES         has_options: edges have scalars; has_features: feature rows; projects: projected
-//                       ones
-//   EdgeReader edge     the options of an edge and head: bias(eid), gate, weight; tensors: any of bias, gate,
-//                       mask and weight is given; else only dropout needs ids, which asks eid_at itself
-//   Dropout             (edge, heads_per_tile, eid_at): draws the masks of the own edges. factor(s) returns
-//                       that of own edge s: 0 or 1 / (1 - p). All lanes of the warp must call both, because
-//                       lanes of four heads may share one random draw
-//   EdgeScore           makes z and the score from the raw score; positive: z > 0; slope: L'(z)
-//   RowStats            a row's max and log_sum; alpha(score). NodeStats: a destination's term (additive:
-//                       alpha_dst; additive_v2: slope attn . x_i), RowStats and delta. load_stats(address)
-//   Softmax             online: top, the maximum; mass, the sum of exponentials relative to it; positive:
-//                       the mass of edges with z > 0
-// edge_projection.cuh (projected features x of the edges, EdgeAttr in params.h):
-//   AttrLanes           the lane's share of an edge's features. load(index, x) issues their loads.
-//                       load_row(row, y): y = the lane's share of a row in shared memory. dot(y, x, sum)
-//                       returns sum + y . x. axpy(sum, w, x): sum = sum + w x. store_row(me, sum, factor,
-//                       slot, to): to = factor sum, or with slot >= 0 attr.partial's slot = sum
-//   NodeProducts        shared<K>(): the warp's shared memory for K arrays of size() numbers. onto(y, to): to
-//                       = W^T y of the rows y of the warp's items. back(a, y, factor, sums): y = y + factor
-//                       W a for whole rows, and sums = a, unless it is null
-//   ItemFeatures        row(n, k): the row of item n in the k-th of these arrays of shared memory
 #pragma once
 
 #include "../../core/params.h"

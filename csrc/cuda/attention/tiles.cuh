@@ -1,54 +1,19 @@
-// The tile schedule: rows that share neighbours load them once, and tensor cores compute the products.
+// The tile schedule: rows that share neighbours load them once, and tensor cores compute the products. Words,
+// the layout of fragments, and names from other files: csrc/cuda/README.md, "Tiles".
 //
-// A *window* is 64 consecutive rows. The distinct neighbours of a window are its *columns*, and are cut into
-// *chunks* of 32. A chunk has a mask per row, whose bit c says that the edge from column c to the row exists.
-// In backward over sources, rows are sources and columns are destinations. The kernel
-// computes the dense 64 x 32 block of scores of a chunk and masks it, as FlashAttention with a mask does (Dao
-// 2023, arXiv 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for the
-// forward pass of graph attention. Which arrays a pass multiplies: TileParams in tile_edges.cuh.
+// The kernel computes the dense 64 x 32 block of scores of a chunk and masks it, as FlashAttention with a mask
+// does (Dao 2023, arXiv 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for
+// the forward pass of graph attention. Which arrays a pass multiplies: TileParams in tile_edges.cuh.
 //
-// Mapping: a block of 4 warps takes a work item, which is a run of chunks of one window, for one head; a warp
-// owns 16 rows. Shared memory holds the rows' operands and, in STAGES stages, the operands of as many chunks.
-// Asynchronous copies fill it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank
-// conflicts. Accumulators are in registers, in the layout of m16n8k16: lane 4 g + t holds rows g and g + 8 of
-// the warp's 16, and of the n-th group of 8 columns those of number 2 t and 2 t + 1.
+// A block of 4 warps takes a work item, which is a run of chunks of one window, for one head; a warp owns 16
+// rows. Shared memory holds the rows' operands and, in STAGES stages, the operands of as many chunks.
+// Asynchronous copies fill it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank conflicts.
 //
-// The kernel takes 16-bit features, head sizes 8 to 128 that are powers of two, no options on edges, and no
-// graph in which an edge occurs twice, because a mask has one bit for it. In a dense product, a value that is
-// not finite meets weights of 0 in rows that have no edge to it: the product is NaN and stays in the sums.
-// Therefore a warp looks for numbers in its sums that are not finite at the end and, where it finds one,
-// computes its 16 rows again edge by edge (tile_edges.cuh), so that such a value reaches its neighbours only.
-//
-// Names from other files:
-// tile_edges.cuh:
-//   TileParams p     a pass's arrays: operands a, b of rows and c, d of columns (with a table by pass), and
-//                    results
-//   Pass PASS        forward, destinations or sources. POSITIVE: forward also sums over edges with z > 0, for
-//                    grad_alpha_dst (BackwardParams in params.h)
-//   tile_rows_by_edges  computes and writes the results of the warp's 16 rows edge by edge
-// tile_operands.cuh:
-//   TilePlace me     thread, warp, lane, item, head; row_of(r): node of the window's row r; element(array,
-//                    node): the node's row in an array; smem: address of shared memory
-//   TileLayout L     offsets in shared memory: A, B: rows' operands; FIRST_STAGE, STAGE, COLS: a stage has
-//                    the columns of c, then of d, then their statistics; DELTA: delta of the rows
-//   TileTraits X     HAS_A, ..., OUT_C, OUT_D: the operands that a pass reads and writes; C: 16-byte pieces
-//                    of a row; STAT: bytes of a column's statistics; KEEP: the rows' operands stay in
-//                    registers
-//   piece_at<D>      (row, piece): offset of a piece, swizzled
-//   RowOperand a, b  the warp's 16 rows for the tensor cores; init(address, warp, lane): loads them;
-//                    negate(): changes their sign
-//   kTileBlocks      blocks per multiprocessor, which caps registers; kLeastNormal: the least normal float
-// tile_sums.cuh:
-//   TileRows rows    score terms and statistics of the lane's rows, g and g + 8
-//   TileChunk here   a chunk: where its columns and statistics are, and which pairs are edges (masks)
-//   TileSums sums    add_forward, add_backward: compute scores and weights of a chunk, and add it to the
-//                    sums; add_forward may raise the maxima in `rows`. are_doubtful(): some result is not
-//                    finite, or the maximum too large
-//   store_forward    (_backward): writes the results, or partial results of a split window
-// mma.cuh, lanes.cuh:
-//   copy_async       starts a copy to shared memory; commit_copies: ends a group of them; wait_copies<N>:
-//                    until no more than N groups are under way
-//   follow()         waits until the results of the kernel before are written
+// It takes 16-bit features, head sizes 8 to 128 that are powers of two, no options on edges, and no graph in
+// which an edge occurs twice, because a mask has one bit for it. In a dense product, a value that is not finite
+// meets weights of 0 in rows that have no edge to it: the product is NaN and stays in the sums. Therefore a warp
+// looks for numbers in its sums that are not finite at the end and, where it finds one, computes its 16 rows
+// again edge by edge (tile_edges.cuh), so that such a value reaches its neighbours only.
 #pragma once
 
 #include "tile_sums.cuh"

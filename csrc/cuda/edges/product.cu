@@ -1,5 +1,5 @@
 // The kernels of sddmm (dot products of the feature rows of an edge's two nodes) and of spmm (weighted sums
-// of neighbours' feature rows). The head of lanes.cuh says how lanes share the work, and explains the names
+// of neighbours' feature rows). csrc/cuda/README.md says how lanes share the work, and explains the names
 // that kernels have in common.
 #include "../attention/epilogue_launch.cuh"
 #include "../attention/gather.cuh"

@@ -6,51 +6,7 @@
 //   weigh_row     (edges.cuh) replaces these scalars by factors: A, R, M and f alpha
 //   add_up_row    adds up the feature rows of the edges' other ends, weighted by the factors: the gradients
 //                 of the destination's tensors. It also writes the gradients of the edges' features.
-// The letters are those of docs/internals/second_derivatives.md: g is grad_out, and q, k, v, e, x and a are
-// query, key, value, feat and GATv2's query and attn.
-// On that page capital letters are cotangents of gradients: V, K, Q, B, C, W, F of those of value, key,
-// query, bias, gate, weight and feat, for GATv2 X and N of those of its query and attn. In code they are
-// of_value, ..., and of_x is the cotangent of the gradient of x. The capitals A (in code a type), R and M are
-// factors of an edge instead: the derivatives by p, raw and t_raw of the sum S that the page differentiates.
-// SecondParams calls key or alpha_src `src`, and query, x or alpha_dst `dst`: of_src is K, of_dst Q or X.
-// `argument` is that of GATv2's LeakyReLU, h = v + x + e, and of_argument is V + X + F. T is the type of
-// features, Acc<T> that of sums, kVec<T> the number of T in a load of 16 bytes; WARPS is the number of warps
-// of a team. scale is dot's factor of q . k, else 1.
-//
-// Names from other files:
-// edges.cuh:
-//   EdgeNumbers     the scalars x[4] of an edge and head, in SecondParams::numbers. numbers_of finds them
-//   kRaw, ...       entries of x after multiply_row: kRaw, kTRaw (t_raw), kP (p without gamma), kU
-//   kByP, ...       entries after weigh_row: kByP (A), kByRaw (scale R), kByTRaw (scale M), kShare (f alpha)
-// teams.cuh:
-//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits
-//   me.heads        H; me.dim: D = Dv (always on CUDA), a multiple of kVec<T>, so that no load crosses
-//                   the end of a head
-//   me.by_columns   a Share, where a lane takes columns of some edges. head: the lane's head; ok: whether
-//                   this head exists; slot, slots: the lane takes the edges slot, slot + slots, ... of a row.
-//                   add_edges(row, sums, f) calls f(position in the CSR, part) for the lane's edges of the
-//                   row: f adds the edge to `part`, which starts at 0 and is added to `sums` after at most
-//                   kAtOnce = 64 edges, which limits rounding
-//   me.column       the first column of its head that the lane loads; me.step: from one load to the next
-//   me.head_of_row  (row): the index at which the lane's head begins in an array [.., H, D]
-//   me.writes       whether this lane stores results: its head exists, and of the lanes that have the same
-//                   sums after add_up_columns this is the first
-//   me.add_up_columns  (x): x = its sum over the team's lanes that have the same head and columns, but other
-//                   edges. All lanes of the team must call it
-//   me.for_rows     (csr, ranges, f) calls f(RowEdges: row, begin, end) for the team's rows: a launch with
-//                   WARPS = 1 takes the rows that the plan does not split, one with 16 those that it splits.
-//                   ranges (p.ranges): where each row's edges begin and end; null if each row is one work
-//                   item, which says so itself
-//   Sums<A, N>      N sums x[0], ..., which start at 0
-//   load_columns    (array, index, x): x = kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
-//                   stores them, load_acc_columns loads from an array of Acc<T>
-//   HeadTile tile   the launch's division of a warp: lanes of a head, and heads of a warp. The grid's x goes
-//                   over teams, its y over tiles of heads. block_warps(WARPS): warps of a block
-//   me.tile         the HeadTile. me.sync: waits for all lanes of the team
-// attention/, core/math.h:
-//   follow()        waits until the results of the kernel before are written
-//   edge_id         (csr, position) returns the edge's position in the user's order
-//   repeat<N>(f)    f(0), ..., f(N - 1), unrolled. copy(to, from): to = from. kAll: the mask of all lanes
+// Letters, names in code and names from other files: csrc/cuda/README.md, "Second derivatives".
 #pragma once
 
 #include "edges.cuh"

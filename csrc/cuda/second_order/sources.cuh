@@ -1,55 +1,9 @@
 // The pass over the sources in the backward of attention's backward. A row of the reverse CSR is a source
 // with its edges. The gradients of the source's tensors are sums of feature rows of its edges' destinations,
-// weighted by factors of the edges, which the pass over the destinations (destinations.cuh) has written.
-//
-// Letters (docs/internals/second_derivatives.md):
-//   v, q, g, e, a   rows of value, query, grad_out and edge features; GATv2's attn. x: GATv2's row of the
-//                   destination, which is `query` in the code
-//   sigma           L'(v + x + e), the slopes of GATv2's LeakyReLU. They differ by column, so that the edges'
-//                   factors do not contain them, and this pass computes them again
-//   p               g . (v + e) + gamma (grad_attention), the gradient that reaches f alpha
-//   raw, t_raw      the raw score, and its derivative in the direction of the cotangents
-//   A, R, M         factors of an edge and head: the derivatives by p, raw and t_raw of S, the sum of the
-//                   first backward's results times their cotangents. In the code A is a type
-//   Q, N            cotangents of the gradients of q and a. In the code of_NAME is the cotangent of
-//                   grad_NAME. SecondParams calls key or alpha_src `src`, and query, x or alpha_dst `dst`: Q
-//                   is of_dst, N is of_attn, grad_key is grad_src
-//   scale           dot's factor of q . k; else 1
-// T is the type of features, Acc<T> that of sums, kVec<T> the number of T in a load of 16 bytes; WARPS is the
-// number of warps of a team.
-//
-// Names from other files:
-// edges.cuh:
-//   EdgeNumbers     the four factors x[4] of an edge and head. numbers_of(p, edge id, head) returns where
-//                   they are; kByP (A), kByRaw (scale R), kByTRaw (scale M): entries of x, of which
-//                   the fourth, kShare, is not read here
-// teams.cuh:
-//   Team me         the lanes that share a row: a warp, or a block for a row that the plan splits
-//   me.heads        H; me.dim: D = Dv (always on CUDA), a multiple of kVec<T>, so that no load crosses
-//                   the end of a head
-//   me.by_columns   a Share, where a lane takes columns of some edges. head: the lane's head; ok: whether
-//                   this head exists. add_edges(row, sums, f) calls f(position in the CSR, part) for the
-//                   lane's edges of the row: f adds the edge to `part`, which starts at 0 and is added to
-//                   `sums` after at most kAtOnce = 64 edges, which limits rounding
-//   me.column       the first column of its head that the lane loads; me.step: from one load to the next
-//   me.head_of_row  (row): the index at which the lane's head begins in an array [.., H, D]
-//   me.writes()     whether this lane stores results: its head exists, and it is the first of the lanes that
-//                   have the same sums after add_up_columns
-//   me.add_up_columns  (x): x = its sum over the team's lanes that have the same head and columns, but other
-//                   edges. All lanes of the team must call it
-//   me.for_rows     (csr, ranges, f) calls f(RowEdges: row, begin, end) for the team's rows: a launch with
-//                   WARPS = 1 takes the rows that the plan does not split, one with 16 those that it splits.
-//                   ranges (p.reverse_ranges): where each row's edges begin and end; null if each row is one
-//                   work item, whose begin and end are taken then
-//   Sums<A, N>      N sums x[0], ..., which start at 0
-//   load_columns    (array, index, x): x = kVec<T> elements as Acc<T>; 0 if the array is null. store_columns
-//                   stores them, load_acc_columns loads from an array of Acc<T>
-//   HeadTile tile   the launch's division of a warp: lanes of a head, and heads of a warp. The grid's x goes
-//                   over teams, its y over tiles of heads. block_warps(WARPS): warps of a block
-// attention/, core/math.h:
-//   follow()        waits until the results of the kernel before are written
-//   edge_id         (csr, position) returns the edge's position in the user's order
-//   repeat<N>(f)    f(0), ..., f(N - 1), unrolled. leaky_relu_grad(u, slope): L'(u)
+// weighted by factors of the edges, which the pass over the destinations (destinations.cuh) has written. The
+// slopes sigma of GATv2's LeakyReLU differ by column, so that these factors do not contain them, and this pass
+// computes them again. Letters, names in code and names from other files: csrc/cuda/README.md, "Second
+// derivatives".
 #pragma once
 
 #include "edges.cuh"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +12,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...engine.compiler_graph import EdgeList
-from ...functional import block_operators as _blocks
-from ...graph import Graph
 from ...graph import cache as _kept
-from ...runtime import eager
 from ...runtime.compiling import without_gradient
 from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
@@ -38,10 +33,8 @@ class GPSConv(torch_geometric.nn.GPSConv):
     with residuals and normalisations. A drop-in for ``torch_geometric.nn.GPSConv``: its subclass, with the
     same arguments, parameters, state_dict and results. The attention among all nodes of each graph of a batch
     is :func:`dfgnn.functional.block_attention`: nothing is padded to the largest graph, and nothing is stored
-    of pairs of nodes. Where the attention has dropout, it is that over a graph with all pairs, whose indices
-    are cached as long as the tensor ``batch``; as it is under torch.func, and on CUDA for heads of more than
-    128 columns (64 in float64). A single graph (``batch=None``), Performer attention and compilers take
-    torch_geometric's own forward.
+    of pairs of nodes, unless the attention has dropout. A single graph (``batch=None``), Performer attention
+    and compilers take torch_geometric's own forward.
 
     Differentiable twice, with respect to features and parameters.
 
@@ -57,8 +50,8 @@ class GPSConv(torch_geometric.nn.GPSConv):
         out = conv(torch.randn(100, 16), edge_index, batch)  # [100, 16]
     """
 
-    #: What computes the attention; ``reference.dot_attention`` makes it the same layer on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.dot_attention)
+    #: What computes the attention; ``reference.block_attention`` makes it the same layer on plain PyTorch.
+    attention: Callable[..., Any] = staticmethod(functional.block_attention)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
@@ -122,15 +115,9 @@ class GPSConv(torch_geometric.nn.GPSConv):
     def _among_all(self, x: Tensor, batch: Tensor) -> Tensor:
         attn = self.attn
         rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
-        rows = rows.unflatten(1, (3, attn.num_heads, attn.head_dim))
-        scale = 1 / math.sqrt(attn.head_dim)
+        query, key, value = rows.unflatten(1, (3, attn.num_heads, attn.head_dim)).unbind(1)
         dropout = attn.dropout if attn.training else 0.0
-        in_blocks = dropout == 0 and self.attention is functional.dot_attention and eager.is_eager(rows)
-        if in_blocks and _blocks.takes(rows.device, rows.dtype, attn.head_dim):
-            query, key, value = rows.unbind(1)
-            out = functional.block_attention(query, key, value, blocks_of(x, batch), scale=scale)
-        else:
-            out = self.attention(all_pairs(x, batch), *rows.unbind(1), scale=scale, dropout_p=dropout)
+        out = self.attention(query, key, value, blocks_of(x, batch), dropout_p=dropout)
         return F.linear(out.flatten(1), attn.out_proj.weight, attn.out_proj.bias)
 
     def _with_residual(self, norm: Any, h: Tensor, x: Tensor, batch: Tensor) -> Tensor:
@@ -142,46 +129,23 @@ class GPSConv(torch_geometric.nn.GPSConv):
         return norm(h, batch=batch) if self.norm_with_batch else norm(h)
 
 
-def _of_batch(x: Tensor, batch: Tensor, what: str, build: Callable[[Tensor], Any]) -> Any:
-    """``build(batch)``, cached as long as the tensor ``batch``, which has to be sorted."""
+def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
+    """Where the graphs of a batch begin, and the number of nodes: int64 ``[graphs + 1]``, cached as long as
+    the tensor ``batch``, which has to be sorted."""
     batch = without_gradient(batch)
     if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
         raise ValueError(
             f"GPSConv: batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on "
             f"{batch.device}"
         )
+    if batch.is_meta:  # how many graphs there are depends on values; results, with a row per node, do not
+        return batch.new_empty(1, dtype=torch.int64)
 
-    def of_sorted() -> Any:
+    def build() -> Tensor:
         if bool((batch[1:] < batch[:-1]).any()):
             raise ValueError("GPSConv: batch: expected sorted values, got others")
-        return build(batch)
-
-    return _kept.once((batch,), (what,), of_sorted)
-
-
-def all_pairs(x: Tensor, batch: Tensor) -> Graph:
-    """The graph in which all nodes of a graph of a batch are neighbours of each, itself among them."""
-    if batch.is_meta:  # how many pairs there are depends on values; results, with a row per node, do not
-        return cast(Graph, EdgeList(batch.expand(2, -1), len(x), len(x)))
-
-    def build(batch: Tensor) -> Graph:
-        _, inverse, sizes = torch.unique_consecutive(batch, return_inverse=True, return_counts=True)
-        degrees = sizes[inverse]
-        indptr = F.pad(degrees.cumsum(0), (1, 0))
-        node = torch.repeat_interleave(torch.arange(len(batch), device=batch.device), degrees)
-        within = torch.arange(len(node), device=batch.device) - indptr[node]
-        first = (sizes.cumsum(0) - sizes)[inverse]
-        return Graph.from_csr(indptr, first[node] + within, len(batch), validate=False)
-
-    return _of_batch(x, batch, "all_pairs", build)
-
-
-def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
-    """Where the graphs of a batch begin, and the number of nodes: int64 ``[graphs + 1]``."""
-
-    def build(batch: Tensor) -> Tensor:
         _, sizes = torch.unique_consecutive(batch, return_counts=True)
         return F.pad(sizes.cumsum(0), (1, 0))
 
-    found: Tensor = _of_batch(x, batch, "blocks", build)
+    found: Tensor = _kept.once((batch,), ("blocks",), build)
     return found

@@ -290,7 +290,7 @@ class Program:
         if kind == "remove":
             return self.dgl.remove_self_loop(g, etype=relation)
         fill = self.draw.choice([1.0, 3, *REDUCERS])
-        # Sums of "_ID", a feature of integers, are none of DGL's.
+        # DGL cannot add up "_ID", whose numbers are integers: only "w" is filled in where edges have ids.
         names = ["w"] if "_ID" in g.edges[relation].data else self.draw.choice([None, ["w"]])
         if kind == "transform":
             new = self.draw.random() < 0.3 and not any(r[1] == "self" for r in g.canonical_etypes)

@@ -44,9 +44,3 @@ def test_beta():
     assert isinstance(AGNNConv().beta, torch.nn.Parameter)
     fixed = AGNNConv(0.5, learn_beta=False)
     assert not list(fixed.parameters()) and fixed.state_dict()["beta"].tolist() == [0.5]
-
-
-def test_one_dimension_is_refused():
-    g = dgl_graph()
-    with pytest.raises(ValueError, match="feat"):
-        AGNNConv()(g, torch.randn(g.num_nodes()))

@@ -6,7 +6,6 @@ import pytest
 import torch
 from covering import covering
 from dgl_compare import DropoutContract, compare, dgl_graph
-from torch.nn.utils import parametrizations
 
 from dfgnn.nn import ZeroInDegreeError
 from dfgnn.nn.dgl import GATConv
@@ -59,30 +58,3 @@ def test_initialisation_distribution():
     # torch.nn.init takes (fan in, fan out) of a parameter [1, H, D] as (H D, D): here 300 and 30.
     assert abs(layer.attn_l.std().item() / (math.sqrt(2) * math.sqrt(2 / (300 + 30))) - 1) < 0.2
     assert layer.res_fc.bias.eq(0).all() and layer.bias is None
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda fc: fc.register_forward_hook(lambda module, args, out: 2 * out),
-        lambda fc: fc.register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
-        parametrizations.weight_norm,
-    ],
-    ids=["forward hook", "forward pre-hook", "parametrization"],
-)
-@pytest.mark.parametrize("in_feats", [9, (9, 9)], ids=str)
-def test_changes_of_the_projection_take_effect(change, in_feats):
-    g = dgl_graph()
-    theirs, ours = pair(in_feats)
-    for layer in (theirs, ours):
-        change(layer.fc if in_feats == 9 else layer.fc_src)
-    feat = torch.randn(g.num_nodes(), 9)
-    compare(theirs, ours, g, feat if in_feats == 9 else (feat, feat.flip(0)))
-
-
-@pytest.mark.parametrize("in_feats", [9, 40])
-def test_a_replaced_projection_takes_effect(in_feats):
-    g = dgl_graph()
-    theirs, ours = pair(in_feats)
-    theirs.fc = ours.fc = torch.nn.Sequential(torch.nn.Linear(in_feats, 10), torch.nn.Tanh())
-    compare(theirs, ours, g, torch.randn(g.num_nodes(), in_feats))

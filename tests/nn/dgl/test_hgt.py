@@ -106,25 +106,6 @@ def test_reset_parameters():
     assert layer.linear_k.W.abs().max().item() <= 1 / 3
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (lambda x, n, e: (x[:-1], n, e), ValueError, r"x: expected shape \[50, \*, F\], .*got \[49, 9\]"),
-        (lambda x, n, e: (x[:, :5], n, e), ValueError, r"x: expected shape \[50, \*, 9\], got \[50, 5\]"),
-        (lambda x, n, e: (x, n[:-1], e), ValueError, r"ntype: expected shape \[50\], got \[49\]"),
-        (lambda x, n, e: (x, n, e[:-1]), ValueError, r"etype: expected shape \[450\], got \[449\]"),
-        (lambda x, n, e: (x, n.float(), e), TypeError, r"ntype: expected a tensor of integers"),
-        (lambda x, n, e: (x, n, None), TypeError, r"etype: expected a tensor of integers, got NoneType"),
-        (lambda x, n, e: (x, n + 3, e), ValueError, r"ntype: expected types in \[0, 3\), got"),
-        (lambda x, n, e: (x, n, e - 1), ValueError, r"etype: expected types in \[0, 4\), got -1"),
-    ],
-)
-def test_errors(change, error, message):
-    g = dgl_graph()
-    with pytest.raises(error, match=message):
-        TestHGTConv().pair()[1](g, *change(*TestHGTConv().inputs(g)))
-
-
 # ---- caches ----------------------------------------------------------------------------------------------
 
 
@@ -233,12 +214,3 @@ def test_typed_linear(in_order, dtype):
 def test_typed_linear_without_rows():
     out = _typed.TypedLinear(7, 6, 5)(torch.randn(0, 7), torch.zeros(0, dtype=torch.int64))
     assert out.shape == (0, 6)
-
-
-def test_second_derivatives():
-    types = _typed.groups_of(torch.arange(9) % 5, 5)
-    x = torch.randn(9, 1, 3, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(5, 1, 3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(
-        lambda x, w: _typed.typed_matmul(x, w, types, 9), (x, w), fast_mode=True
-    )

@@ -66,7 +66,6 @@ class Subject:
     low = {"default": {}}  # name -> options of the constructor in the cases of low precision
     # Arguments of a layer whose tensors [E, H, D] would be seen in the peak memory; None: it has them.
     large = (16, 32, 8), {}
-    projections = []  # (name of a linear sub-module, positional arguments, options) of layers that have one
     has_attention = True  # return_attention_weights is taken
     has_dropout = True
     has_concat = True
@@ -124,12 +123,6 @@ class Subject:
             num_edges = int((src != dst).sum()) + SIZES["random"]
         inject_dropout(monkeypatch, ours, num_edges, ours.heads * getattr(ours, "dim", 1))
 
-    def changed(self, position, value):
-        """Arguments of forward, of which that at ``position`` is replaced by ``value`` of it."""
-        inputs = list(self.inputs())
-        inputs[position] = value(inputs[position])
-        return inputs
-
 
 class GATConv(Subject):
     base = {"residual": True}
@@ -153,9 +146,6 @@ class GATConv(Subject):
     states = [((sizes, 5, 2), {"edge_dim": 3}) for sizes in (9, (9, 6))]
     lazy = [((sizes, 5, 2), {"edge_dim": -1}) for sizes in (-1, (-1, -1))]
     low = {"default": {}, "attributes": {"edge_dim": 3}}
-    projections = [("lin", (9, 5, 2), {"edge_dim": 3}), ("lin_edge", (9, 5, 2), {"edge_dim": 3})] + [
-        (name, ((9, 9), 5, 2), {"edge_dim": 3}) for name in ("lin_src", "lin_dst")
-    ]
 
 
 class GATv2Conv(GATConv):
@@ -169,7 +159,6 @@ class GATv2Conv(GATConv):
     ]
     states = GATConv.states + [((9, 5, 2), {"edge_dim": 3, "share_weights": True})]
     lazy = GATConv.lazy + [((-1, 5, 2), {"edge_dim": -1, "share_weights": True})]
-    projections = [(name, ((9, 9), 5, 2), {"edge_dim": 3}) for name in ("lin_l", "lin_r", "lin_edge")]
 
 
 class TransformerConv(Subject):
@@ -183,9 +172,6 @@ class TransformerConv(Subject):
     states = [((sizes, 5, 2), {"edge_dim": 3, "beta": True}) for sizes in (9, (9, 6))]
     lazy = [((-1, 5, 2), {"edge_dim": -1, "beta": True})]
     low = {"default": {}, "attributes": {"edge_dim": 3, "beta": True}}
-    projections = [
-        (name, ((9, 9), 5, 2), {"edge_dim": 3}) for name in ("lin_query", "lin_key", "lin_value", "lin_edge")
-    ]
 
 
 class AGNNConv(Subject):
@@ -233,7 +219,6 @@ class SuperGATConv(Subject):
     states = [((9, 5, 2), {"attention_type": kind}) for kind in ("MX", "SD")]
     lazy = [((-1, 5, 2), {})]
     low = {kind: {"attention_type": kind} for kind in ("MX", "SD")}
-    projections = [("lin", (9, 5, 2), {})]
     has_attention = False
 
     def check(self, layers, inputs, ours=None, asked=True, tolerance=None):
@@ -318,7 +303,6 @@ class RGATConv(Subject):
         )
     }
     large = (16, 32, NUM_RELATIONS), {"heads": 8}
-    projections = [("lin_edge", args, {"edge_dim": 3})]
 
     def prepared(self, theirs, ours):
         """torch_geometric leaves the parameter l2 uninitialised."""
@@ -378,7 +362,6 @@ class HGTConv(Subject):
     states = [((in_channels, 8, METADATA, 2), {}) for in_channels in (8, WIDTHS)]
     lazy = [((-1, 8, METADATA, 2), {})]
     large = (16, 256, METADATA, 8), {}
-    projections = [(f"{name}.lins.a", (8, 8, METADATA, 2), {}) for name in ("kqv_lin", "out_lin")]
     has_attention = has_dropout = has_concat = False
 
     def prepared(self, theirs, ours):

@@ -30,13 +30,6 @@ def test_a_row_of_zeros():
         torch.testing.assert_close(ours(x, edges()), theirs(x, edges()), rtol=1e-10, atol=1e-10)
 
 
-def test_errors():
-    with pytest.raises(ValueError, match=r"x: expected shape .*, got \[1, 2, 50, 9\]"):
-        AGNNConv()(torch.randn(1, 2, N, 9), edges())
-    with pytest.raises(TypeError, match=r"x: expected a tensor \[N, F\], got tuple"):
-        AGNNConv()((torch.randn(N, 9), torch.randn(N, 9)), edges())
-
-
 def test_beta_is_a_parameter_where_it_is_learnt():
     for requires_grad in (True, False):
         assert isinstance(AGNNConv(requires_grad).beta, torch.nn.Parameter) == requires_grad

@@ -43,14 +43,32 @@ def explain(layer):
     layer._edge_mask = torch.linspace(-1, 1, E, dtype=torch.float64)
 
 
+def doubled(module, args, out):
+    return 2 * out
+
+
+def hooked(step):
+    return lambda layer: getattr(layer, f"register_{step}_forward_hook")(doubled)
+
+
 SET = {
     "flow": lambda layer: setattr(layer, "flow", "target_to_source"),
     "aggr_module": lambda layer: setattr(layer, "aggr_module", PyG.MaxAggregation()),
-    "message hook": lambda layer: layer.register_message_forward_hook(lambda module, args, out: 2 * out),
-    "aggregate hook": lambda layer: layer.register_aggregate_forward_hook(lambda module, args, out: 2 * out),
+    "hook on aggr_module": lambda layer: layer.aggr_module.register_forward_hook(doubled),
+    **{
+        f"hook on {step}": hooked(step)
+        for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    },
+    "pre-hook on propagate": lambda layer: layer.register_propagate_forward_pre_hook(
+        lambda module, args: (args[0], args[1], {**args[2], "x": tripled(args[2].get("x"))})
+    ),
     "explain": explain,
     "explained before": lambda layer: (setattr(layer, "explain", True), setattr(layer, "explain", False)),
 }
+
+
+def tripled(x):
+    return tuple(map(tripled, x)) if isinstance(x, tuple) else None if x is None else 3 * x
 
 
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")

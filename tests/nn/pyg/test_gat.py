@@ -109,23 +109,6 @@ def test_attention_is_returned_for_truth():
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (lambda x, e, a: (x, e, a[1:]), ValueError, "edge_attr: expected shape"),
-        (lambda x, e, a: (x, e, a[:, :, None]), ValueError, "edge_attr: expected shape"),
-        (lambda x, e, a: (x, e, 3.0), TypeError, "edge_attr: expected a tensor, got float"),
-        (lambda x, e, a: (x, e, a, (N, N + 1)), ValueError, "x: expected 51 destination rows"),
-        (lambda x, e, a: ((x, x[:9]), e, a, (N, N)), ValueError, "x: expected 50 destination rows"),
-    ],
-)
-def test_errors(change, error, match):
-    _, ours = pair(PyGConv, GATConv, 9, 5, 2, edge_dim=3)
-    x, attr = torch.randn(N, 9, dtype=torch.float64), torch.randn(400, 3, dtype=torch.float64)
-    with pytest.raises(error, match=match):
-        ours(*change(x, edges(), attr))
-
-
 def test_attention_is_returned_after_dropout():
     layer = GATConv(9, 5, 4, dropout=0.5)
     _, (_, attention) = layer(torch.randn(N, 9), edges(), return_attention_weights=True)

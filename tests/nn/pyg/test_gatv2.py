@@ -10,28 +10,10 @@ PyGConv = torch_geometric.nn.GATv2Conv
 N = 50  # nodes of the graph "random"
 
 
-@pytest.mark.parametrize(
-    "fill_value", ["mean", "add", "min", "max", "mul", 0.5, torch.tensor([0.5, -1.0, 2.0])], ids=str
-)
-def test_fill_value(fill_value):
-    theirs, ours = pair(PyGConv, GATv2Conv, 7, 5, 2, edge_dim=3, fill_value=fill_value)
-    compare(theirs, ours, features(53, 7), edges("isolated"), features(90, 3))
-
-
 def test_one_attribute_for_each_edge():
     theirs, ours = pair(PyGConv, GATv2Conv, 7, 5, 2, edge_dim=1)
     compare(theirs, ours, features(N, 7), edges(), features(400))
     compare(theirs, ours, features(N, 7), edges())  # edge attributes may be left out
-
-
-def test_errors():
-    layer, x = GATv2Conv(9, 5, 2).double(), features(N, 9)
-    with pytest.raises(ValueError, match=r"got None for x\[1\]"):
-        layer((x, None), edges())
-    with pytest.raises(ValueError, match="edge_attr: expected None in a layer without edge_dim"):
-        layer(x, edges(), features(400, 3))
-    with pytest.raises(ValueError, match=r"edge_attr: expected shape \[400\]"):
-        GATv2Conv(9, 5, 2, edge_dim=3).double()(x, edges(), features(399, 3))
 
 
 @pytest.mark.parametrize("pairs", [False, True])

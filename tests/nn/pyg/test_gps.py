@@ -8,7 +8,7 @@ from pyg_compare import compare, torch_geometric
 
 import dfgnn
 from dfgnn.nn import pyg
-from dfgnn.nn.pyg.gps import all_pairs, blocks_of
+from dfgnn.nn.pyg.gps import blocks_of
 
 PyG = torch_geometric.nn
 BATCHES = {
@@ -96,7 +96,7 @@ def test_second_derivatives_of_attention_in_blocks(name):
     _, ours = layers(conv=None, norm=None, act="tanh")
     x, edge_index, batch = inputs(BATCHES[name])
     other = copy.deepcopy(ours)
-    other.attention = lambda *args, **kwargs: dfgnn.functional.dot_attention(*args, **kwargs)
+    other.attention = dfgnn.reference.block_attention
     found = []
     for layer in (ours, other):
         leaf = x.clone().requires_grad_()
@@ -122,23 +122,14 @@ def test_dropout():
     assert torch.equal(ours.eval()(*given), ours(*given))
 
 
-def test_the_pairs_are_kept():
-    x, _, batch = inputs(BATCHES["missing"])
-    graph = all_pairs(x, batch)
-    assert graph is all_pairs(x, batch)
-    src, dst = graph.edge_index
-    expected = (batch[:, None] == batch[None, :]).nonzero()
-    assert torch.equal(torch.stack([dst, src], 1), expected)
-    with pytest.raises(ValueError, match="batch: expected sorted values"):
-        all_pairs(x, batch.flip(0))
-    with pytest.raises(ValueError, match=r"batch: expected shape \[13\]"):
-        all_pairs(x, batch[1:])
-
-
 def test_blocks_are_kept():
     x, _, batch = inputs(BATCHES["missing"])
     offsets = blocks_of(x, batch)
     assert offsets is blocks_of(x, batch) and offsets.tolist() == [0, 4, 13]
+    with pytest.raises(ValueError, match="batch: expected sorted values"):
+        blocks_of(x, batch.flip(0))
+    with pytest.raises(ValueError, match=r"batch: expected shape \[13\]"):
+        blocks_of(x, batch[1:])
 
 
 def test_patch():

@@ -75,32 +75,6 @@ def test_no_edges_of_some_types():
 EDGE = "a", "x", "b"
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (lambda x, e: (x, {}), ValueError, "edge_index_dict: expected at least one edge type"),
-        (lambda x, e: (x, {("a", "q", "b"): e[EDGE]}), ValueError, "expected edge types of the metadata"),
-        (lambda x, e: ({"a": x["a"]}, {EDGE: e[EDGE]}), ValueError, "x_dict: expected features of {'b'}"),
-        (lambda x, e: (x | {"a": x["a"][0]}, e), ValueError, r"x_dict\['a'\]: expected shape \[N, F\]"),
-        (lambda x, e: (x | {"a": None}, e), TypeError, r"x_dict\['a'\]: expected a tensor"),
-        (lambda x, e: (x, {EDGE: e[EDGE][:1]}), ValueError, r"'x', 'b'\]: edge_index: expected shape"),
-        (lambda x, e: (x, {EDGE: e[EDGE].double()}), TypeError, r"'b'\]: edge_index: expected dtype"),
-        (lambda x, e: (x, {EDGE: e[EDGE].tolist()}), TypeError, "edge_index: expected a .* got list"),
-        (lambda x, e: (x, {EDGE: e[EDGE] + 10}), ValueError, r"'b'\]: edge_index\[.\]: expected values in"),
-        (lambda x, e: (x, {EDGE: e[EDGE].flip(0).sub(9)}), ValueError, "expected values in"),
-        (
-            lambda x, e: (x, {EDGE: sparse_forms(e[EDGE], 20, 16)["coo"]}),
-            ValueError,
-            "x: expected 16 destination rows",
-        ),
-    ],
-)
-def test_errors(change, error, match):
-    layer = HGTConv(8, 8, METADATA)
-    with pytest.raises(error, match=match):
-        layer(*change(features(dtype=torch.float32), edge_indices()))
-
-
 # ---- rows and caches -------------------------------------------------------------------------------------
 
 

@@ -106,22 +106,6 @@ def test_gradients_of_some_and_what_is_modified(calls):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"edge_dim": 2}, {"root_weight": False}], ids=str)
-def test_second_derivatives(options):
-    torch.manual_seed(1)
-    _, ours = both(3, 2, aggr="mean", **options)
-    edge_index = torch.randint(5, (2, 9))
-    attr = (torch.randn(9, 2, dtype=torch.float64),) if "edge_dim" in options else ()
-    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    parameters = [p for p in ours.parameters() if p.numel() > 2]
-
-    def layer(x, *parameters):
-        return ours(x, edge_index, *attr)
-
-    assert torch.autograd.gradcheck(layer, (x, *parameters))
-    assert torch.autograd.gradgradcheck(layer, (x, *parameters), fast_mode=True)
-
-
 def test_compiled():
     theirs, ours = both(9, 8, aggr="mean", dtype=torch.float32)
     x, edge_index = inputs(dtype=torch.float32)

@@ -79,32 +79,6 @@ def test_no_edges_of_composed_weights(kind, options):
     compare(theirs, ours, x, edge_index, edge_type, attr, return_attention_weights=True)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (lambda x, e, t, a: ((x, None), e, t, a), ValueError, "x: expected features of the destinations"),
-        (lambda x, e, t, a: (x, e, None, a), ValueError, "edge_type: expected a tensor"),
-        (lambda x, e, t, a: (x, e, t.tolist(), a), TypeError, "edge_type: expected a tensor, got list"),
-        (lambda x, e, t, a: (x, e, t.double(), a), TypeError, "edge_type: expected dtype"),
-        (lambda x, e, t, a: (x, e, t[1:], a), ValueError, r"edge_type: expected shape \[400\], got \[399\]"),
-        (lambda x, e, t, a: (x, e, t[:, None], a), ValueError, "edge_type: expected shape"),
-        (lambda x, e, t, a: (x, e, t + 2, a), ValueError, r"edge_type: expected values in .*=6\), got 6"),
-        (lambda x, e, t, a: (x, e, t - 1, a), ValueError, "got -1"),
-        (lambda x, e, t, a: (x, e, t, a[1:]), ValueError, r"edge_attr: expected shape \[400, 3\], got \[399"),
-        (lambda x, e, t, a: (x, e, t, a[:, 1:]), ValueError, "edge_attr: expected shape"),
-        (lambda x, e, t, a: (x, e, t, a[:, 0]), ValueError, "edge_attr: expected shape"),
-        (lambda x, e, t, a: (x, e, t, 3.0), TypeError, "edge_attr: expected a tensor, got float"),
-        (lambda x, e, t, a: (x, e, t, a, (N, N + 1)), ValueError, "x: expected 51 destination rows"),
-    ],
-)
-def test_errors(change, error, match):
-    x, attr = torch.randn(N, 6), torch.randn(400, 3)
-    with pytest.raises(error, match=match):
-        RGATConv(6, 5, R, edge_dim=3)(*change(x, edges(), types(400), attr))
-    with pytest.raises(ValueError, match="edge_attr: expected None"):
-        RGATConv(6, 5, R)(x, edges(), types(400), attr)
-
-
 def test_every_parameter_is_initialised():
     """torch_geometric leaves l2, which mod="scaled" multiplies by, as its memory happens to be."""
     layer = RGATConv(6, 5, R, heads=2, mod="scaled")

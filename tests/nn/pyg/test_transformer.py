@@ -4,9 +4,8 @@ import pytest
 import torch
 from pyg_compare import compare, edges, features, inject_dropout, pair, torch_geometric
 
-from dfgnn.nn import _fused_or_upstream
 from dfgnn.nn import fused as _fused
-from dfgnn.nn.pyg import TransformerConv, _base
+from dfgnn.nn.pyg import TransformerConv
 from dfgnn.nn.whole import traced as _traced
 
 PyGConv = torch_geometric.nn.TransformerConv
@@ -27,18 +26,6 @@ def test_one_attribute_for_each_edge():
     torch.testing.assert_close(ours(x, edges(), attr[:, 0]), theirs(x, edges(), attr))
 
 
-def test_errors():
-    layer, x = TransformerConv(9, 5, 2).double(), features(N, 9)
-    with pytest.raises(ValueError, match=r"got None for x\[1\]"):
-        layer((x, None), edges())
-    with pytest.raises(ValueError, match=r"edge_attr: .* broadcasts to \[400, 2, 5\], got \[400, 3\]"):
-        layer(x, edges(), features(400, 3))
-    with pytest.raises(ValueError, match=r"edge_attr: expected \[E, 3\] in a layer with edge_dim, got None"):
-        TransformerConv(9, 5, 2, edge_dim=3).double()(x, edges())
-    with pytest.raises(ValueError, match="edge_attr: expected shape"):
-        TransformerConv(9, 5, 2, edge_dim=3).double()(x, edges(), features(399, 3))
-
-
 def test_injected_mask(monkeypatch):
     """Edge attributes that are added to the values without a projection are dropped together with the
     values."""
@@ -54,69 +41,6 @@ def counted(monkeypatch):
     found, run = [], _fused.Call.run
     monkeypatch.setattr(_fused.Call, "run", lambda *args: found.append(1) or run(*args))
     return found
-
-
-LAYERS = {
-    "few attributes": dict(edge_dim=3),
-    "many attributes": dict(edge_dim=11),
-    "beta": dict(edge_dim=3, beta=True),
-    "mean": dict(edge_dim=11, concat=False),
-    "no root weight": dict(edge_dim=3, root_weight=False),
-    "no bias": dict(edge_dim=3, bias=False),
-    "beta without attributes": dict(beta=True),
-}
-MODES = {
-    "float64": {},
-    "float32": dict(dtype=torch.float32),
-    "float32, autocast": dict(dtype=torch.float32, autocast=True),
-    "dropout": dict(dropout=0.4),
-}
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", LAYERS)
-def test_at_once_is_what_its_operations_are(monkeypatch, kind, mode, padded):
-    """The fused layer and separate operations give the same results and gradients up to rounding, with a new
-    edge_index and with one that is in the cache."""
-    if padded:
-        monkeypatch.setitem(_fused._LOAD, "cpu", 16)
-        monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
-    options = dict(MODES[mode])
-    dtype, autocast = options.pop("dtype", torch.float64), options.pop("autocast", False)
-    layer = TransformerConv(9, 5, 2, **LAYERS[kind], **options).to(dtype)
-    x, edge_index = features(N, 9, dtype=dtype).requires_grad_(), edges()
-    attr = None if layer.lin_edge is None else features(400, layer.edge_dim, dtype=dtype)
-    counts = counted(monkeypatch)
-
-    def results(edge_index, learning):
-        torch.manual_seed(5)
-        given = [] if attr is None else [attr.detach().requires_grad_(learning)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            out = layer(x, edge_index, *given)
-        leaves = [x, *layer.parameters(), *(given if learning else ())]
-        grad = torch.linspace(-1, 1, out.numel()).view_as(out).to(out)
-        found = torch.autograd.grad(out, leaves, grad, allow_unused=not layer.root_weight)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            torch.manual_seed(5)
-            assert torch.equal(layer(x, edge_index, *given), out)
-        return [x for x in (out, *found) if x is not None]
-
-    for learning in (True, False)[: 1 if attr is None else 2]:
-        short = results(edge_index, learning)
-        for same in (edge_index, edge_index.clone()):
-            assert all(map(torch.equal, short, results(same, learning)))
-        assert len(counts) == 6
-        with monkeypatch.context() as patch:
-            patch.setattr(_base, "fused_layer", lambda *args, **kwargs: (None, None))
-            patch.setattr(_fused_or_upstream, "again", lambda *args: None)
-            long = results(edge_index, learning)
-        counts.clear()
-        tolerance = 0.05 if autocast else 1e-10 if dtype == torch.float64 else 2e-5
-        for got, want in zip(short, long, strict=True):
-            assert got.dtype == want.dtype and got.shape == want.shape
-            scale = max(1.0, want.abs().max().item())
-            torch.testing.assert_close(got, want, rtol=0, atol=tolerance * scale)
 
 
 def test_large_attributes_are_folded(monkeypatch):

@@ -1,0 +1,244 @@
+"""The options of attention within blocks that need a number per pair: they go over a graph of the pairs."""
+
+import copy
+import math
+
+import pytest
+import torch
+from test_block_attention import LEAST, error, make
+
+from dfgnn import functional, reference
+
+PAIRS = [3, 0, 1, 64, 5], [0, 4, 1, 33, 7]
+BLOCKS = [3, 0, 1, 40, 5], None
+OPTIONS = {
+    "a bias of pairs": dict(pair_bias=True),
+    "a softcap": dict(softcap=1.5),
+    "dropout": dict(dropout_p=0.4, generator=7),
+    "weights": dict(return_attention=True, key_bias=True),
+    "all but softcap": dict(pair_bias=True, dropout_p=0.2, generator=3, key_bias=True, sink=True),
+}
+OPTIONS["all"] = dict(OPTIONS["all but softcap"], softcap=2.0, return_attention=True)
+
+
+def inputs(sizes, dtype, device, given, heads=3, dim=7, value_dim=4):
+    """(tensors by name, options, offsets)"""
+    (query, key, value, bias, sink), *offsets = make(*sizes, heads, dim, value_dim, dtype, device, True)
+    tensors, options = dict(query=query, key=key, value=value), dict(given)
+    pairs = sum(n * m for n, m in zip(sizes[0], sizes[1] or sizes[0]))
+    pair_bias = torch.randn(pairs, heads, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    pair_bias[pairs // 2 : pairs // 2 + 9] = -math.inf
+    every = dict(pair_bias=pair_bias.to(bias), key_bias=bias, sink=sink)
+    tensors |= {name: x for name, x in every.items() if options.pop(name, False)}
+    if "generator" in options:
+        options["generator"] = torch.tensor([options["generator"]], device=device)
+    return tensors, options, dict(zip(("offsets", "key_offsets"), offsets))
+
+
+def results(module, tensors, more, dtype=None):
+    """What the function returns, its gradients, and those of a linear function of these."""
+    leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in tensors.items()}
+    found = module.block_attention(**leaves, **more)
+    found = found if isinstance(found, tuple) else (found,)
+    generator = torch.Generator().manual_seed(2)
+
+    def weighted(every):
+        weights = (torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in every)
+        return sum((x * w).sum() for x, w in zip(every, weights))
+
+    grads = torch.autograd.grad(weighted(found), [*leaves.values()], create_graph=True)
+    second = torch.autograd.grad(weighted(grads), [*leaves.values()], materialize_grads=True)
+    return [x.detach().double() for x in (*found, *grads, *second)]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", LEAST)
+def test_numbers_and_two_derivatives(device, dtype, name):
+    sizes = BLOCKS if "all" in name else PAIRS
+    tensors, options, offsets = inputs(sizes, dtype, device, OPTIONS[name])
+    right = results(reference, tensors, {**options, **offsets}, torch.float64)
+    plain = results(reference, tensors, {**options, **offsets})
+    found = results(functional, tensors, {**options, **offsets})
+    assert len(found) == len(right)
+    for k, (x, whole, rough) in enumerate(zip(found, right, plain)):
+        assert error(x, whole) <= max(
+            4 * error(rough, whole), (16 if whole.dim() == 1 else 4) * LEAST[dtype]
+        ), k
+
+
+@pytest.mark.parametrize("name", ["all", "all but softcap"])
+def test_derivatives_by_finite_differences(device, name):
+    tensors, options, offsets = inputs(([2, 0, 1], [3, 1, 2]), torch.float64, device, OPTIONS[name], 2, 2, 1)
+    for bias in ("key_bias", "pair_bias"):
+        tensors[bias] = torch.randn_like(tensors[bias])
+    names, leaves = list(tensors), [x.requires_grad_() for x in tensors.values()]
+
+    def call(*given):
+        return functional.block_attention(**dict(zip(names, given)), **offsets, **options)
+
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("dim", [1, 33, 300])
+@pytest.mark.parametrize("heads", [1, 8])
+def test_weights_are_those_of_the_call_without_them(device, dim, heads):
+    """The call by blocks and that over pairs; on a GPU heads of 300 columns always take pairs."""
+    tensors, options, offsets = inputs(PAIRS, torch.float64, device, OPTIONS["weights"], heads, dim, 5)
+    plain = functional.block_attention(**tensors, **offsets)
+    out, weights = functional.block_attention(**tensors, **offsets, **options)
+    torch.testing.assert_close(out, plain)
+    begin = 0
+    for n, m, row, first in zip(*PAIRS, offsets["offsets"].tolist(), offsets["key_offsets"].tolist()):
+        block = weights[begin : begin + n * m].view(n, m, heads)
+        some = torch.einsum("ijh,jhd->ihd", block, tensors["value"][first : first + m])
+        torch.testing.assert_close(out[row : row + n], some)
+        begin += n * m
+    assert begin == len(weights)
+
+
+def test_dropout(device):
+    tensors, _, offsets = inputs(BLOCKS, torch.float32, device, {})
+    given = {**tensors, **offsets}
+
+    def out(generator, p=0.5):
+        return functional.block_attention(**given, dropout_p=p, generator=generator)
+
+    seeded = [torch.Generator(device).manual_seed(s) for s in (1, 1, 2)]
+    one, same, other = map(out, seeded)
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert not torch.equal(out(None), out(None)) and not out(None, 1.0).any()
+    torch.testing.assert_close(out(None, 0.0), functional.block_attention(**given))
+
+
+@pytest.mark.parametrize("name", ["a bias of pairs", "all"])
+def test_rows_outside_of_blocks_get_zero(device, name):
+    tensors, options, _ = inputs(([12], None), torch.float64, device, OPTIONS[name])
+    tensors["pair_bias"] = torch.randn(16 + 25, 3, dtype=torch.float64, device=device)
+    given = functional.block_attention(
+        **tensors, offsets=torch.tensor([2, 6, 11], device=device), **options | dict(return_attention=False)
+    )
+    assert not given[:2].any() and not given[11:].any()
+    assert options.get("dropout_p") or given[2:11].any(-1).all()
+
+
+@pytest.mark.parametrize(("sizes", "keys"), [([], None), ([0, 0], [0, 3]), ([2, 1], [0, 0])])
+def test_without_rows_or_keys(device, sizes, keys):
+    tensors, options, offsets = inputs((sizes, keys), torch.float32, device, OPTIONS["all"])
+    assert not any(x.any() for x in results(functional, tensors, {**options, **offsets}))
+
+
+@pytest.mark.parametrize("name", ["a bias of pairs", "a softcap", "weights"])
+def test_compilers(device, name):
+    tensors, options, offsets = inputs(BLOCKS, torch.float32, device, OPTIONS[name])
+    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
+
+    def loss(leaves, offsets):
+        found = functional.block_attention(**leaves, offsets=offsets, **options)
+        return sum(x.square().sum() for x in (found if isinstance(found, tuple) else (found,)))
+
+    def run(loss):
+        return torch.autograd.grad(loss(leaves, offsets["offsets"]), [*leaves.values()])
+
+    found = run(torch.compile(loss, fullgraph=True, backend="aot_eager"))
+    torch.testing.assert_close(found, run(loss))
+
+    class Model(torch.nn.Module):
+        def forward(self, tensors, offsets):
+            return functional.block_attention(**tensors, offsets=offsets, **options)
+
+    plain = {name: x.detach() for name, x in tensors.items()}, offsets["offsets"]
+    program = torch.export.export(Model(), plain)
+    torch.testing.assert_close(program.module()(*plain), Model()(*plain))
+
+
+@pytest.mark.parametrize("name", [None, "a bias of pairs", "a softcap"])
+def test_transforms(device, name):
+    """Forward mode, and second derivatives by nested transforms, also with the call by blocks (None)."""
+    sizes = [2, 0, 3], [1, 2, 3]
+    given = OPTIONS[name] if name else {}
+    tensors, options, offsets = inputs(sizes, torch.float64, device, given, 2, 2, 1)
+    query = tensors.pop("query")
+
+    def loss(module):
+        return lambda q: module.block_attention(q, **tensors, **offsets, **options).sin().sum()
+
+    ours, right = loss(functional), torch.autograd.functional.hessian(loss(reference), query)
+    torch.testing.assert_close(torch.func.hessian(ours)(query), right)
+    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(ours))(query), right)
+    several = torch.func.vmap(torch.func.grad(ours))(torch.stack([query, 2 * query]))
+    for x, q in zip(several, (query, 2 * query)):
+        torch.testing.assert_close(x, torch.func.grad(ours)(q))
+
+
+def test_the_pairs_are_kept():
+    """They are made once for offsets, and anew when these change in place."""
+    tensors, _, offsets = inputs(([3, 4], None), torch.float32, "cpu", {})
+    rows, given = len(tensors["query"]), offsets["offsets"]
+
+    def pairs():
+        return functional.block_pairs.graph_of_pairs(given, given, rows, rows)
+
+    before = pairs()
+    assert before is pairs() and before.num_edges == 25
+    given[1] = 1
+    assert pairs().num_edges == 37
+
+
+def test_on_meta():
+    tensors, _, offsets = inputs(([3, 4], None), torch.float32, "cpu", dict(pair_bias=True, sink=True))
+    tensors, (ends, _) = {k: x.to("meta") for k, x in tensors.items()}, offsets.values()
+    out, weights = functional.block_attention(**tensors, offsets=ends.to("meta"), return_attention=True)
+    assert out.shape == (7, 3, 4) and weights.shape == (25, 3)
+    del tensors["pair_bias"]
+    for more in ({}, dict(softcap=1.0), dict(dropout_p=0.5)):
+        assert functional.block_attention(**tensors, offsets=ends.to("meta"), **more).shape == (7, 3, 4)
+    with pytest.raises(ValueError, match="return_attention: expected False on the device meta"):
+        functional.block_attention(**tensors, offsets=ends.to("meta"), return_attention=True)
+
+
+@pytest.mark.gpu
+def test_in_cuda_graphs():
+    """Pairs are those of the offsets before capture; without them there is an error."""
+    tensors, options, offsets = inputs(BLOCKS, torch.float32, "cuda", OPTIONS["a bias of pairs"])
+    right = functional.block_attention(**tensors, **offsets, **options)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        out = functional.block_attention(**tensors, **offsets, **options)
+        with pytest.raises(NotImplementedError, match="before a CUDA graph is captured"):
+            functional.block_attention(**tensors, offsets=copy.copy(offsets["offsets"]).clone(), **options)
+    graph.replay()
+    torch.testing.assert_close(out, right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        (dict(pair_bias=3.0), TypeError, "pair_bias: expected a tensor, got float"),
+        (dict(pair_bias=torch.ones(20)), ValueError, r"pair_bias: expected shape \[any, 2\], got \[20\]"),
+        (
+            dict(pair_bias=torch.ones(19, 2)),
+            ValueError,
+            r"pair_bias: expected shape \[20, 2\], got \[19, 2\]",
+        ),
+        (dict(pair_bias=torch.ones(20, 2).long()), TypeError, "pair_bias: expected torch.float32"),
+        (dict(softcap=0), ValueError, "softcap: expected a number above 0 or None, got 0"),
+        (dict(softcap="1"), TypeError, "softcap: expected a number, got str"),
+        (dict(dropout_p=1.5), ValueError, r"dropout_p: expected a probability in \[0, 1\], got 1.5"),
+        (dict(dropout_p="1"), TypeError, "dropout_p: expected a number, got str"),
+        (dict(dropout_p=0.5, generator=3), TypeError, "generator: expected a torch.Generator"),
+        (
+            dict(softcap=1.0, offsets=torch.tensor([0, 4, 2])),
+            RuntimeError,
+            "offsets: expected numbers that never",
+        ),
+        (dict(softcap=1.0, offsets=torch.tensor([0, 4, 7])), RuntimeError, r"numbers in \[0, 6\], got 7"),
+        (dict(softcap=1.0, offsets=torch.tensor([-1, 4, 6])), RuntimeError, r"numbers in \[0, 6\], got -1"),
+        (dict(pairbias=torch.ones(20, 2)), TypeError, "did you mean pair_bias"),
+    ],
+)
+def test_wrong_options(changes, kind, words):
+    rows = torch.randn(6, 2, 4)
+    given = dict(query=rows, key=rows, value=rows, offsets=torch.tensor([0, 2, 6]))
+    with pytest.raises(kind, match=f"block_attention: .*{words}"):
+        functional.block_attention(**{**given, **changes})
