@@ -15,9 +15,10 @@ Environment:
     DFGNN_TARGET          aarch64 or x86_64: compile for it on another machine, into build/<target>, with CXX
                           or Debian's cross compiler (make release)
     MAX_JOBS              compilations at once (default: the number of usable cores)
+
+DFGNN_PURE=1 is setup.py's: nothing is compiled.
 """
 
-import fcntl
 import functools
 import importlib.util
 import os
@@ -36,6 +37,9 @@ TARGET = os.environ.get("DFGNN_TARGET") or platform.machine()
 CROSS = platform.machine() != TARGET
 # Relative to ROOT, like the sources: no local path gets into a binary.
 BUILD_DIR = Path("build", "sanitized" if SANITIZERS else TARGET if CROSS else "native")
+# What the operators of csrc/torch/schemas.h look like to torch, a line each: all that an installation without
+# kernels needs of the libraries. tests/build/test_uncompiled.py compares.
+SCHEMAS = ROOT / "csrc/torch/schemas.txt"
 # Libraries for another processor or with sanitizers stay in their build folder, because this checkout loads
 # its libraries from dfgnn/lib.
 IN_PLACE = ROOT / (BUILD_DIR if SANITIZERS or CROSS else "dfgnn/lib")
@@ -82,6 +86,9 @@ rule link
 """
 
 
+WITHOUT_KERNELS = "DFGNN_PURE=1 installs without kernels, where PyTorch's operations compute everything"
+
+
 class BuildError(RuntimeError):
     """The libraries cannot be built here; the message says what is missing."""
 
@@ -125,7 +132,7 @@ def find_cxx() -> list[str]:
         if shutil.which(name):
             return [name]
     wanted = f"g++-{TARGET}-linux-gnu" if CROSS else "g++ or clang++"
-    raise BuildError(f"no C++ compiler found: install {wanted}, or set CXX")
+    raise BuildError(f"no C++ compiler found: install {wanted}, or set CXX; {WITHOUT_KERNELS}")
 
 
 def find_ninja() -> str:
@@ -335,6 +342,8 @@ def check_place() -> None:
 
 
 def wait_for_other_builds(lock: IO[str], directory: Path) -> None:
+    import fcntl  # not on Windows, where setup.py makes an installation without kernels
+
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -352,16 +361,15 @@ def install(library: Path, folder: Path) -> None:
     os.replace(folder / ".copy", target)
 
 
-def write_schemas(library: Path, path: Path) -> None:
-    """Write the schemas of the operators that a CPU library defines to a file, one per line."""
+def write_schemas(library: Path = IN_PLACE / "libdfgnn_cpu.so") -> None:
+    """Write SCHEMAS anew, from a compiled library."""
     code = """
 import sys, torch
 torch.ops.load_library(sys.argv[1])
 print(*sorted(str(s)[7:] for s in torch._C._jit_get_all_schemas() if s.name.startswith("dfgnn::")), sep="\\n")
 """
-    path.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run([sys.executable, "-c", code, library], stdout=subprocess.PIPE, check=True)
-    path.write_bytes(done.stdout)
+    SCHEMAS.write_bytes(done.stdout)
 
 
 def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
@@ -372,7 +380,7 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
     objects that need no torch, which can be done while torch is being installed.
     """
     if not sys.platform.startswith("linux"):
-        raise BuildError(f"dfgnn builds on Linux, this is {sys.platform}")
+        raise BuildError(f"the kernels build on Linux, this is {sys.platform}; {WITHOUT_KERNELS}")
     check_place()
     cxx, extra = find_cxx(), shlex.split(os.environ.get("CXXFLAGS", ""))
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))

@@ -1,13 +1,21 @@
 """Package dfgnn around the libraries that build_native.py compiles; the metadata are in pyproject.toml.
 
 DFGNN_PURE=1: a wheel for any platform, which has the operators' schemas instead of libraries and computes in
-PyTorch's operations (dfgnn/runtime/uncompiled.py). The CPU library is compiled for its schemas.
+PyTorch's operations (dfgnn/runtime/uncompiled.py). Neither a compiler nor torch is needed for it.
 """
 
 import os
 import shutil
 import sys
 from pathlib import Path
+
+import setuptools
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # those of Python 3.10's and 3.11's new environments
+    raise SystemExit(
+        f"error: setuptools >= 77.0.3 is needed, here is {setuptools.__version__}: "
+        "pip install 'setuptools>=77.0.3' ninja, then again"
+    )
 
 from setuptools import Command, Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -42,16 +50,19 @@ class BuildPy(build_py):
         build_native.check_place()
         if self.editable_mode:
             super().run()
-            build_native.build()
+            self.install(build_native.IN_PLACE)
         else:
             package = Path(self.build_lib) / "dfgnn"
             shutil.rmtree(package, ignore_errors=True)  # modules that were deleted since the last wheel
             super().run()
-            if PURE:
-                (library,) = build_native.build(only="cpu")
-                build_native.write_schemas(library, package / "lib" / "schemas.txt")
-            else:
-                build_native.build(package / "lib")
+            self.install(package / "lib")
+
+    def install(self, folder):
+        if PURE:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(build_native.SCHEMAS, folder)
+        else:
+            build_native.build(folder)
 
 
 class BdistWheel(bdist_wheel):

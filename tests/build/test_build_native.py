@@ -216,6 +216,16 @@ def test_sources_that_cannot_be_written(build_native, monkeypatch):
         build_native.build()
 
 
+def test_setuptools_that_is_too_old_is_told(tmp_path):
+    (tmp_path / "setuptools").mkdir()
+    (tmp_path / "setuptools/__init__.py").write_text("__version__ = '65.5.0'")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--version"], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "here is 65.5.0: pip install 'setuptools>=77.0.3'" in done.stderr
+
+
 def test_tools_that_are_missing_are_named(build_native, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

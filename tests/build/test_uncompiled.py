@@ -1,6 +1,7 @@
 """An installation without kernels, as the wheel for any platform makes it: it is right, and says so."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -77,8 +78,16 @@ def _python(folder, *arguments):
 @pytest.fixture(scope="module")
 def without_kernels(tmp_path_factory, build_native):
     folder = tmp_path_factory.mktemp("lib")
-    build_native.write_schemas(library.DIRECTORY / "libdfgnn_cpu.so", folder / "schemas.txt")
+    shutil.copy(build_native.SCHEMAS, folder)
     return folder
+
+
+def test_the_file_of_schemas_says_what_the_library_registers(build_native, monkeypatch, tmp_path):
+    kept = build_native.SCHEMAS
+    monkeypatch.setattr(build_native, "SCHEMAS", tmp_path / "schemas.txt")
+    build_native.write_schemas(library.DIRECTORY / "libdfgnn_cpu.so")
+    renew = "renew it: make build; python -c 'import build_native; build_native.write_schemas()'"
+    assert kept.read_text() == build_native.SCHEMAS.read_text(), renew
 
 
 def test_functions_and_layers_are_right_and_the_warning_comes_once(without_kernels):

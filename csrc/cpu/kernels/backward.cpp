@@ -86,7 +86,7 @@ class FeatureRows {
         values_(over_rows ? a.value : a.grad_out, matrix_shape<T>(heads_, p.shape.value_dim, !p.edge.feat),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, over_rows ? Feat::gathered : Feat::fixed),
         fixed_(over_rows ? a.grad_out : a.value),
-        block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
+        block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape, p.dtype),
         edges_(a, heads_, over_rows),
         row_(values_.shape().packed_size()),
         score_sum_(score.shape().packed_size()),
@@ -109,7 +109,7 @@ class FeatureRows {
     if (exact_) {
       A* const kept = num_blocks(item) > 1 ? room(num_blocks(item) - 1) : nullptr;
       guess_blocks(item, rest_, kept);
-      EdgeGradients<T>::correct(a_, heads_, item.row, rest_);
+      EdgeGradients<Acc<T>>::correct(a_, heads_, item.row, rest_);
       settle_blocks(item, rest_, kept);
     } else {
       for_blocks(item, [&](int64_t begin, int64_t end, bool first) {
@@ -170,7 +170,7 @@ class FeatureRows {
   }
 
   // Step 1: loads a block, and computes z and t of its edges.
-  void load(int64_t begin, int64_t end) {
+  [[gnu::noinline]] void load(int64_t begin, int64_t end) {
     block_.load(begin, end, a_.per_edge() || a_.edges);
     // Over the destinations dot's step 3 sums the keys: they are read last, so that they are in cache then.
     const bool scores_first = kKeyIsValue || !over_rows_;
@@ -196,7 +196,7 @@ class FeatureRows {
 
   // The first run over a row or chunk. The scalars of a whole row's last block are not saved, because the
   // second run follows at once and finds them in edges_.
-  void guess_blocks(const Item& item, A* rest, A* kept) {
+  [[gnu::noinline]] void guess_blocks(const Item& item, A* rest, A* kept) {
     for (int h = 0; h < heads_; ++h) rest[h] = 0;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       load(begin, end);
@@ -267,8 +267,8 @@ class FeatureRows {
   Score& score_;
   Gathered<T> values_;
   const T* fixed_;
-  EdgeBlock<T> block_;
-  EdgeGradients<T> edges_;
+  EdgeBlock<Acc<T>> block_;
+  EdgeGradients<Acc<T>> edges_;
   Buffer<A> row_;                               // packed: the item's row of fixed_
   Buffer<A> score_sum_, value_sum_, attn_sum_;  // packed sums over edges: of the item, the last of all items
   Buffer<A> rest_, kept_;                       // residual and saved scalars of a row that is not split
@@ -302,7 +302,7 @@ void run_pieces(const BackwardParams& p, const Arrays<T>& a, const Parallel& par
           for (int64_t k = first; k < last; ++k) pass.guess(pieces.item(k), pieces.rest(k), pieces.kept(k));
         });
       },
-      [&](int64_t row, const A* rest) { EdgeGradients<T>::correct(a, s.heads, row, rest); },
+      [&](int64_t row, const A* rest) { EdgeGradients<Acc<T>>::correct(a, s.heads, row, rest); },
       [&](int64_t first, int64_t last) {
         with_pass([&](auto& pass) {
           for (int64_t k = first; k < last; ++k) {

@@ -143,7 +143,7 @@ class AdditiveSources {
         score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
         grads_(a.grad_out, matrix_shape<T>(heads_, p.shape.value_dim, !p.edge.feat), p.edge.feat,
                Gathered<T>::Feat::fixed),
-        block_(p.reverse, p.edge, p.shape),
+        block_(p.reverse, p.edge, p.shape, p.dtype),
         edges_(a, heads_, true),
         weights_(int64_t(2) * heads_ * kBlock),
         tail_(heads_),
@@ -232,8 +232,8 @@ class AdditiveSources {
   int heads_;
   AdditiveScore<T> score_;
   Gathered<T> grads_;
-  EdgeBlock<T> block_;
-  EdgeGradients<T> edges_;
+  EdgeBlock<Acc<T>> block_;
+  EdgeGradients<Acc<T>> edges_;
   Buffer<A> weights_;             // two arrays with an entry per edge and head: f alpha in P, and in N
   Buffer<A> tail_, tail2_;        // [H]; if per_edge_, tail_ is the sum of draw
   Buffer<A> shared_;              // [H]: the sum of 1 - alpha

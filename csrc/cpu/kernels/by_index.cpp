@@ -23,32 +23,23 @@ struct Part {
   bool all;
 };
 
-// Divides the rows and their groups among threads, into `parts_` parts. I: the type of the index; C: the
-// number of columns, or 0 if it is known at run time only.
-template <class A, class I, int C>
+// Divides the rows and their groups among threads, into `parts_` parts. I: the type of the index. Loops over
+// rows are functions of their own, so that each is compiled once, and not for every place that runs it.
+template <class I>
 class Groups {
  public:
   Groups(const ByIndexParams& p, const Parallel& parallel)
       : p_(p), parallel_(parallel), index_(static_cast<const I*>(p.index)) {
-    const int64_t most = p.num_rows * columns() / kPerThread + 1;
+    const int64_t most = p.num_rows * p.columns / kPerThread + 1;
     parts_ = most < parallel.num_threads ? most : parallel.num_threads;
   }
-
-  int64_t columns() const { return C ? C : p_.columns; }
 
   // Calls body(part) for parts such that all rows of a group are in the same part. If apart(), a part is a
   // range of rows. Otherwise every part reads the index of all rows, and takes the rows of a range of groups.
   template <class Body>
   void by_groups(const Body& body) const {
     parallel_range(parallel_, parts_, 1, [&](int64_t first, int64_t last) {
-      for (int64_t k = first; k < last; ++k) {
-        if (parts_ == 1 || p_.index_rises) {
-          body(Part{boundary(k), boundary(k + 1), 0, 0, true});
-        } else {
-          const int64_t low = p_.num_groups * k / parts_, high = p_.num_groups * (k + 1) / parts_;
-          body(Part{0, p_.num_rows, uint64_t(low), uint64_t(high - low), false});
-        }
-      }
+      for (int64_t k = first; k < last; ++k) body(part(k));
     });
   }
   // Calls body(begin, end) on ranges that cover all rows.
@@ -64,19 +55,13 @@ class Groups {
   // Calls body(begin, end) for the blocks of a range of rows.
   template <class Body>
   void blocks(int64_t begin, int64_t end, const Body& body) const {
-    const int64_t step = kBlockNumbers / columns() + 1;
+    const int64_t step = kBlockNumbers / p_.columns + 1;
     for (; begin < end; begin += step) body(begin, begin + step < end ? begin + step : end);
   }
 
-  // Calls f(row, at) for the rows of a part. at: position of the first column of the row's group in an array
-  // [num_groups, columns].
-  template <class F>
-  [[gnu::always_inline]] void each(const Part& part, const F& f) const {
-    each_of_group(part, [&](int64_t e, int64_t group) { f(e, group * columns()); });
-  }
   // Whether a group of the part has more than `most` rows. Sets `added` of the part's groups to nothing if
   // so.
-  bool any_longer(const Part& part, int64_t most, Added* added) const {
+  [[gnu::noinline]] bool any_longer(const Part& part, int64_t most, Added* added) const {
     bool found = false;
     if (p_.index_rises) {
       for (int64_t e = part.begin; e + most < part.end; ++e) found |= index_[e] == index_[e + most];
@@ -84,23 +69,36 @@ class Groups {
       const int64_t low = part.all ? 0 : int64_t(part.low),
                     span = part.all ? p_.num_groups : int64_t(part.span);
       for (int64_t k = low; k < low + span; ++k) added[k] = {0, -1};
-      each_of_group(part, [&](int64_t, int64_t group) { ++added[group].rows; });
+      each(part, [&](int64_t, int64_t group) { ++added[group].rows; });
       for (int64_t k = low; k < low + span; ++k) found |= added[k].rows > most;
     }
-    if (found) each_of_group(part, [&](int64_t, int64_t group) { added[group] = {0, -1}; });
+    if (found) each(part, [&](int64_t, int64_t group) { added[group] = {0, -1}; });
     return found;
   }
   // Calls f(row, group) for the rows of a part.
   template <class F>
-  [[gnu::always_inline]] void each_of_group(const Part& part, const F& f) const {
+  [[gnu::always_inline]] void each(const Part& part, const F& f) const {
+    const I* const index = index_;
     if (part.all)
-      for (int64_t e = part.begin; e < part.end; ++e) f(e, int64_t(index_[e]));
+      for (int64_t e = part.begin, end = part.end; e < end; ++e) f(e, int64_t(index[e]));
     else
-      for (int64_t e = part.begin; e < part.end; ++e)
-        if (uint64_t(index_[e]) - part.low < part.span) f(e, int64_t(index_[e]));
+      for (int64_t e = part.begin, end = part.end; e < end; ++e)
+        if (uint64_t(index[e]) - part.low < part.span) f(e, int64_t(index[e]));
+  }
+  // Calls f(row, group) for a range of rows.
+  template <class F>
+  [[gnu::always_inline]] void each(int64_t begin, int64_t end, const F& f) const {
+    const I* const index = index_;
+    for (int64_t e = begin; e < end; ++e) f(e, int64_t(index[e]));
   }
 
  private:
+  // Returns part k of by_groups.
+  [[gnu::noinline]] Part part(int64_t k) const {
+    if (apart()) return {boundary(k), boundary(k + 1), 0, 0, true};
+    const int64_t low = p_.num_groups * k / parts_, high = p_.num_groups * (k + 1) / parts_;
+    return {0, p_.num_rows, uint64_t(low), uint64_t(high - low), false};
+  }
   // Returns the first row of part k, which is the first of its group. Only called if apart().
   int64_t boundary(int64_t k) const {
     int64_t e = p_.num_rows * k / parts_;
@@ -114,6 +112,12 @@ class Groups {
   const I* index_;
   int64_t parts_;
 };
+
+// The number of columns: C, or if that is 0 one that is known at run time only.
+template <int C>
+static inline int64_t number(const ByIndexParams& p) {
+  return C ? C : p.columns;
+}
 
 template <class A>
 void fill(A* to, int64_t size, A value) {
@@ -129,91 +133,130 @@ void exponentials(A* x, int64_t size) {
   for (; k < size; ++k) x[k] = exp1(x[k]);
 }
 
+// The steps of a softmax: the maxima of groups, exponentials of rows, their sums by groups (of the type S),
+// and the quotients.
+template <class A, class I, int C>
+[[gnu::noinline]] void find_maxima(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                   A* high) {
+  const int64_t columns = number<C>(p);
+  const A* const score = static_cast<const A*>(p.rows);
+  groups.each(part, [&](int64_t e, int64_t group) {
+    for (int64_t c = 0; c < columns; ++c)
+      high[group * columns + c] = larger(high[group * columns + c], score[e * columns + c]);
+  });
+}
+template <class A, class I, int C>
+[[gnu::noinline]] void take_exponentials(const ByIndexParams& p, const Groups<I>& groups, int64_t begin,
+                                         int64_t end, const A* high) {
+  const int64_t columns = number<C>(p);
+  const A* const score = static_cast<const A*>(p.rows);
+  A* const out = static_cast<A*>(p.out);
+  const bool masked = p.masked;
+  groups.each(begin, end, [&](int64_t e, int64_t group) {
+    for (int64_t c = 0; c < columns; ++c) {
+      A m = high[group * columns + c];
+      if (masked && m == -kInfinity<A>) m = 0;
+      out[e * columns + c] = score[e * columns + c] - m;
+    }
+  });
+  exponentials(out + begin * columns, (end - begin) * columns);
+}
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void add_exponentials(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                        S* sum) {
+  const int64_t columns = number<C>(p);
+  const A* const out = static_cast<const A*>(p.out);
+  groups.each(part, [&](int64_t e, int64_t group) {
+    for (int64_t c = 0; c < columns; ++c) sum[group * columns + c] += out[e * columns + c];
+  });
+}
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void divide(const ByIndexParams& p, const Groups<I>& groups, int64_t begin, int64_t end,
+                              const S* sum) {
+  const int64_t columns = number<C>(p);
+  A* const out = static_cast<A*>(p.out);
+  const bool masked = p.masked;
+  groups.each(begin, end, [&](int64_t e, int64_t group) {
+    for (int64_t c = 0; c < columns; ++c) {
+      const A s = A(sum[group * columns + c]);
+      out[e * columns + c] = masked && s == 0 ? A(0) : out[e * columns + c] / s;
+    }
+  });
+}
+
 // If Groups::apart(), each thread takes all steps for its rows. Otherwise threads wait for each other after
-// each step: the maxima of groups, exponentials of rows, their sums by groups, and the quotients.
+// each step.
 template <class A, class I, int C, class S>
 void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups<A, I, C> groups(p, parallel);
-  const int64_t columns = groups.columns(), size = p.num_groups * columns;
-  const A* score = static_cast<const A*>(p.rows);
-  A* out = static_cast<A*>(p.out);
+  const Groups<I> groups(p, parallel);
+  const int64_t size = p.num_groups * number<C>(p);
   Buffer<A> high(size);
   Buffer<S> sum(size);
   fill<A>(high, size, -kInfinity<A>);
   fill<S>(sum, size, 0);
-  const auto maxima = [&](const Part& part) {
-    groups.each(part, [&](int64_t e, int64_t at) {
-      for (int64_t c = 0; c < columns; ++c) high[at + c] = larger(high[at + c], score[e * columns + c]);
-    });
-  };
   const auto exp_of = [&](int64_t begin, int64_t end) {
-    groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
-      for (int64_t c = 0; c < columns; ++c) {
-        A m = high[at + c];
-        if (p.masked && m == -kInfinity<A>) m = 0;
-        out[e * columns + c] = score[e * columns + c] - m;
-      }
-    });
-    exponentials(out + begin * columns, (end - begin) * columns);
-  };
-  const auto sums = [&](const Part& part) {
-    groups.each(part, [&](int64_t e, int64_t at) {
-      for (int64_t c = 0; c < columns; ++c) sum[at + c] += out[e * columns + c];
-    });
-  };
-  const auto divide = [&](int64_t begin, int64_t end) {
-    groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
-      for (int64_t c = 0; c < columns; ++c) {
-        const A s = A(sum[at + c]);
-        out[e * columns + c] = p.masked && s == 0 ? A(0) : out[e * columns + c] / s;
-      }
-    });
+    take_exponentials<A, I, C>(p, groups, begin, end, high);
   };
   if (groups.apart()) {
     groups.by_groups([&](const Part& part) {
-      maxima(part);
+      find_maxima<A, I, C>(p, groups, part, high);
       groups.blocks(part.begin, part.end, [&](int64_t begin, int64_t end) {
         exp_of(begin, end);
-        sums({begin, end, 0, 0, true});
+        add_exponentials<A, I, C, S>(p, groups, {begin, end, 0, 0, true}, sum);
       });
-      divide(part.begin, part.end);
+      divide<A, I, C, S>(p, groups, part.begin, part.end, sum);
     });
     return;
   }
-  groups.by_groups(maxima);
+  groups.by_groups([&](const Part& part) { find_maxima<A, I, C>(p, groups, part, high); });
   groups.by_rows([&](int64_t begin, int64_t end) { groups.blocks(begin, end, exp_of); });
-  groups.by_groups(sums);
-  groups.by_rows(divide);
+  groups.by_groups([&](const Part& part) { add_exponentials<A, I, C, S>(p, groups, part, sum); });
+  groups.by_rows([&](int64_t begin, int64_t end) { divide<A, I, C, S>(p, groups, begin, end, sum); });
+}
+
+// The steps of its backward: products of result and gradient, added up by groups, and the gradient.
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void add_products(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                    S* dot) {
+  const int64_t columns = number<C>(p);
+  const A *const grad = static_cast<const A*>(p.rows), *const result = static_cast<const A*>(p.result);
+  groups.each(part, [&](int64_t e, int64_t group) {
+    for (int64_t c = 0; c < columns; ++c)
+      dot[group * columns + c] += result[e * columns + c] * grad[e * columns + c];
+  });
+}
+template <class A, class S>
+[[gnu::always_inline]] static inline void write_row(const A* __restrict result, const A* __restrict grad,
+                                                    const S* __restrict dot, A* __restrict to,
+                                                    int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) to[c] = result[c] * (grad[c] - A(dot[c]));
+}
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void write_gradient(const ByIndexParams& p, const Groups<I>& groups, int64_t begin,
+                                      int64_t end, const S* dot) {
+  const int64_t columns = number<C>(p);
+  const A *const grad = static_cast<const A*>(p.rows), *const result = static_cast<const A*>(p.result);
+  A* const out = static_cast<A*>(p.out);
+  groups.each(begin, end, [&](int64_t e, int64_t group) {
+    const int64_t at = e * columns;
+    write_row(result + at, grad + at, dot + group * columns, out + at, columns);
+  });
 }
 
 template <class A, class I, int C, class S>
 void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups<A, I, C> groups(p, parallel);
-  const int64_t columns = groups.columns(), size = p.num_groups * columns;
-  const A *grad = static_cast<const A*>(p.rows), *result = static_cast<const A*>(p.result);
-  A* out = static_cast<A*>(p.out);
+  const Groups<I> groups(p, parallel);
+  const int64_t size = p.num_groups * number<C>(p);
   Buffer<S> dot(size);
   fill<S>(dot, size, 0);
-  const auto dots = [&](const Part& part) {
-    groups.each(part, [&](int64_t e, int64_t at) {
-      for (int64_t c = 0; c < columns; ++c) dot[at + c] += result[e * columns + c] * grad[e * columns + c];
-    });
-  };
-  const auto gradient = [&](int64_t begin, int64_t end) {
-    groups.each({begin, end, 0, 0, true}, [&](int64_t e, int64_t at) {
-      for (int64_t c = 0; c < columns; ++c)
-        out[e * columns + c] = result[e * columns + c] * (grad[e * columns + c] - A(dot[at + c]));
-    });
-  };
-  if (groups.apart()) {
-    groups.by_groups([&](const Part& part) {
-      dots(part);
-      gradient(part.begin, part.end);
-    });
-    return;
-  }
-  groups.by_groups(dots);
-  groups.by_rows(gradient);
+  const bool apart = groups.apart();
+  groups.by_groups([&](const Part& part) {
+    add_products<A, I, C, S>(p, groups, part, dot);
+    if (apart) write_gradient<A, I, C, S>(p, groups, part.begin, part.end, dot);
+  });
+  if (!apart)
+    groups.by_rows(
+        [&](int64_t begin, int64_t end) { write_gradient<A, I, C, S>(p, groups, begin, end, dot); });
 }
 
 // The totals of a thread's long groups. A sum of floats stops growing at 2**24 equal terms, and is off by
@@ -253,7 +296,7 @@ class Totals {
 // 0.4 to 0.7 of the time of `sum_of`, whose every addition waits for the one before to be stored.
 template <class A, class I, int C, class S, bool gathered>
 void sum_of_runs(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups<A, I, C> groups(p, parallel);
+  const Groups<I> groups(p, parallel);
   const A* rows = static_cast<const A*>(p.rows);
   const I *index = static_cast<const I*>(p.index), *source = static_cast<const I*>(p.source);
   A* out = static_cast<A*>(p.out);
@@ -272,14 +315,51 @@ void sum_of_runs(const ByIndexParams& p, const Parallel& parallel) {
   });
 }
 
+// Adds a row to the sum of its group.
+template <class A, class S>
+[[gnu::always_inline]] static inline void add_row(const A* __restrict from, S* __restrict to,
+                                                  int64_t columns) {
+  for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
+}
+
+// Adds a part's rows to the sums of their groups.
+template <class A, class I, int C, class S, bool gathered>
+[[gnu::noinline]] void add_rows(const ByIndexParams& p, const Groups<I>& groups, const Part& part, S* sums) {
+  const int64_t columns = number<C>(p);
+  const A* const rows = static_cast<const A*>(p.rows);
+  const I* const source = static_cast<const I*>(p.source);
+  groups.each(part, [&](int64_t e, int64_t group) {
+    add_row(rows + (gathered ? int64_t(source[e]) : e) * columns, sums + group * columns, columns);
+  });
+}
+
+// Does the same with every kMostAdded rows of a group moved to a total.
+template <class I>
+[[gnu::noinline]] void add_long(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                Added* added, float* sums) {
+  const int64_t columns = p.columns;
+  const float* const rows = static_cast<const float*>(p.rows);
+  const I* const source = static_cast<const I*>(p.source);
+  Totals totals(p.num_rows, columns);
+  groups.each(part, [&](int64_t e, int64_t group) {
+    float* const to = sums + group * columns;
+    add_row(rows + (source ? int64_t(source[e]) : e) * columns, to, columns);
+    if (++added[group].rows == kMostAdded) totals.move(group, added[group], to);
+  });
+  totals.end(static_cast<float*>(p.out));
+}
+
+template <class A, class S>
+[[gnu::noinline]] void convert(const S* from, int64_t begin, int64_t end, A* to) {
+  for (int64_t k = begin; k < end; ++k) to[k] = A(from[k]);
+}
+
 // Adds the rows to `out`, which is 0. Few columns are added up in double, many in float, but for groups of
 // more than kMostAdded rows, for which rows have to be counted (Totals).
 template <class A, class I, int C, class S, bool gathered>
 void sum_of(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups<A, I, C> groups(p, parallel);
-  const int64_t columns = groups.columns(), size = p.num_groups * columns;
-  const A* rows = static_cast<const A*>(p.rows);
-  const I* source = static_cast<const I*>(p.source);
+  const Groups<I> groups(p, parallel);
+  const int64_t columns = number<C>(p), size = p.num_groups * columns;
   A* out = static_cast<A*>(p.out);
   constexpr bool in_place = std::is_same_v<S, A>, counts = std::is_same_v<S, float>;
   Buffer<S> wide(in_place ? 0 : size);
@@ -290,27 +370,14 @@ void sum_of(const ByIndexParams& p, const Parallel& parallel) {
     parallel_range(parallel, p.num_groups, kPerThread / columns + 1, body);
   };
   of_groups([&](int64_t begin, int64_t end) { fill<S>(sums + begin * columns, (end - begin) * columns, 0); });
-  const auto add = [&](int64_t e, S* __restrict to) {
-    const A* __restrict from = rows + (gathered ? int64_t(source[e]) : e) * columns;
-    for (int64_t c = 0; c < columns; ++c) to[c] += from[c];
-  };
   groups.by_groups([&](const Part& part) {
     if constexpr (counts)
-      if (p.num_rows > kMostAdded && groups.any_longer(part, kMostAdded, added)) {
-        Totals totals(p.num_rows, columns);
-        groups.each_of_group(part, [&](int64_t e, int64_t group) {
-          add(e, sums + group * columns);
-          if (++added[group].rows == kMostAdded) totals.move(group, added[group], sums + group * columns);
-        });
-        totals.end(out);
-        return;
-      }
-    groups.each(part, [&](int64_t e, int64_t at) { add(e, sums + at); });
+      if (p.num_rows > kMostAdded && groups.any_longer(part, kMostAdded, added))
+        return add_long(p, groups, part, added, sums);
+    add_rows<A, I, C, S, gathered>(p, groups, part, sums);
   });
   if constexpr (!in_place)
-    of_groups([&](int64_t begin, int64_t end) {
-      for (int64_t k = begin * columns; k < end * columns; ++k) out[k] = A(sums[k]);
-    });
+    of_groups([&](int64_t begin, int64_t end) { convert<A, S>(sums, begin * columns, end * columns, out); });
 }
 
 template <class A, class I, int C, class S>

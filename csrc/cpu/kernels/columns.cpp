@@ -189,6 +189,8 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
           for (; v + V <= shape_.vectors && (wide.value || V == least || between() < W); v += V) {
             if constexpr (!wide.value)
               run_tile(HeadsOf<TileHeads::mixed>());
+            else if constexpr (V == least)
+              run_tile(HeadsOf<TileHeads::same>());
             else if constexpr (!full)
               run_tile(HeadsOf<TileHeads::any>());
             else if (dim_ == least * W)

@@ -174,17 +174,19 @@ static void dropout_mask(const EdgeOptions& options, int heads, const int32_t* e
 
 constexpr EdgeOptions kNoOptions{};
 
-// The edges of a block and their options. load() or locate() choose the block.
-template <class T, class Order = HeadMajor>
+// The edges of a block and their options. load() or locate() choose the block. Its numbers are accumulators:
+// what is computed of them is compiled once for all types of features with these.
+template <class A, class Order = HeadMajor>
 class EdgeBlock {
  public:
-  using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
-  EdgeBlock(const Csr& csr, const EdgeOptions& options, const Shape& shape)
+  // type: that of the features
+  EdgeBlock(const Csr& csr, const EdgeOptions& options, const Shape& shape, DType type)
       : csr_(csr),
         options_(options),
-        ahead_(far(shape) ? shape.num_edges : 0),
+        type_(type),
+        ahead_(far(shape, type) ? shape.num_edges : 0),
         heads_(shape.heads),
         values_(int64_t(5) * heads_ * Order::kEdges) {}
 
@@ -199,7 +201,7 @@ class EdgeBlock {
 
   // Loads the edges [begin, end) of the CSR, their dropout and weights, and their positions in the user's
   // order if `eids` or any option is set.
-  void load(int64_t begin, int64_t end, bool eids) {
+  [[gnu::noinline]] void load(int64_t begin, int64_t end, bool eids) {
     locate(begin, end, eids);
     if (options_.seed) {
       dropout_mask<Order>(options_, heads_, eid, n, array(0));
@@ -239,7 +241,7 @@ class EdgeBlock {
 
   // Replaces raw scores by z = gate * raw (+ bias, if it is added before the LeakyReLU: EdgeOptions). Also
   // reads the options that score() applies.
-  void transform(A* z) {
+  [[gnu::noinline]] void transform(A* z) {
     gate = bias_after_ = mask_ = nullptr;
     if (options_.gate) {
       gate = read(options_.gate, options_.gate_is_acc, options_.gate_heads, array(2));
@@ -279,9 +281,10 @@ class EdgeBlock {
 
  private:
   // Whether the features of the nodes exceed the second level of cache, so that prefetching pays.
-  static bool far(const Shape& s) {
+  static bool far(const Shape& s, DType type) {
+    const int64_t size = type == DType::f64 ? 8 : type == DType::f32 ? 4 : 2;
     const int64_t nodes = s.num_src > s.num_dst ? s.num_src : s.num_dst;
-    return nodes * s.heads * (s.dim > s.value_dim ? s.dim : s.value_dim) * int64_t(sizeof(T)) > kNear;
+    return nodes * s.heads * (s.dim > s.value_dim ? s.dim : s.value_dim) * size > kNear;
   }
 
   A* array(int k) { return values_ + int64_t(k) * heads_ * Order::kEdges; }
@@ -301,12 +304,16 @@ class EdgeBlock {
     return out;
   }
   const A* read(const void* table, bool is_acc, int heads, A* out) {
-    return is_acc ? read(static_cast<const A*>(table), heads, out)
-                  : read(static_cast<const T*>(table), heads, out);
+    if constexpr (sizeof(A) == 4) {
+      if (!is_acc && type_ == DType::f16) return read(static_cast<const Half*>(table), heads, out);
+      if (!is_acc && type_ == DType::bf16) return read(static_cast<const BFloat16*>(table), heads, out);
+    }
+    return read(static_cast<const A*>(table), heads, out);
   }
 
   const Csr& csr_;
   const EdgeOptions& options_;
+  DType type_;
   int64_t ahead_;  // the number of edges of the CSR, or 0 to prefetch nothing
   int heads_;
   Buffer<A> values_;  // five arrays: dropout, weight, gate, bias, mask

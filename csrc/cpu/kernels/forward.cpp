@@ -61,6 +61,51 @@ struct Softmax {
   void reset() {
     for (int h = 0; h < heads; ++h) largest[h] = -kInfinity<A>, sum[h] = positive[h] = 0;
   }
+
+  // Adds a block: from z of its edges writes scores to s, exponentials times the edges' weights to w, and, if
+  // `part` is wanted, to w2 the same but 0 where z <= 0. Returns whether earlier sums must be multiplied by
+  // `rescale`.
+  bool add(const EdgeBlock<A>& block, const Activation<A>& activation, bool part, const A* z, A* s, A* w,
+           A* w2) {
+    bool risen = false;
+    for (int h = 0; h < heads; ++h) risen |= add_head(h, block, activation, part, z, s, w, w2);
+    return risen;
+  }
+
+ private:
+  using V = Vec<A, kLanes<A>>;
+
+  bool add_head(int h, const EdgeBlock<A>& block, const Activation<A>& activation, bool part, const A* z,
+                A* s, A* w, A* w2) {
+    V top = splat<A, kLanes<A>>(-kInfinity<A>);
+    for_edges<A>(h, block.n, [&](int i, auto inside) {
+      const V activated = activation.activate(load_vector<V>(z + i));
+      const V score = inside ? block.score(activated, i) : V{} - kInfinity<A>;
+      store_vector(s + i, score);
+      top = score > top ? score : top;
+    });
+    const A before = largest[h], now = larger(before, max<A, kLanes<A>>(top));
+    const A origin = origin_of<A>(now);
+    V total{}, above{};
+    for_edges<A>(h, block.n, [&](int i, auto) {
+      const V p = exp<A, kLanes<A>>(load_vector<V>(s + i) - origin);
+      const V weight = block.factor ? p * load_vector<V>(block.factor + i) : p;
+      total += p;
+      store_vector(w + i, weight);
+      if (part) {
+        const auto leaks = load_vector<V>(z + i) <= 0;  // false for nan, which thus enters both sums
+        above += leaks ? V{} : p;
+        store_vector(w2 + i, leaks ? V{} : weight);
+      }
+    });
+    const bool risen = now != before;
+    const A factor = risen ? exp1(before - origin) : A(1);
+    rescale[h] = factor;
+    sum[h] = sum[h] * factor + cpu::DFGNN_ISA::sum<A, kLanes<A>>(total);
+    positive[h] = positive[h] * factor + cpu::DFGNN_ISA::sum<A, kLanes<A>>(above);
+    largest[h] = now;
+    return risen;
+  }
 };
 
 // Writes the results of a whole row.
@@ -104,7 +149,6 @@ template <class T, class Score>
 class Worker {
  public:
   using A = Acc<T>;
-  using V = Vec<A, kLanes<A>>;
 
   template <class MakeScore>
   Worker(const ForwardParams& p, const Outputs<T>& o, const MakeScore& make_score)
@@ -112,7 +156,7 @@ class Worker {
         values_(p.value, matrix_shape<T>(p.shape.heads, p.shape.value_dim, !p.edge.feat),
                 p.edge.feat_in_value ? p.edge.feat : nullptr, Gathered<T>::Feat::gathered),
         score_(make_score()),
-        block_(p.csr, p.edge, p.shape),
+        block_(p.csr, p.edge, p.shape, p.dtype),
         softmax_(p.shape.heads),
         write_(o, values_.shape()),
         edges_(int64_t(4) * p.shape.heads * kBlock),
@@ -143,8 +187,7 @@ class Worker {
     score_.raw(block_, z);
     block_.transform(z);
     // ---- 2. Softmax weights.
-    bool rescale = false;
-    for (int h = 0; h < heads; ++h) rescale |= head(h, n, z, s, w, w2);
+    const bool rescale = softmax_.add(block_, score_, o_.positive, z, s, w, w2);
     // ---- 3. Weighted sums of the values.
     if (rescale && !first) {
       scale_heads<A>(values_.shape(), softmax_.rescale, a_);
@@ -154,39 +197,6 @@ class Worker {
     values_.aggregate(block_, w, o_.positive ? w2 : nullptr, a_, a2_, first);
     // The row's sum is not known yet: `attention` gets the scores, which finish_attention replaces.
     if (o_.attention) scatter<HeadMajor>(s, 0, block_.eid, n, heads, o_.attention);
-  }
-
-  // Step 2 for head h of n edges. Writes scores to s, exponentials times the edges' weights to w, and to w2
-  // the same but 0 where z <= 0. Returns whether earlier sums must be multiplied by softmax_.rescale.
-  bool head(int h, int n, const A* z, A* s, A* w, A* w2) {
-    V top = splat<A, kLanes<A>>(-kInfinity<A>);
-    for_edges<A>(h, n, [&](int i, auto inside) {
-      const V activated = score_.activate(load_vector<V>(z + i));
-      const V score = inside ? block_.score(activated, i) : V{} - kInfinity<A>;
-      store_vector(s + i, score);
-      top = score > top ? score : top;
-    });
-    const A largest = larger(softmax_.largest[h], max<A, kLanes<A>>(top));
-    const A origin = origin_of<A>(largest);
-    V total{}, positive{};
-    for_edges<A>(h, n, [&](int i, auto) {
-      const V p = exp<A, kLanes<A>>(load_vector<V>(s + i) - origin);
-      const V weight = block_.factor ? p * load_vector<V>(block_.factor + i) : p;
-      total += p;
-      store_vector(w + i, weight);
-      if (o_.positive) {
-        const auto leaks = load_vector<V>(z + i) <= 0;  // false for nan, which thus enters both sums
-        positive += leaks ? V{} : p;
-        store_vector(w2 + i, leaks ? V{} : weight);
-      }
-    });
-    const bool rescale = largest != softmax_.largest[h];
-    const A factor = rescale ? exp1(softmax_.largest[h] - origin) : A(1);
-    softmax_.rescale[h] = factor;
-    softmax_.sum[h] = softmax_.sum[h] * factor + sum<A, kLanes<A>>(total);
-    softmax_.positive[h] = softmax_.positive[h] * factor + sum<A, kLanes<A>>(positive);
-    softmax_.largest[h] = largest;
-    return rescale;
   }
 
   // Writes the partial result of a chunk of a split row to its slot.
@@ -203,7 +213,7 @@ class Worker {
   const Outputs<T>& o_;
   Gathered<T> values_;
   Score score_;
-  EdgeBlock<T> block_;
+  EdgeBlock<Acc<T>> block_;
   Softmax<A> softmax_;
   RowWriter<T> write_;
   Buffer<A> edges_;   // four arrays: z, s, w and w2 of block()
@@ -243,28 +253,27 @@ void merge_split_rows(const ForwardParams& p, const Outputs<T>& o, int64_t first
 
 // For the work items [first, last) that are not grouped: replaces the scores that Worker has left in the
 // attention array by the attention.
-template <class T>
-void finish_attention(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping, int64_t first,
-                      int64_t last) {
-  using A = Acc<T>;
+template <class A>
+void finish_attention(const ForwardParams& p, const Grouping& grouping, int64_t first, int64_t last) {
   using V = Vec<A, kLanes<A>>;
   const int heads = p.shape.heads;
-  EdgeBlock<T> block(p.csr, p.edge, p.shape);
+  A* const attention = static_cast<A*>(p.attention);
+  EdgeBlock<A> block(p.csr, p.edge, p.shape, p.dtype);
   Buffer<A> s(heads * kBlock);
   for (int64_t k = first; k < last; ++k) {
     const Item& item = p.csr.items[k];
     if (grouping.takes(item)) continue;
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       block.load(begin, end, true);
-      gather<HeadMajor>(o.attention, block.eid, block.n, 0, heads, heads, static_cast<A*>(s), 0);
+      gather<HeadMajor>(attention, block.eid, block.n, 0, heads, heads, static_cast<A*>(s), 0);
       for (int h = 0; h < heads; ++h) {
-        const A* stats = o.stats + (int64_t(item.row) * heads + h) * 2;
+        const A* stats = static_cast<const A*>(p.stats) + (int64_t(item.row) * heads + h) * 2;
         for_edges<A>(h, block.n, [&](int i, auto) {
           const V alpha = exp<A, kLanes<A>>((load_vector<V>(s + i) - stats[0]) - stats[1]);
           store_vector(s + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
         });
       }
-      scatter<HeadMajor, 1, A>(s, 0, block.eid, block.n, heads, o.attention);
+      scatter<HeadMajor, 1, A>(s, 0, block.eid, block.n, heads, attention);
     });
   }
 }
@@ -288,7 +297,7 @@ void run(const ForwardParams& p, const Parallel& parallel, const MakeScore& make
                  [&](int64_t first, int64_t last) { merge_split_rows<T>(p, o, first, last); });
   if (o.attention)
     parallel_items(parallel, p.csr,
-                   [&](int64_t first, int64_t last) { finish_attention<T>(p, o, grouping, first, last); });
+                   [&](int64_t first, int64_t last) { finish_attention<Acc<T>>(p, grouping, first, last); });
 }
 
 template <class T>

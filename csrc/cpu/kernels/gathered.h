@@ -29,7 +29,7 @@ class Gathered {
 
   // Callers call this for every block before the functions below. fresh: whether the block's rows are not in
   // cache yet, so that they are prefetched.
-  void load(const EdgeBlock<T>& block, bool fresh) {
+  void load(const EdgeBlock<Acc<T>>& block, bool fresh) {
     limit_ = fresh ? block.limit : 0;
     if (!summed()) return;
     rows_.add_pairs(block.index, block.n, limit_, feat_, block.eids_ahead(), block.eids_limit(), sums_);
@@ -38,7 +38,7 @@ class Gathered {
 
   // The functions of Rows, with the features added. The one that is called first for a block brings its rows
   // into cache, so that the next ones need not prefetch (limit_ = 0).
-  void dots(const EdgeBlock<T>& block, const A* r, A* s) {
+  void dots(const EdgeBlock<Acc<T>>& block, const A* r, A* s) {
     if (feat_.data && !summed())
       rows_.pair_dots(block.index, block.n, limit_, r, feat_, block.eids_ahead(), block.eids_limit(), s);
     else
@@ -46,18 +46,18 @@ class Gathered {
                 [&](const auto& rows, const int32_t* index) { rows.dots(index, block.n, limit_, r, s); });
     limit_ = 0;
   }
-  void leaky_dots(const EdgeBlock<T>& block, const A* r, const A* attn, A slope, A* s) {
+  void leaky_dots(const EdgeBlock<Acc<T>>& block, const A* r, const A* attn, A slope, A* s) {
     with_rows(block, [&](const auto& rows, const int32_t* index) {
       rows.leaky_dots(index, block.n, limit_, r, attn, slope, s);
     });
     limit_ = 0;
   }
-  void aggregate(const EdgeBlock<T>& block, const A* w, const A* w2, A* a, A* a2, bool first) const {
+  void aggregate(const EdgeBlock<Acc<T>>& block, const A* w, const A* w2, A* a, A* a2, bool first) const {
     with_rows(block, [&](const auto& rows, const int32_t* index) {
       rows.aggregate(index, block.n, limit_, w, w2, a, a2, first);
     });
   }
-  void leaky_aggregate(const EdgeBlock<T>& block, const A* r, A slope, const A* w, A* a, A* a2,
+  void leaky_aggregate(const EdgeBlock<Acc<T>>& block, const A* r, A slope, const A* w, A* a, A* a2,
                        bool first) const {
     with_rows(block, [&](const auto& rows, const int32_t* index) {
       rows.leaky_aggregate(index, block.n, limit_, r, slope, w, a, a2, first);
@@ -70,7 +70,7 @@ class Gathered {
 
   // Calls f(rows, index) with the rows to process: x_e if features are added to them, else the matrix.
   template <class F>
-  void with_rows(const EdgeBlock<T>& block, const F& f) const {
+  void with_rows(const EdgeBlock<Acc<T>>& block, const F& f) const {
     if (summed())
       f(Rows<A>{sums_, rows_.shape}, own_);
     else

@@ -13,23 +13,16 @@ namespace dfgnn::cpu::DFGNN_ISA {
 // On CPUs it is [N_dst, 4, H], so that one load reads the same scalar of several heads.
 constexpr int kNodeStats = 4;
 
-// The arrays of BackwardParams with their types.
-template <class T>
-struct Arrays {
-  using A = Acc<T>;
-  const T *value, *out, *positive, *grad_out;
+// The arrays of BackwardParams with their types: those of accumulators, and those of features.
+template <class A>
+struct ScalarArrays {
   bool whole_rows;  // whether csr has all edges of its rows (not BackwardParams::part_of_rows)
   const A *alpha_src, *alpha_dst, *stats, *positive_mass, *attention, *grad_attention;
   A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *node_stats,
       *partial_alpha, *row_sums, *partial_sums;
-  T* grad_feat;
   A* edges;  // [E, 2, H], user's edge order: f alpha and draw, saved by the pass over destinations; or null
-  Arrays(const BackwardParams& p, void* edges)
-      : value(static_cast<const T*>(p.value)),
-        out(static_cast<const T*>(p.out)),
-        positive(static_cast<const T*>(p.positive)),
-        grad_out(static_cast<const T*>(p.grad_out)),
-        whole_rows(!p.part_of_rows),
+  ScalarArrays(const BackwardParams& p, void* edges)
+      : whole_rows(!p.part_of_rows),
         alpha_src(static_cast<const A*>(p.alpha_src)),
         alpha_dst(static_cast<const A*>(p.alpha_dst)),
         stats(static_cast<const A*>(p.stats)),
@@ -46,25 +39,38 @@ struct Arrays {
         partial_alpha(static_cast<A*>(p.partial_alpha)),
         row_sums(static_cast<A*>(p.row_sums)),
         partial_sums(static_cast<A*>(p.partial_sums)),
-        grad_feat(static_cast<T*>(p.grad_feat)),
         edges(static_cast<A*>(edges)) {}
   // Whether grad_alpha_dst is computed from `positive`, instead of gradients per edge.
   bool from_positive() const { return grad_alpha_dst && !grad_raw; }
-  // Whether arrays with an entry per edge are read or written, apart from those of EdgeOptions.
-  bool per_edge() const {
-    return grad_attention || grad_bias || grad_gate || grad_weight || grad_raw || grad_feat;
+  // Whether scalars of the edges are read or written, apart from those of EdgeOptions.
+  bool scalars_per_edge() const {
+    return grad_attention || grad_bias || grad_gate || grad_weight || grad_raw;
   }
 };
 
+template <class T>
+struct Arrays : ScalarArrays<Acc<T>> {
+  const T *value, *out, *positive, *grad_out;
+  T* grad_feat;
+  Arrays(const BackwardParams& p, void* edges)
+      : ScalarArrays<Acc<T>>(p, edges),
+        value(static_cast<const T*>(p.value)),
+        out(static_cast<const T*>(p.out)),
+        positive(static_cast<const T*>(p.positive)),
+        grad_out(static_cast<const T*>(p.grad_out)),
+        grad_feat(static_cast<T*>(p.grad_feat)) {}
+  // Whether arrays with an entry per edge are read or written, apart from those of EdgeOptions.
+  bool per_edge() const { return this->scalars_per_edge() || grad_feat; }
+};
+
 // The arrays of a block or group that have an entry per edge and head, and the steps that compute them.
-template <class T, class Order = HeadMajor>
+template <class A, class Order = HeadMajor>
 class EdgeGradients {
  public:
-  using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
   // writes: whether this pass writes the gradients of the options on edges.
-  EdgeGradients(const Arrays<T>& a, int heads, bool writes)
+  EdgeGradients(const ScalarArrays<A>& a, int heads, bool writes)
       : a_(a),
         heads_(heads),
         size_(heads * Order::kEdges),
@@ -74,7 +80,7 @@ class EdgeGradients {
         arrays_(int64_t(13) * size_) {}
 
   // Adds `rest`, the residual of delta, to a row's delta in node_stats, for the pass over the sources.
-  static void correct(const Arrays<T>& a, int heads, int64_t row, const A* rest) {
+  static void correct(const ScalarArrays<A>& a, int heads, int64_t row, const A* rest) {
     A* delta = a.node_stats + (row * kNodeStats + 3) * heads;
     for (int h = 0; h < heads; ++h) delta[h] += rest[h];
   }
@@ -93,12 +99,12 @@ class EdgeGradients {
   // These copy the statistics of each edge's destination to largest(), log_sum() and delta(). stats_of_edges,
   // for the pass over the sources, gathers them. In that over the destinations, stats_of_row copies them from
   // the row of a work item, for all of its blocks, and stats_of_rows from the rows of a group.
-  void stats_of_edges(const EdgeBlock<T, Order>& block) {
+  [[gnu::noinline]] void stats_of_edges(const EdgeBlock<A, Order>& block) {
     const int64_t stride = int64_t(heads_) * kNodeStats;
     gather<Order, 3>(a_.node_stats + heads_, block.index, block.n, block.limit, heads_, stride, largest(),
                      size_);
   }
-  void stats_of_row(const Item& item) {
+  [[gnu::noinline]] void stats_of_row(const Item& item) {
     const A* s = a_.node_stats + int64_t(item.row) * heads_ * kNodeStats;
     const int n = item.end - item.begin < kBlock ? item.end - item.begin : kBlock;
     for (int h = 0; h < heads_; ++h, ++s)
@@ -109,7 +115,7 @@ class EdgeGradients {
       });
   }
 
-  void stats_of_rows(const Group& group) {
+  [[gnu::noinline]] void stats_of_rows(const Group& group) {
     A* const to[] = {largest(), log_sum(), delta()};
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -123,8 +129,7 @@ class EdgeGradients {
   }
 
   // Returns alpha of the entries at i. z: those that start() has computed.
-  template <class Score>
-  V alpha(const Score& score, const EdgeBlock<T, Order>& block, V z, int i) const {
+  V alpha(const Activation<A>& score, const EdgeBlock<A, Order>& block, V z, int i) const {
     const V s = block.score(score.activate(z), i);
     return exp<A, kLanes<A>>((s - load_vector<V>(largest() + i)) - load_vector<V>(log_sum() + i));
   }
@@ -132,15 +137,14 @@ class EdgeGradients {
   // Computes z(), and a copy of the raw scores if the gradient of the gate is wanted. rows: the arguments of
   // Score::raw between the block and its result.
   template <class Score, class... Rows>
-  void start(Score& score, EdgeBlock<T, Order>& block, const Rows&... rows) {
+  void start(Score& score, EdgeBlock<A, Order>& block, const Rows&... rows) {
     score.raw(block, rows..., z());
     if (writes_gate_) __builtin_memcpy(raw(), z(), size_ * sizeof(A));
     block.transform(z());
   }
 
   // Computes weight(), draw() and the gradients of the options, from t(), z() and the statistics.
-  template <class Score>
-  void solve(const Score& score, const EdgeBlock<T, Order>& block) {
+  [[gnu::noinline]] void solve(const Activation<A>& score, const EdgeBlock<A, Order>& block) {
     add_gamma(block);
     block.each([&](int i) {
       const V alpha = this->alpha(score, block, load_vector<V>(z() + i), i);
@@ -152,8 +156,7 @@ class EdgeGradients {
   // from `out`, which is rounded. guess() computes with it the gradients ds of the scores, and writes them to
   // draw(). Their sum over the row, which would be 0 with an exact delta, is the residual of delta, rest().
   // settle() subtracts alpha rest() from ds, and computes the results of solve().
-  template <class Score>
-  void guess(const Score& score, const EdgeBlock<T, Order>& block) {
+  [[gnu::noinline]] void guess(const Activation<A>& score, const EdgeBlock<A, Order>& block) {
     add_gamma(block);
     block.each([&](int i) {
       const V alpha = this->alpha(score, block, load_vector<V>(z() + i), i);
@@ -161,8 +164,7 @@ class EdgeGradients {
       store_vector(draw() + i, grad_score(block, i, alpha));
     });
   }
-  template <class Score>
-  void settle(const Score& score, const EdgeBlock<T, Order>& block) {
+  [[gnu::noinline]] void settle(const Activation<A>& score, const EdgeBlock<A, Order>& block) {
     block.each([&](int i) {
       const V alpha = load_vector<V>(this->alpha() + i);
       finish(score, block, i, alpha, load_vector<V>(draw() + i) - alpha * load_vector<V>(rest() + i));
@@ -171,8 +173,8 @@ class EdgeGradients {
 
   // Calls f(array) for the arrays of a block that settle() reads, except rest(): callers save them in
   // between.
-  template <class Score, class F>
-  void each_guess(const Score& score, EdgeBlock<T, Order>& block, F&& f) const {
+  template <class F>
+  void each_guess(const Activation<A>& score, EdgeBlock<A, Order>& block, F&& f) const {
     f(alpha()), f(draw());
     if (!score.is_identity()) f(z());
     if (writes_gate_) f(raw());
@@ -189,7 +191,7 @@ class EdgeGradients {
 
   // For a group, after guess(): fills rest() with the residuals of its rows, and adds them to delta in
   // node_stats, which the pass over the sources reads.
-  void sum_rows(const Group& group) {
+  [[gnu::noinline]] void sum_rows(const Group& group) {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
@@ -205,7 +207,7 @@ class EdgeGradients {
 
   // sums[h] += the sum of draw() over the block's edges; after guess() these are ds, whose sum is the
   // residual.
-  void add_draw(const EdgeBlock<T, Order>& block, A* sums) const {
+  [[gnu::noinline]] void add_draw(const EdgeBlock<A, Order>& block, A* sums) const {
     for (int h = 0; h < heads_; ++h) {
       V total{};
       for_edges<A>(h, block.n,
@@ -216,16 +218,16 @@ class EdgeGradients {
 
   // keep() saves weight() and draw() in the scratch Arrays::edges; find() loads them in the pass over the
   // sources.
-  void keep(const EdgeBlock<T, Order>& block) const {
+  [[gnu::noinline]] void keep(const EdgeBlock<A, Order>& block) const {
     scatter<Order, 2>(weight(), size_, block.eid, block.n, heads_, a_.edges);
   }
-  void find(const EdgeBlock<T, Order>& block) const {
+  [[gnu::noinline]] void find(const EdgeBlock<A, Order>& block) const {
     const int32_t* eid = block.eids_ahead();
     gather<Order, 2>(a_.edges, eid, block.n, block.eids_limit(), heads_, 2 * heads_, weight(), size_);
   }
 
   // Writes the gradients of the options on edges that are wanted.
-  void scatter_options(const EdgeBlock<T, Order>& block) const {
+  [[gnu::noinline]] void scatter_options(const EdgeBlock<A, Order>& block) const {
     const auto write = [&](const A* from, A* to) {
       if (to) scatter<Order>(from, 0, block.eid, block.n, heads_, to);
     };
@@ -237,7 +239,7 @@ class EdgeGradients {
 
  private:
   // Adds gamma, the gradient of the returned attention, to t().
-  void add_gamma(const EdgeBlock<T, Order>& block) {
+  void add_gamma(const EdgeBlock<A, Order>& block) {
     if (!a_.grad_attention) return;
     gather<Order>(a_.grad_attention, block.eid, block.n, 0, heads_, heads_, gamma(), 0);
     block.update(t(), [&](V t, int i) { return t + load_vector<V>(gamma() + i); });
@@ -245,15 +247,14 @@ class EdgeGradients {
 
   // Returns ds, the gradient of the score. It is 0 for an edge with all of its row's weight (alpha = 1),
   // which is set exactly, because rounding would give another value; it is nan if dalpha is not finite.
-  V grad_score(const EdgeBlock<T, Order>& block, int i, V alpha) const {
+  V grad_score(const EdgeBlock<A, Order>& block, int i, V alpha) const {
     const V t = load_vector<V>(this->t() + i);
     const V dalpha = block.factor ? load_vector<V>(block.factor + i) * t : t;
     return alpha * (alpha == 1 ? dalpha * 0 : dalpha - load_vector<V>(delta() + i));
   }
 
   // Writes the results of solve() at i, from alpha and ds.
-  template <class Score>
-  void finish(const Score& score, const EdgeBlock<T, Order>& block, int i, V alpha, V ds) {
+  void finish(const Activation<A>& score, const EdgeBlock<A, Order>& block, int i, V alpha, V ds) {
     const V dz = ds * score.slope(load_vector<V>(z() + i));
     store_vector(weight() + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
     store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
@@ -272,7 +273,7 @@ class EdgeGradients {
   A* alpha() const { return array(11); }
   A* rest() const { return array(12); }
 
-  const Arrays<T>& a_;
+  const ScalarArrays<A>& a_;
   int heads_, size_;
   bool writes_bias_, writes_gate_, writes_weight_;
   Buffer<A> arrays_;

@@ -25,7 +25,7 @@ class AdditiveGroups {
         heads_(p.shape.heads),
         score_(a.node_stats, int64_t(heads_) * kNodeStats, a.alpha_src, heads_, A(p.negative_slope)),
         grads_(a.grad_out, heads_, p.shape.value_dim),
-        block_(p.reverse, p.edge, p.shape),
+        block_(p.reverse, p.edge, p.shape, p.dtype),
         edges_(a, heads_, false),
         weights_(int64_t(4) * heads_ * EdgeMajor::kEdges),
         tails_(int64_t(heads_) * grouping.most_rows()),
@@ -113,8 +113,8 @@ class AdditiveGroups {
   int heads_;
   AdditiveGroupScore<T> score_;
   Columns<T> grads_;
-  EdgeBlock<T, EdgeMajor> block_;
-  EdgeGradients<T, EdgeMajor> edges_;
+  EdgeBlock<Acc<T>, EdgeMajor> block_;
+  EdgeGradients<Acc<T>, EdgeMajor> edges_;
   // Four arrays with an entry per edge and head: the weight f alpha of S, the weight f alpha L'(z) of S',
   // alpha delta L'(z), and 1 - alpha.
   Buffer<A> weights_;
@@ -143,7 +143,7 @@ class FeatureGroups {
         score_(score),
         values_(over_rows ? a.value : a.grad_out, heads_, p.shape.value_dim),
         fixed_(over_rows ? a.grad_out : a.value, heads_, p.shape.value_dim, grouping.most_rows()),
-        block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape),
+        block_(over_rows ? p.csr : p.reverse, given_ ? kNoOptions : p.edge, p.shape, p.dtype),
         edges_(a, heads_, over_rows),
         key_sum_(kKeyIsValue && !over_rows ? score.size() * grouping.most_rows() : 0),
         attn_sum_(attn ? score.size() * grouping.most_rows() : 0) {}
@@ -206,8 +206,8 @@ class FeatureGroups {
   Score& score_;
   Columns<T> values_;
   FixedRows<T> fixed_;
-  EdgeBlock<T, EdgeMajor> block_;
-  EdgeGradients<T, EdgeMajor> edges_;
+  EdgeBlock<Acc<T>, EdgeMajor> block_;
+  EdgeGradients<Acc<T>, EdgeMajor> edges_;
   Buffer<A> key_sum_, attn_sum_;  // [rows, H, D]
 };
 

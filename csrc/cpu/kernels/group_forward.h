@@ -60,60 +60,34 @@ template <class A, class V>
   return largest == -kInfinity<A> ? V{} : largest;
 }
 
-// Computes all results of the rows of a group.
-template <class T, class Score>
-class GroupWorker {
+// The softmax of a group: what it computes from scalars of edges, for any type of features.
+template <class A>
+class GroupSoftmax {
  public:
-  using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
+  using Block = EdgeBlock<A, EdgeMajor>;
 
-  template <class MakeScore>
-  GroupWorker(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping,
-              const MakeScore& make_score)
-      : o_(o),
+  GroupSoftmax(const ForwardParams& p, int most_rows)
+      : stats_(static_cast<A*>(p.stats)),
+        positive_mass_(static_cast<A*>(p.positive_mass)),
+        attention_(static_cast<A*>(p.attention)),
+        positive_(p.positive),
         heads_(p.shape.heads),
-        dim_(p.shape.value_dim),
-        values_(p.value, heads_, dim_),
-        score_(make_score(grouping.most_rows())),
-        block_(p.csr, p.edge, p.shape),
-        edges_(int64_t(4) * heads_ * EdgeMajor::kEdges),
-        rows_(int64_t(4) * heads_ * grouping.most_rows()),
-        bias_(o.bias ? values_.size() : 0) {
-    for (int64_t d = 0; o.bias && d < values_.size(); ++d) bias_[d] = load<T, 1>(o.bias + d);
-  }
+        rows_(int64_t(4) * heads_ * most_rows) {}
 
-  void operator()(const Group& group) {
-    const int64_t size = int64_t(heads_) * EdgeMajor::kEdges;
-    A *z = edges_, *s = z + size, *w = s + size, *w2 = w + size;
-    // ---- 1. Scores.
-    block_.load(group.begin, group.begin + group.n, o_.attention != nullptr);
-    score_.raw(block_, group, z);
-    block_.transform(z);
-    block_.each([&](int i) { store_vector(s + i, block_.score(score_.activate(load_vector<V>(z + i)), i)); });
-    // ---- 2. Softmax weights.
-    softmax(group, z, s, w, w2);
-    if (!block_.factor) w = s;
-    // ---- 3. Attention.
-    if (o_.attention) write_attention(group, w, z);
-    // ---- 4. Weighted sums of the values.
-    const int64_t size_of_row = values_.size(), first = group.row * size_of_row;
-    T *const out = o_.out + first, *const positive = o_.positive ? o_.positive + first : nullptr;
-    values_.aggregate(group, block_.index, Fetch(block_.limit, Score::kGathersValues), w, w2, factors(group),
-                      o_.bias ? static_cast<A*>(bias_) : nullptr, 0, {out}, {positive});
-    clear(group, out, positive);
-  }
-
- private:
+  // [rows, H]: the rows' sums of exponentials, and their inverse.
   A* sums(const Group& group) const { return rows_ + group.rows * heads_; }
   A* factors(const Group& group) const { return rows_ + 2 * group.rows * heads_; }
 
-  // Replaces the scores s by exponentials. Writes to w the exponentials times block_.factor, unless that is
-  // null; to w2 the same but 0 where z <= 0, if `positive` is wanted; and the results that belong to rows
-  // (stats, positive_mass).
-  void softmax(const Group& group, const A* z, A* s, A* w, A* w2) {
+  // Writes to s exponentials of the scores of raw scores z after the options on edges. Writes to w the
+  // exponentials times block.factor, unless that is null; to w2 the same but 0 where z <= 0, if `positive` is
+  // wanted; and the results that belong to rows (stats, positive_mass).
+  void operator()(const Group& group, const Block& block, const Activation<A>& score, const A* z, A* s, A* w,
+                  A* w2) {
+    block.each([&](int i) { store_vector(s + i, block.score(score.activate(load_vector<V>(z + i)), i)); });
     const int heads = heads_, entries = group.rows * heads;
     A *largest = rows_, *sum = sums(group), *factor = factors(group),
-      *positive = o_.positive ? o_.positive_mass + group.row * heads : nullptr;
+      *positive = positive_ ? positive_mass_ + group.row * heads : nullptr;
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
@@ -130,12 +104,12 @@ class GroupWorker {
                      load_vector<W>(s + e * heads + h) - load_vector<W>(factor + r * heads + h));
       });
     });
-    block_.each([&](int i) {
+    block.each([&](int i) {
       const V p = exp<A, kLanes<A>>(load_vector<V>(w + i));
-      const V weight = block_.factor ? p * load_vector<V>(block_.factor + i) : p;
+      const V weight = block.factor ? p * load_vector<V>(block.factor + i) : p;
       store_vector(s + i, p);
-      if (block_.factor) store_vector(w + i, weight);
-      if (o_.positive) store_vector(w2 + i, load_vector<V>(z + i) <= 0 ? V{} : weight);
+      if (block.factor) store_vector(w + i, weight);
+      if (positive_) store_vector(w2 + i, load_vector<V>(z + i) <= 0 ? V{} : weight);
     });
     for_heads<A>(heads, [&](auto width, int h) {
       using W = Vec<A, width.value>;
@@ -144,17 +118,17 @@ class GroupWorker {
         for (int e = begin; e < end; ++e) {
           const W p = load_vector<W>(s + e * heads + h);
           total += p;
-          if (o_.positive)  // nan <= 0 is false, so that a nan enters both sums
+          if (positive_)  // nan <= 0 is false, so that a nan enters both sums
             plus += load_vector<W>(z + e * heads + h) <= 0 ? W{} : p;
         }
         store_vector(sum + r * heads + h, total);
         // `total` is 0 without edges, or if all scores are -inf; it is not 0 if a score is nan.
         const W inverse = total == 0 ? W{} : 1 / total;
         store_vector(factor + r * heads + h, inverse);
-        if (o_.positive) store_vector(positive + r * heads + h, plus * inverse);
+        if (positive_) store_vector(positive + r * heads + h, plus * inverse);
       });
     });
-    A *logs = factor + entries, *stats = o_.stats + group.row * heads * 2;
+    A *logs = factor + entries, *stats = stats_ + group.row * heads * 2;
     for (int i = 0; i < entries; i += kLanes<A>)
       store_vector(logs + i, log<A, kLanes<A>>(load_vector<V>(sum + i)));
     for_columns<A>(entries, [&](auto width, int64_t i) {
@@ -169,7 +143,7 @@ class GroupWorker {
 
   // Writes the attention, which is w divided by the row's sum. attention: scratch for all entries of the
   // group.
-  void write_attention(const Group& group, const A* w, A* attention) const {
+  void write_attention(const Group& group, const Block& block, const A* w, A* attention) const {
     for_heads<A>(heads_, [&](auto width, int h) {
       using W = Vec<A, width.value>;
       group.each([&](int r, int begin, int end) {
@@ -178,13 +152,63 @@ class GroupWorker {
           store_vector(attention + e * heads_ + h, load_vector<W>(w + e * heads_ + h) * factor);
       });
     });
-    scatter<EdgeMajor>(attention, 0, block_.eid, block_.n, heads_, o_.attention);
+    scatter<EdgeMajor>(attention, 0, block.eid, block.n, heads_, attention_);
   }
 
+ private:
+  A *stats_, *positive_mass_, *attention_;
+  bool positive_;  // whether sums over edges with z > 0 are wanted
+  int heads_;
+  Buffer<A> rows_;  // [4, rows, H]: largest score, sum of exponentials, its inverse, its logarithm
+};
+
+// Computes all results of the rows of a group.
+template <class T, class Score>
+class GroupWorker {
+ public:
+  using A = Acc<T>;
+
+  template <class MakeScore>
+  GroupWorker(const ForwardParams& p, const Outputs<T>& o, const Grouping& grouping,
+              const MakeScore& make_score)
+      : o_(o),
+        heads_(p.shape.heads),
+        dim_(p.shape.value_dim),
+        values_(p.value, heads_, dim_),
+        score_(make_score(grouping.most_rows())),
+        block_(p.csr, p.edge, p.shape, p.dtype),
+        edges_(int64_t(4) * heads_ * EdgeMajor::kEdges),
+        softmax_(p, grouping.most_rows()),
+        bias_(o.bias ? values_.size() : 0) {
+    for (int64_t d = 0; o.bias && d < values_.size(); ++d) bias_[d] = load<T, 1>(o.bias + d);
+  }
+
+  void operator()(const Group& group) {
+    const int64_t size = int64_t(heads_) * EdgeMajor::kEdges;
+    A *z = edges_, *s = z + size, *w = s + size, *w2 = w + size;
+    // ---- 1. Scores.
+    block_.load(group.begin, group.begin + group.n, o_.attention != nullptr);
+    score_.raw(block_, group, z);
+    block_.transform(z);
+    // ---- 2. Softmax weights.
+    softmax_(group, block_, score_, z, s, w, w2);
+    if (!block_.factor) w = s;
+    // ---- 3. Attention.
+    if (o_.attention) softmax_.write_attention(group, block_, w, z);
+    // ---- 4. Weighted sums of the values.
+    const int64_t size_of_row = values_.size(), first = group.row * size_of_row;
+    T *const out = o_.out + first, *const positive = o_.positive ? o_.positive + first : nullptr;
+    values_.aggregate(group, block_.index, Fetch(block_.limit, Score::kGathersValues), w, w2,
+                      softmax_.factors(group), o_.bias ? static_cast<A*>(bias_) : nullptr, 0, {out},
+                      {positive});
+    clear(group, out, positive);
+  }
+
+ private:
   // Sets `out` to the bias, and `positive` to 0, in rows and heads whose sum of exponentials is 0: there
   // aggregate has multiplied by 0, which gives nan for a value that is not finite.
   void clear(const Group& group, T* out, T* positive) const {
-    const A* sum = sums(group);
+    const A* sum = softmax_.sums(group);
     Bits<A> none = 0;  // an integer of the sums' size, so that the compiler vectorizes the loop
     for (int i = 0; i < group.rows * heads_; ++i) none += sum[i] == 0;
     if (none == 0) return;
@@ -202,9 +226,9 @@ class GroupWorker {
   int heads_, dim_;
   Columns<T> values_;
   Score score_;
-  EdgeBlock<T, EdgeMajor> block_;
-  Buffer<A> edges_;  // four arrays: z, s, w and w2 of softmax()
-  Buffer<A> rows_;   // [4, rows, H]: largest score, sum of exponentials, its inverse, its logarithm
+  EdgeBlock<Acc<T>, EdgeMajor> block_;
+  Buffer<A> edges_;  // four arrays: z, s, w and w2 of softmax_
+  GroupSoftmax<A> softmax_;
   Buffer<A> bias_;
 };
 

@@ -15,16 +15,20 @@ namespace dfgnn::cpu::DFGNN_ISA {
 // raw = the score term of the gathered node + that of the group's row: alpha_src + alpha_dst, or in the pass
 // over the sources alpha_dst + alpha_src.
 template <class T>
-class AdditiveGroupScore : public Activation<T> {
+class AdditiveGroupScore : public Activation<Acc<T>> {
  public:
   using A = Acc<T>;
-  using Block = EdgeBlock<T, EdgeMajor>;
+  using Block = EdgeBlock<Acc<T>, EdgeMajor>;
   static constexpr bool kGathersValues = false;
 
   // gathered: the term of node j and head h is at j * stride + h, where stride is H, or more if the terms are
   // a part of node_stats (gradients.h). fixed: the terms [N, H] of the rows, or null for 0.
   AdditiveGroupScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
-      : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
+      : Activation<Acc<T>>(negative_slope),
+        gathered_(gathered),
+        stride_(stride),
+        fixed_(fixed),
+        heads_(heads) {}
 
   void raw(const Block& block, const Group& group, A* z) const {
     for_heads<A>(heads_, [&](auto width, int h) {
@@ -51,16 +55,16 @@ class AdditiveGroupScore : public Activation<T> {
 };
 
 template <class T>
-class DotGroupScore : public Activation<T> {
+class DotGroupScore : public Activation<Acc<T>> {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
-  using Block = EdgeBlock<T, EdgeMajor>;
+  using Block = EdgeBlock<Acc<T>, EdgeMajor>;
   static constexpr bool kGathersValues = false;
 
   DotGroupScore(const void* gathered, const void* fixed, int heads, int dim, A scale, A negative_slope,
                 int most_rows)
-      : Activation<T>(negative_slope),
+      : Activation<Acc<T>>(negative_slope),
         gathered_(gathered, heads, dim),
         fixed_(fixed, heads, dim, most_rows),
         scale_(scale) {}
@@ -84,15 +88,15 @@ class DotGroupScore : public Activation<T> {
 };
 
 template <class T>
-class AdditiveV2GroupScore : public Activation<T> {
+class AdditiveV2GroupScore : public Activation<Acc<T>> {
  public:
   using A = Acc<T>;
-  using Block = EdgeBlock<T, EdgeMajor>;
+  using Block = EdgeBlock<Acc<T>, EdgeMajor>;
   static constexpr bool kGathersValues = true;
 
   AdditiveV2GroupScore(const void* gathered, const void* fixed, int heads, int dim, const void* attn,
                        A negative_slope, int most_rows)
-      : Activation<T>(A(1)),
+      : Activation<Acc<T>>(A(1)),
         gathered_(gathered, heads, dim),
         fixed_(fixed, heads, dim, most_rows),
         slope_(negative_slope),

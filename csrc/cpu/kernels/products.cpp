@@ -14,7 +14,7 @@ void sddmm_as(const ProductParams& p, const Parallel& parallel) {
   const EdgeOptions none{};
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
     const Rows<T> rows{static_cast<const T*>(p.feat), matrix_shape<T>(heads, p.shape.dim)};
-    EdgeBlock<T> block(p.csr, none, p.shape);
+    EdgeBlock<Acc<T>> block(p.csr, none, p.shape, p.dtype);
     Buffer<A> row(rows.shape.packed_size()), s(int64_t(heads) * kBlock);
     for (int64_t k = first; k < last; ++k) {
       const Item& item = p.csr.items[k];
@@ -36,7 +36,7 @@ void spmm_as(const ProductParams& p, const Parallel& parallel) {
   weighted.weight = p.weight, weighted.weight_heads = heads;
   parallel_items(parallel, p.csr, [&](int64_t first, int64_t last) {
     const Rows<T> rows{static_cast<const T*>(p.feat), matrix_shape<T>(heads, p.shape.dim)};
-    EdgeBlock<T> block(p.csr, weighted, p.shape);
+    EdgeBlock<Acc<T>> block(p.csr, weighted, p.shape, p.dtype);
     Buffer<A> sum(rows.shape.packed_size());
     for (int64_t k = first; k < last; ++k) {
       const Item& item = p.csr.items[k];

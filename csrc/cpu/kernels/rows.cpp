@@ -94,11 +94,13 @@ void aggregate_tile(const Rows<T>& rows, const Ahead& ahead, int head, int vecto
 template <class T, int W, bool paired, class Terms>
 void aggregate_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms, Acc<T>* a, Acc<T>* a2,
                    bool fresh, bool fresh2) {
+  using A = Acc<T>;
   // Accumulators take 8 of 16 registers; with AVX-512 8 of 32, or 16 if there are two sums.
   constexpr int most = Terms::kTwo && kVectorBytes < 64 ? 4 : 8;
   const int heads = rows.shape.heads, vectors = rows.shape.vectors;
   const auto tile = [&](auto h, auto v, int head, int vector) {
-    if constexpr (!paired || v.value % 2 == 0)
+    // A head of narrow vectors has at most three of them: it is shorter than the next width.
+    if constexpr (paired ? v.value % 2 == 0 : W == kLanes<A> || v.value <= 2)
       aggregate_tile<T, W, paired, h.value, v.value>(rows, ahead, head, vector, n, terms, a, a2, fresh,
                                                      fresh2);
   };
@@ -205,12 +207,13 @@ void dots_all(const Rows<T>& rows, const Ahead& ahead, int n, const Terms& terms
       Vector total[E] = {};
       int v = 0;
       for (; v < most && v < kRun; v += step) add(total, v * W, v, false);
-      while (v < most) {
-        Vector run[E] = {};
-        for (const int end = v + kRun; v < most && v < end; v += step) add(run, v * W, v, false);
+      if constexpr (W == kLanes<A>)  // a head of narrow vectors has at most three of them
+        while (v < most) {
+          Vector run[E] = {};
+          for (const int end = v + kRun; v < most && v < end; v += step) add(run, v * W, v, false);
 #pragma GCC unroll 4
-        for (int i = 0; i < E; ++i) total[i] += run[i];
-      }
+          for (int i = 0; i < E; ++i) total[i] += run[i];
+        }
       if (!paired && most >= 0) add(total, shape.last, most, true);  // most is -1 if D is 0
       A sums[E];
       sum4<A, W>(total, sums);

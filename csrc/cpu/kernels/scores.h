@@ -20,10 +20,9 @@
 namespace dfgnn::cpu::DFGNN_ISA {
 
 // activate() and slope() of all scores.
-template <class T>
+template <class A>
 class Activation {
  public:
-  using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
 
   explicit Activation(A negative_slope) : slope_(negative_slope) {}
@@ -38,7 +37,7 @@ class Activation {
 // raw = the score term of the gathered node + that of the fixed row: alpha_src + alpha_dst, or in the pass
 // over the sources alpha_dst + alpha_src.
 template <class T>
-class AdditiveScore : public Activation<T> {
+class AdditiveScore : public Activation<Acc<T>> {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
@@ -47,11 +46,15 @@ class AdditiveScore : public Activation<T> {
   // gathered: the term of node j and head h is at j * stride + h, where stride is H, or more if the terms are
   // a part of node_stats (gradients.h). fixed: the terms [N, H] of the fixed rows, or null for 0.
   AdditiveScore(const A* gathered, int64_t stride, const A* fixed, int heads, A negative_slope)
-      : Activation<T>(negative_slope), gathered_(gathered), stride_(stride), fixed_(fixed), heads_(heads) {}
+      : Activation<Acc<T>>(negative_slope),
+        gathered_(gathered),
+        stride_(stride),
+        fixed_(fixed),
+        heads_(heads) {}
 
   void fix(int64_t row) { row_ = row * heads_; }
 
-  void raw(const EdgeBlock<T>& block, A* z) const {
+  void raw(const EdgeBlock<Acc<T>>& block, A* z) const {
     gather<HeadMajor>(gathered_, block.index, block.n, block.limit, heads_, stride_, z, 0);
     if (!fixed_) return;
     for (int h = 0; h < heads_; ++h) {
@@ -70,7 +73,7 @@ class AdditiveScore : public Activation<T> {
 
 // raw = scale * (gathered row . fixed row)
 template <class T>
-class DotScore : public Activation<T> {
+class DotScore : public Activation<Acc<T>> {
  public:
   using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
@@ -81,7 +84,7 @@ class DotScore : public Activation<T> {
   // or the fixed rows.
   DotScore(const void* gathered, const void* fixed, const RowShape& shape, const void* feat, Feat side,
            A scale, A negative_slope)
-      : Activation<T>(negative_slope),
+      : Activation<Acc<T>>(negative_slope),
         gathered_(gathered, shape, feat, side),
         fixed_(static_cast<const T*>(fixed)),
         scale_(scale),
@@ -91,14 +94,14 @@ class DotScore : public Activation<T> {
 
   void fix(int64_t row) { pack(shape(), fixed_ + row * shape().size(), row_); }
 
-  void load(const EdgeBlock<T>& block) { gathered_.load(block, true); }
-  void raw(const EdgeBlock<T>& block, A* z) {
+  void load(const EdgeBlock<Acc<T>>& block) { gathered_.load(block, true); }
+  void raw(const EdgeBlock<Acc<T>>& block, A* z) {
     load(block);
     gathered_.dots(block, row_, z);
     block.update(z, [&](V v, int) { return v * scale_; });
   }
 
-  void accumulate(const EdgeBlock<T>& block, const A* draw, A* a, A*, bool first) const {
+  void accumulate(const EdgeBlock<Acc<T>>& block, const A* draw, A* a, A*, bool first) const {
     gathered_.aggregate(block, draw, nullptr, a, nullptr, first);
   }
   void finish(A* a) const {
@@ -108,7 +111,7 @@ class DotScore : public Activation<T> {
   // For each edge: grad_feat = draw * scale * query (unless draw is null) + w * value (unless w is null).
   // query is the fixed row, `value` a packed row of value_shape, which is shape() if both summands are
   // wanted. Scales draw in place.
-  void scatter_feat(const EdgeBlock<T>& block, A* draw, const A* w, const A* value,
+  void scatter_feat(const EdgeBlock<Acc<T>>& block, A* draw, const A* w, const A* value,
                     const RowShape& value_shape, T* grad_feat) const {
     if (draw) block.update(draw, [&](V v, int) { return v * scale_; });
     scatter_row(draw ? shape() : value_shape, block.n, w, value, draw, row_, block.eid, grad_feat);
@@ -124,7 +127,7 @@ class DotScore : public Activation<T> {
 // raw = attn . LeakyReLU(gathered row + fixed row). This LeakyReLU is the only one: activate() is the
 // identity.
 template <class T>
-class AdditiveV2Score : public Activation<T> {
+class AdditiveV2Score : public Activation<Acc<T>> {
  public:
   using A = Acc<T>;
   using Feat = typename Gathered<T>::Feat;
@@ -132,7 +135,7 @@ class AdditiveV2Score : public Activation<T> {
 
   AdditiveV2Score(const void* gathered, const void* fixed, const RowShape& shape, const void* feat,
                   const void* attn, A negative_slope)
-      : Activation<T>(1),
+      : Activation<Acc<T>>(1),
         gathered_(gathered, shape, feat, Feat::gathered),
         fixed_(static_cast<const T*>(fixed)),
         slope_(negative_slope),
@@ -145,21 +148,21 @@ class AdditiveV2Score : public Activation<T> {
 
   void fix(int64_t row) { pack(shape(), fixed_ + row * shape().size(), row_); }
 
-  void load(const EdgeBlock<T>& block) { gathered_.load(block, true); }
-  void raw(const EdgeBlock<T>& block, A* z) {
+  void load(const EdgeBlock<Acc<T>>& block) { gathered_.load(block, true); }
+  void raw(const EdgeBlock<Acc<T>>& block, A* z) {
     load(block);
     gathered_.leaky_dots(block, row_, attn_, slope_, z);
   }
 
   // a2, unless it is null, += what the block's edges contribute to the gradient of attn.
-  void accumulate(const EdgeBlock<T>& block, const A* draw, A* a, A* a2, bool first) const {
+  void accumulate(const EdgeBlock<Acc<T>>& block, const A* draw, A* a, A* a2, bool first) const {
     gathered_.leaky_aggregate(block, row_, slope_, draw, a, a2, first);
   }
   void finish(A* a) const {
     for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= attn_[d];
   }
 
-  void scatter_feat(const EdgeBlock<T>& block, const A* draw, const A*, const A*, const RowShape&,
+  void scatter_feat(const EdgeBlock<Acc<T>>& block, const A* draw, const A*, const A*, const RowShape&,
                     T* grad_feat) const {
     scatter_leaky(shape(), gathered_.sums(), block.n, row_, attn_, slope_, draw, block.eid, grad_feat);
   }

@@ -17,7 +17,7 @@ class Destination {
         p_(call.p),
         attn_(attn),
         groups(larger(call.row, call.value_row)),
-        block_(p_.csr, p_.edge, p_.shape),
+        block_(p_.csr, p_.edge, p_.shape, p_.dtype),
         edges_(p_, groups.most_rows()),
         from_(gathering(call)),
         query_(additive() ? nullptr : p_.query, keyed(), groups.most_rows()),
@@ -209,8 +209,8 @@ class Destination {
     sum(true, false), sum(false, true);
   }
 
-  EdgeBlock<T, EdgeMajor> block_;
-  SecondEdges<T> edges_;
+  EdgeBlock<Acc<T>, EdgeMajor> block_;
+  SecondEdges<Acc<T>> edges_;
   Gathering<T> from_;
   OwnRows<T> query_, of_query_, grad_;
   Destinations<A> to_{};
@@ -253,7 +253,7 @@ void run_pieces(const Call<T>& call, const Parallel& parallel, Acc<T>* attn) {
   each_piece(p.csr, parallel, make, [&](auto& pass, const Item& item) { pass.measure(item, at(item)); });
   merge(0, 3);
   {
-    const SecondEdges<T> edges(p, 1);
+    const SecondEdges<Acc<T>> edges(p, 1);
     for (int64_t slot = 0; slot < p.csr.num_slots; ++slot) edges.divide(1, sums + slot * row);
   }
   each_piece(p.csr, parallel, make, [&](auto& pass, const Item& item) { pass.add_moments(item, at(item)); });

@@ -47,12 +47,11 @@ static inline void split_fours(const A* fours, Vec<A, W>* out) {
   out[2] = odd_lanes<A, W>(even, even2, lanes), out[3] = odd_lanes<A, W>(odd, odd2, lanes);
 }
 
-template <class T>
+template <class A>
 class SecondEdges {
  public:
-  using A = Acc<T>;
   using V = Vec<A, kLanes<A>>;
-  using Block = EdgeBlock<T, EdgeMajor>;
+  using Block = EdgeBlock<A, EdgeMajor>;
 
   // most_rows: the most rows of a group. slope_ is 1 for GATv2, whose LeakyReLU is a part of its raw score.
   SecondEdges(const SecondParams& p, int most_rows)

@@ -15,7 +15,7 @@ class Source {
       : groups(larger(call.row, call.value_row)),
         call_(call),
         p_(call.p),
-        block_(p_.reverse, kNoOptions, p_.shape),
+        block_(p_.reverse, kNoOptions, p_.shape, p_.dtype),
         edges_(p_, groups.most_rows()),
         grad_(call.table(p_.grad_out, call.value_row)),
         query_(call.table(additive() ? nullptr : p_.query, call.row)),
@@ -86,8 +86,8 @@ class Source {
 
   const Call<T>& call_;
   const SecondParams& p_;
-  EdgeBlock<T, EdgeMajor> block_;
-  SecondEdges<T> edges_;
+  EdgeBlock<Acc<T>, EdgeMajor> block_;
+  SecondEdges<Acc<T>> edges_;
   Table<T> grad_, query_, of_query_, feat_;
   OwnRows<T> fixed_;
   Sums<A> value_sums_, key_sums_;

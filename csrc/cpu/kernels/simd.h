@@ -156,6 +156,8 @@ static inline Vec<float, W> to_float(Half, Vec<uint16_t, W> v) {
 #endif
 #if defined(__F16C__)
   if constexpr (W == 8) return bit_cast<Vec<float, W>>(_mm256_cvtph_ps(bit_cast<__m128i>(v)));
+  if constexpr (W == 4)
+    return bit_cast<Vec<float, W>>(_mm_cvtph_ps(_mm_cvtsi64_si128(bit_cast<long long>(v))));
 #endif
   // Shifting exponent and mantissa and scaling by 2^112 is right except for inf and nan, whose exponent is
   // set afterwards.
@@ -176,6 +178,9 @@ static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
 #if defined(__F16C__)
   if constexpr (W == 8)
     return bit_cast<Vec<uint16_t, W>>(_mm256_cvtps_ph(bit_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+  if constexpr (W == 4)
+    return bit_cast<Vec<uint16_t, W>>(
+        _mm_cvtsi128_si64(_mm_cvtps_ph(bit_cast<__m128>(v), _MM_FROUND_TO_NEAREST_INT)));
 #endif
   using U = Vec<uint32_t, W>;
   const U u = bit_cast<U>(v), m = u & 0x7fffffffu;
