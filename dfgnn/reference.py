@@ -346,7 +346,7 @@ def block_attention(
     offsets: Tensor,
     key_offsets: Tensor | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     key_bias: Tensor | None = None,
     pair_bias: Tensor | None = None,
     softcap: float | None = None,

@@ -53,7 +53,7 @@ struct Attention : Graphs<Backend> {
     // The call of a whole layer: it makes an additive score's src and dst itself and reads their gradients by
     // `p` alone, and the gradients of value, src, dst and feat need not be tensors of their own.
     bool of_layer = false;
-    bool unwritten = false;  // kernels may leave rows of the edges' gradients unwritten; they are to be zero
+    bool unwritten = false;  // kernels may leave rows of the edges' results unwritten; they are to be zero
 
     int64_t num_src() const { return value.size(0); }
     int64_t heads() const { return value.size(1); }
@@ -186,17 +186,15 @@ struct Attention : Graphs<Backend> {
     all.place(const_cast<void*>(memory.const_data_ptr()));  // backward only reads it
   }
 
-  // attention_forward returns a tensor for each array: stats, positive_mass, positive. A missing one is
-  // empty. make_saved() allocates them; read_saved() checks them in backward, and makes p point to them.
+  // Other calls save a tensor for each array: stats, positive_mass, positive. make_saved() allocates them;
+  // read_saved() checks them in backward, and makes p point to them.
   using Saved = std::array<OptTensor, 3>;
   static Saved make_saved(const Checker& check, ForwardParams& p, const Inputs& in, bool save_positive) {
     Saved made;
     size_t k = 0;
-    for_saved(
-        check, p, in, save_positive,
-        [&](void*& where, const char*, bool wanted, std::initializer_list<int64_t> sizes, ScalarType dtype) {
-          made[k++] = or_empty(optional(where, wanted, in.value, sizes, dtype), in.value, dtype);
-        });
+    for_saved(check, p, in, save_positive,
+              [&](void*& where, const char*, bool wanted, std::initializer_list<int64_t> sizes,
+                  ScalarType dtype) { made[k++] = optional(where, wanted, in.value, sizes, dtype); });
     return made;
   }
   static void read_saved(const Checker& check, BackwardParams& p, const Inputs& in, bool has_positive,
@@ -243,6 +241,7 @@ struct Attention : Graphs<Backend> {
     const int64_t h = in.heads(), dv = in.value_dim(), slots = p.csr.num_slots;
     Tensor out = into ? *into : make(value, {in.num_dst, h, dv}, type);
     OptTensor attention = optional(p.attention, return_attention, value, {p.shape.num_edges, h}, acc);
+    if (in.unwritten && attention) attention = torch::stable::zero_(*attention);
     p.out = out.mutable_data_ptr(), p.out_bias = data(in.out_bias);
     Workspace scratch;
     scratch.add(p.partial_out, slots, {slots, h, dv}, acc);
@@ -367,7 +366,7 @@ struct Attention : Graphs<Backend> {
       on_scratch(g.dst, p.grad_query, {m, h, d});
       on_scratch(g.feat, p.grad_feat, {edges, h, d});
     }
-    if (in.unwritten) zero(g.bias), zero(g.feat);
+    if (in.unwritten) zero(g.bias), zero(g.gate), zero(g.weight), zero(g.feat);
     Backend::backward(p, value);
     return g;
   }
@@ -412,7 +411,8 @@ struct Attention : Graphs<Backend> {
     p.csr = csr(check, "indices", indices, eids, items, splits, plan, tiles, num_dst, in.num_src());
     const Saved saved = make_saved(check, p, in, save_positive);
     const Outputs made = run_forward(check, in, p, return_attention);
-    return {made.out, *saved[0], *saved[2], *saved[1], or_empty(made.attention, value, in.acc())};
+    return {made.out, *saved[0], or_empty(saved[2], value, in.type()), or_empty(saved[1], value, in.acc()),
+            or_empty(made.attention, value, in.acc())};
   }
 
   static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(

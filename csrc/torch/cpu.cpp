@@ -19,6 +19,7 @@
 #include "layer.h"
 #include "pair_scores.h"
 #include "parallel.h"
+#include "planned.h"
 #include "products.h"
 #include "projected.h"
 #include "schemas.h"
@@ -182,6 +183,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {
   dfgnn::ProjectedAttention<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::GatAttention<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::Layers<dfgnn::CpuBackend>::register_ops(m);
+  dfgnn::Planned<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::Products<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CpuBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CpuBackend>::register_ops(m);

@@ -9,6 +9,7 @@
 #include "../cuda/second_order/second_order.h"
 #include "edge_terms.h"
 #include "layer.h"
+#include "planned.h"
 #include "products.h"
 #include "projected.h"
 #include "second_order.h"
@@ -199,6 +200,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::ProjectedAttention<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::GatAttention<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::Layers<dfgnn::CudaBackend>::register_ops(m);
+  dfgnn::Planned<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::Products<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::EdgeTerms<dfgnn::CudaBackend>::register_ops(m);
   dfgnn::SecondOrder<dfgnn::CudaBackend>::register_ops(m);

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..engine.compiler_graph import edge_pair
-from . import calls, operations, report, scores
+from . import calls, operations, padded, report, scores
 from .normal_forms import Index
 from .operations import arguments, name, shape, value
 from .products import Products, Rows
@@ -72,7 +72,7 @@ class _Rewriter:
         alone = [s for s in softmaxes.values() if s.node not in whole or s.node in beside]
         plans += [self._softmax_alone(s, found) for s in alone]
         graphs = {(p.args[0]) for p in plans}
-        plans += self._sums(found, weighted, whole, graphs)
+        plans += self._sums(found, weighted, whole, graphs) + self._padded(nodes)
         for plan in sorted(plans, key=lambda plan: order[plan.node]):
             self._emit(plan)
         self._remove_unused(nodes)
@@ -188,6 +188,17 @@ class _Rewriter:
                 plans.append(_Plan(total.node, calls.segment_sum, given, "index_add in float32", None))
         return plans
 
+    def _padded(self, nodes: list[Node]) -> list[_Plan]:
+        """Plans of attention within padded batches."""
+        plans = []
+        for node in nodes:
+            found = padded.call_for(node)
+            if isinstance(found, str):
+                self.report.found.append(Found(report.place_of(node), "", found))
+            elif found is not None:
+                plans.append(_Plan(node, *found, padded.FORM, None))
+        return plans
+
     # ---- changing the graph --------------------------------------------------------------------------------
 
     def _emit(self, plan: _Plan) -> None:
@@ -215,7 +226,7 @@ class _Rewriter:
 
     def _remove_unused(self, nodes: list[Node]) -> None:
         for node in reversed(nodes):
-            known = bool(arguments(node)) and not operations.written(node)
+            known = (bool(arguments(node)) and not operations.written(node)) or node in self._replaced
             if known and not node.users:
                 self.graph.erase_node(node)
 

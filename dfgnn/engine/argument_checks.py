@@ -192,8 +192,9 @@ def wrong_shape(name: str, x: Tensor, shapes) -> str:
     """What an error says of a tensor that has none of the shapes. None in a shape matches any size >= 1."""
     text = " or ".join("[" + ", ".join("any" if n is None else str(n) for n in s) + "]" for s in shapes)
     text = f"expected shape {text}, got {list(x.shape)}"
-    if x.dim() and x.shape[-1] == 1 and any(_fits(x.shape[:-1], shape) for shape in shapes):
-        return f"{text}; {name}.squeeze(-1) has the shape"
+    for at, rest in ((-1, x.shape[:-1]), (0, x.shape[1:])):
+        if x.dim() and x.shape[at] == 1 and any(_fits(rest, shape) for shape in shapes):
+            return f"{text}; {name}.squeeze({at}) has the shape"
     return f"{text}; it has {_MEANS[name]}" if name in _MEANS else text
 
 

@@ -101,7 +101,7 @@ class Attention(EagerFunction):
         found = call.run_backward(grads, tensors, out, attention, saved, _ops.need_bits(need))
         grad_sink = None
         if sink is not None:
-            found, grad_sink = plain.sink_gradients(
+            found, grad_sink = plain.eager_sink_gradients(
                 call, sink, tensors, grads, out, saved[0], attention, found
             )
         found = _ops.gradients(need, tensors, grad_out, found)[:count]

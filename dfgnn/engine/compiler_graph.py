@@ -184,7 +184,7 @@ def smaller(a: int, b: int) -> int:
 # ---- how operators take a traced graph, and how they find the graph ---------------------------------------
 
 
-class Arguments(NamedTuple):
+class Traced(NamedTuple):
     """A traced graph in the arguments of operators. given and number are those of `EdgeList`, or a packed
     structure (`in_cuda_graphs`) and -1. num_edges: the capacity of a packed structure; 0 if no result
     has a row per edge."""
@@ -196,29 +196,30 @@ class Arguments(NamedTuple):
     self_loops: bool
     num_edges: int
 
+    @property
+    def family(self) -> str:
+        """The prefix of the operators in Python that find this graph: see `_FAMILIES`."""
+        return "graph" if self.given is None or is_made(self.given, self.number) else "edge"
 
-ARGUMENTS = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
-# The prefixes of the names of operators ("edge": on an edge_index; "graph": on the number of a Graph) -> the
-# operators' tags. Making the graph of a new edge_index waits for the GPU, which a CUDA graph cannot contain.
-# A Graph that was used before needs no waiting, and torch records one CUDA graph for each value of `number`.
+
+TRACED = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+# The prefixes of operators -> their tags. Making the graph of a new edge_index ("edge") waits for the GPU,
+# which a CUDA graph cannot contain. A Graph that was used before needs no waiting ("graph"), and torch
+# records one CUDA graph for each value of `number`.
 _FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
-
-
-class Traced(NamedTuple):
-    """A traced graph as operators take it, and the prefix of the operators that do."""
-
-    family: str
-    edges: Arguments
-
-    def operator(self, name: str) -> Any:
-        return _ops.operator(f"{self.family}_{name}")
 
 
 def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
     """sized: a result has a row per edge, so that edges of a graph with appended loops must be counted."""
     num_edges = edges.num_edges if sized else 0
-    arguments = edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges
-    return Traced("graph" if edges.given is None else "edge", Arguments(*arguments))
+    return Traced(edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
+
+
+def by_rule(rule: Rule, *tensors: Any) -> Any:
+    """What the rule computes, in an autograd function where gradients are recorded."""
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors):
+        return ByRule.apply(rule, *tensors)
+    return rule.forward(*tensors)
 
 
 def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
@@ -229,37 +230,103 @@ def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
         _ops.without_autograd(f"{family}_{name}")
 
 
-def define_differentiable(
-    name: str, schema: str, kernel: Callable, fake: Callable, rule_of: Callable[..., tuple[Rule, tuple]]
-) -> None:
-    """Defines an operator of both families, ``<family>_<name>``. While a compiler traces it is replaced by
-    ``<family>_<name>_run``, called in an autograd function where gradients are recorded.
+def define_traced(name: str, schema: str, call: Callable[..., Any]) -> None:
+    """Defines the operator ``traced_<name>``, which compilers replace by what ``call`` calls. Inductor's
+    settings are known only then. call: a function of the operator's arguments, with a `Traced` in place of
+    its fields."""
+    place = schema.count(",", 0, schema.index("given"))
+    end = place + len(Traced._fields)
 
-    rule_of: a function of the family and the operator's arguments, which returns the rule of that autograd
-    function and its tensors.
-    """
-    define(f"{name}_run", schema, kernel, fake)
-    for family in _FAMILIES:
-        run = _ops.operator(f"{family}_{name}_run")
-        place = [argument.name for argument in run._schema.arguments].index("given")
-        call = _with_gradients(family, name, run, place, rule_of)
-        _ops.composite_operator(f"{family}_{name}", schema, call)
+    def composite(*args):
+        edges = Traced(*args[place:end])
+        return call(*args[:place], (edges.family == "edge" and _in_cuda_graphs(*edges)) or edges, *args[end:])
+
+    _ops.composite_operator(f"traced_{name}", schema, composite)
 
 
-def _with_gradients(family: str, name: str, run: Any, place: int, rule_of: Callable) -> Callable:
-    end = place + len(Arguments._fields)
+# ---- plans: compiled code looks a graph up once, in Python, and calls C++ operators on what was found ------
 
-    def call(*args):
-        made = _in_cuda_graphs(*args[place:end]) if family == "edge" else None
-        if made is not None:
-            return Traced("graph", made).operator(name)(*args[:place], *made, *args[end:])
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args):
-            rule, tensors = rule_of(family, *args)
-            results = ByRule.apply(rule, *tensors)
-            return list(results) if isinstance(results, tuple) else results
-        return run(*args)
 
-    return call
+class PlanKey(NamedTuple):
+    """What a plan depends on beside the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
+    products of the edges' features."""
+
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    layer: str
+    schedule: str
+    edges: bool
+    train: bool
+
+
+OF_EDGES = "edges"
+KEY = "SymInt heads, SymInt dim, ScalarType dtype, str layer, str schedule, bool edges, bool train"
+_NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
+
+
+def _plan(*args: Any) -> Tensor:
+    """What the operators of csrc/torch/planned.h call ``plan``. It keeps the graph and the plan alive."""
+    graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
+    planner, of_edges = graph._planner, key.layer == OF_EDGES
+    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key)
+    made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
+    made._dfgnn_graph = graph, handle  # type: ignore[attr-defined]
+    return made
+
+
+def _plan_fake(*args: Any) -> Tensor:
+    return torch.empty(2, dtype=torch.int64, device="cpu")
+
+
+_plan_op = _ops.python_operator(
+    "edge_plan", f"({TRACED}, {KEY}) -> Tensor", _plan, _plan_fake, torch.Tag.cudagraph_unsafe
+)
+_ops.without_autograd("edge_plan")
+
+
+class Place(NamedTuple):
+    """How compiled code calls the operators on one graph and plan: "planned" ones are C++, and get what
+    `edge_plan` found; within CUDA graphs, "graph" ones find it themselves. leading: their first arguments."""
+
+    family: str
+    leading: tuple[Any, ...]
+
+    def call(self, name: str, *args: Any) -> Any:
+        return _ops.operator(f"{self.family}_{name}")(*self.leading, *args)
+
+
+def place_of(edges: Traced, key: PlanKey, features: Tensor) -> Place:
+    if edges.family == "graph" and internals.inductor_uses_cuda_graphs():
+        return Place("graph", (*edges, *key))
+    # On the device meta operators give shapes alone, for which no graph is looked up.
+    plan = _plan_fake() if features.is_meta else _plan_op(*edges, *key)
+    return Place("planned", (plan, edges.num_dst, edges.num_edges))
+
+
+def define_planned(name: str, arguments: str, results: str, fake: Callable) -> None:
+    """Defines the two operators by which `Place` calls one of csrc/torch/planned.h. arguments: those behind
+    the plan, num_dst and num_edges."""
+    op = _ops.compiled_operator(
+        f"planned_{name}",
+        f"(Tensor plan, SymInt num_dst, SymInt num_edges, {arguments}) -> {results}",
+        fake,
+        torch.Tag.cudagraph_unsafe,  # the plan's numbers would be recorded with it
+    )
+
+    def kernel(*args):  # a packed structure on a CPU has fewer edges than its capacity, so that 0 is given
+        return op(_plan(*args[:_NUM_FOUND]), args[3], 0, *args[_NUM_FOUND:])
+
+    def fake_of_graph(*args):
+        return fake(None, args[3], args[5], *args[_NUM_FOUND:])
+
+    schema = f"({TRACED}, {KEY}, {arguments}) -> {results}"
+    _ops.python_operator(f"graph_{name}", schema, kernel, fake_of_graph)
+    for family in ("planned", "graph"):
+        _ops.without_autograd(f"{family}_{name}")
+
+
+# ---- a graph that is sorted in each replay of a CUDA graph ------------------------------------------------
 
 
 _structure = _ops.python_operator(
@@ -271,7 +338,7 @@ _structure = _ops.python_operator(
 _ops.without_autograd("edge_structure")
 
 
-def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Arguments | None:
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Traced | None:
     """The arguments with a packed structure (`in_cuda_graphs`) in place of the ``edge_index``, if
     Inductor will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if
     tensors have a row per edge and loops are replaced, because the number of edges then depends on values."""
@@ -283,7 +350,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> A
         given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
     room = in_cuda_graphs.num_places(given, num_src, num_dst, self_loops)
-    return Arguments(made, number, num_src, num_dst, self_loops, room)
+    return Traced(made, number, num_src, num_dst, self_loops, room)
 
 
 # ---- an edge_index of rows of other tensors ---------------------------------------------------------------
@@ -339,7 +406,7 @@ def is_made(given: Tensor | None, number: int) -> bool:
 def find(
     given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
 ) -> Graph:
-    """The graph of `Arguments`."""
+    """The graph of a `Traced`."""
     if number >= 0:
         graph = _of_number(number)
         return graph if given is None else _typed(graph, given, num_src)

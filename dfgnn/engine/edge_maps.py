@@ -53,6 +53,9 @@ class EdgeMap(NamedTuple):
     gradients: tuple[Callable[..., Tensor], ...]  # for each tensor, the function that computes its gradient
     saves: bool = True  # whether the gradients depend on the tensors, which are then saved for backward
     of_edges: bool = False  # whether the result has a row per edge
+    #: A function of tensors and numbers: (heads, width, dtype), by which compiled code finds the plan of the
+    #: map's operator in csrc/torch/planned.h. None: there is no such operator.
+    shape: Callable[..., tuple[Any, Any, torch.dtype]] | None = None
 
 
 class _Mapped(Rule):
@@ -66,7 +69,14 @@ class _Mapped(Rule):
     def forward(self, *tensors):
         graph = self.graph
         if type(graph) is Traced:
-            return graph.operator(f"{self.map.name}_run")(*tensors, *graph.edges, *self.numbers)
+            if self.map.shape is None:
+                run = _ops.operator(f"{graph.family}_{self.map.name}")
+                return run(*tensors, *graph, *self.numbers)
+            shape = self.map.shape(*tensors, *self.numbers)
+            key = compiler_graph.PlanKey(*shape, compiler_graph.OF_EDGES, "auto", True, False)
+            return compiler_graph.place_of(graph, key, tensors[0]).call(
+                self.map.name, *tensors, *self.numbers
+            )
         return self.map.run(graph, *tensors, *self.numbers)
 
     def saved(self, tensors, result):
@@ -86,7 +96,7 @@ def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: 
     plain = in_plain_operations()
     if isinstance(graph, (EdgeList, Traced)) and not plain:
         traced = graph if isinstance(graph, Traced) else as_traced(graph)
-        return traced.operator(edge_map.name)(*tensors, *traced.edges, *numbers)
+        return _ops.operator(f"traced_{edge_map.name}")(*tensors, *traced, *numbers)
     if plain or transformed(*tensors):
         return edge_map.plain(graph, *tensors, *numbers)
     return rules.apply(_Mapped(edge_map, graph, numbers), *tensors)
@@ -95,7 +105,7 @@ def apply(edge_map: EdgeMap, graph: Any, tensors: tuple[Tensor, ...], *numbers: 
 def define(edge_map: EdgeMap) -> EdgeMap:
     """Defines the map's operators on traced graphs."""
     count = len(edge_map.gradients)
-    end = count + len(compiler_graph.Arguments._fields)
+    end = count + len(Traced._fields)
 
     def kernel(*args):
         graph = compiler_graph.find(*args[count:end])
@@ -104,14 +114,22 @@ def define(edge_map: EdgeMap) -> EdgeMap:
         return compiler_graph.in_use(graph.edge_mask, result) if edge_map.of_edges else result
 
     def fake(*args):
-        return edge_map.empty(compiler_graph.Arguments(*args[count:end]), *args[:count], *args[end:])
+        return edge_map.empty(Traced(*args[count:end]), *args[:count], *args[end:])
 
-    def rule_of(family, *args):
-        graph = Traced(family, compiler_graph.Arguments(*args[count:end]))
-        return _Mapped(edge_map, graph, args[end:]), args[:count]
+    def fake_of_plan(plan, num_dst, num_edges, *args):
+        return edge_map.empty(Traced(None, 0, 0, num_dst, False, num_edges), *args)
 
-    schema = f"({edge_map.tensors}, {compiler_graph.ARGUMENTS}, {edge_map.numbers}) -> Tensor"
-    compiler_graph.define_differentiable(edge_map.name, schema, kernel, fake, rule_of)
+    def call(*args):
+        rule = _Mapped(edge_map, args[count], args[count + 1 :])
+        return compiler_graph.by_rule(rule, *args[:count])
+
+    schema = f"({edge_map.tensors}, {compiler_graph.TRACED}, {edge_map.numbers}) -> Tensor"
+    compiler_graph.define_traced(edge_map.name, schema, call)
+    if edge_map.shape is None:
+        compiler_graph.define(edge_map.name, schema, kernel, fake)
+    else:
+        arguments = f"{edge_map.tensors}, {edge_map.numbers}"
+        compiler_graph.define_planned(edge_map.name, arguments, "Tensor", fake_of_plan)
     return edge_map
 
 
@@ -239,7 +257,7 @@ def rows_of_sources(graph: Graph, x: Tensor) -> Tensor:
     return _rows(graph, x, True)
 
 
-def rows_of_destinations(graph: Graph, x: Tensor) -> Tensor:
+def rows_of_destinations(graph: Any, x: Tensor) -> Tensor:
     """x[i] for every edge j -> i: ``[N_dst, ...]`` -> ``[E, ...]``. The gradient is deterministic."""
     return _rows(graph, x, False)
 
@@ -272,6 +290,7 @@ _DOT = define(
     EdgeMap(
         "edge_dot", "Tensor rows, Tensor attr", "float scale", of_edges=True,
         run=operators.edge_dot,
+        shape=lambda rows, attr, scale: (*rows.shape[1:], rows.dtype),
         plain=_dot_in_tensors,
         empty=lambda graph, rows, attr, scale: _ops.edge_dot_fake(rows, graph.num_edges),
         gradients=(
@@ -284,6 +303,7 @@ _SHARED_SUM = define(
     EdgeMap(
         "edge_sum", "Tensor weight, Tensor attr", "SymInt width",
         run=operators.edge_sum,
+        shape=lambda weight, attr, width: (weight.shape[1], width, attr.dtype),
         plain=_shared_sum_in_tensors,
         empty=lambda graph, weight, attr, width: attr.new_empty(graph.num_dst, weight.shape[1], width),
         gradients=(
@@ -296,6 +316,7 @@ _OUTER = define(
     EdgeMap(
         "edge_outer", "Tensor weight, Tensor rows", "SymInt dim, float scale", of_edges=True,
         run=operators.edge_outer,
+        shape=lambda weight, rows, dim, scale: (*rows.shape[1:], rows.dtype),
         plain=_outer_in_tensors,
         empty=lambda graph, weight, rows, dim, scale: rows.new_empty(graph.num_edges, dim),
         gradients=(

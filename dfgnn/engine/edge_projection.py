@@ -14,7 +14,7 @@ scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_m
 `_unfolded` projects per edge, where that is faster. There are three ways to compute the folded form.
 `_composed` puts these parts together under autograd, for every option and derivatives of any order.
 `_Separate` is one autograd function, with less memory and fewer passes; a compiler records it as one operator
-(`_Recorded`). Its output contains the edges' part, so that the product of the output and its gradient is all
+(`_Recorded`) where features are those of each head. Its output contains the edges' part, so that the product of the output and its gradient is all
 of delta (docs/internals/glossary.md): to compute delta, backward needs neither the attention nor the output
 without the edges' part. `_InOne` is for one
 projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the features. The
@@ -302,10 +302,10 @@ class _Call(NamedTuple):
 
 
 _COUNT = len(_Given._fields)
-_END = _COUNT + len(_edges.Arguments._fields)
+_END = _COUNT + len(_edges.Traced._fields)
 _SCHEMA = ", ".join(f"Tensor{'' if k in (0, 2) else '?'} {name}" for k, name in enumerate(_Given._fields))
 _SCHEMA = (
-    f"{_SCHEMA}, {_edges.ARGUMENTS}, str schedule, float negative_slope, float scale, float dropout_p, "
+    f"{_SCHEMA}, {_edges.TRACED}, str schedule, float negative_slope, float scale, float dropout_p, "
     "int flags, bool one_feat, bool one_proj, bool saves_attention, bool train"
 )
 
@@ -325,7 +325,7 @@ def _kept(g: _Given, call: _Call) -> tuple[bool, ...]:
 
 
 def _recorded_forward_fake(*args) -> list[Tensor]:
-    g, call, edges = _Given(*args[:_COUNT]), _Call(*args[_END:]), _edges.Arguments(*args[_COUNT:_END])
+    g, call, edges = _Given(*args[:_COUNT]), _Call(*args[_END:]), _edges.Traced(*args[_COUNT:_END])
     heads, acc = g.value.shape[1], _ops.acc_type(g.value.dtype)
     value_proj = g.key_proj if call.one_proj else g.value_proj
     width = _width_of_sums(g.value, value_proj)
@@ -360,13 +360,13 @@ def _recorded_backward_fake(need, grad, out, made, *args) -> list[Tensor]:
 class _Recorded(Rule):
     """`_Separate` on a traced graph. args: the operator's arguments behind the tensors."""
 
-    __slots__ = "args", "family"
+    __slots__ = "args", "edges"
 
-    def __init__(self, family: str, args: tuple):
-        self.family, self.args = family, args
+    def __init__(self, edges: _edges.Traced, args: tuple):
+        self.edges, self.args = edges, args
 
     def forward(self, *tensors):
-        return tuple(_ops.operator(f"{self.family}_attend_terms_run")(*tensors, *self.args))
+        return tuple(_ops.operator(f"{self.edges.family}_attend_terms")(*tensors, *self.edges, *self.args))
 
     def saved(self, tensors, results):
         return *tensors, *results
@@ -375,31 +375,34 @@ class _Recorded(Rule):
     def gradients(self, need, saved, grad, *_):
         g, (out, *made) = _Given(*saved[:_COUNT]), saved[_COUNT:]
         need = _Given(*need)
-        backward = _ops.operator(f"{self.family}_attend_terms_backward")
-        found = iter(backward(need._replace(out_bias=False), grad, out, made, *g, *self.args))
+        wanted = need._replace(out_bias=False)
+        backward = _ops.operator(f"{self.edges.family}_attend_terms_backward")
+        found = iter(backward(wanted, grad, out, made, *g, *self.edges, *self.args))
         of_bias = grad.sum(0).view(g.out_bias.shape) if need.out_bias else None
-        needed = need._replace(out_bias=False)
-        return *(next(found) if wanted else None for wanted in needed[:-1]), of_bias
+        return *(next(found) if is_wanted else None for is_wanted in wanted[:-1]), of_bias
 
 
+def _traced(*args) -> list[Tensor]:
+    rule = _Recorded(args[_COUNT], args[_COUNT + 1 :])
+    return list(_edges.by_rule(rule, *args[:_COUNT]))
+
+
+_edges.define("attend_terms", f"({_SCHEMA}) -> Tensor[]", _recorded_forward, _recorded_forward_fake)
 _edges.define(
     "attend_terms_backward", f"(bool[] need, Tensor grad, Tensor out, Tensor[] made, {_SCHEMA}) -> Tensor[]",
     _recorded_backward, _recorded_backward_fake,
 )  # fmt: skip
-_edges.define_differentiable(
-    "attend_terms", f"({_SCHEMA}) -> Tensor[]", _recorded_forward, _recorded_forward_fake,
-    lambda family, *args: (_Recorded(family, args[_COUNT:]), args[:_COUNT]),
-)  # fmt: skip
+_edges.define_traced("attend_terms", f"({_SCHEMA}) -> Tensor[]", _traced)
 
 
 def _record(inputs: AttentionInputs, terms: EdgeTerms) -> Tensor:
     """out, by the operator on a traced graph."""
-    call, graph = _Separate(inputs, terms), _edges.as_traced(_edges.for_compiler(inputs.graph))
+    call, edges = _Separate(inputs, terms), _edges.as_traced(_edges.for_compiler(inputs.graph))
     given = call.given(inputs.tensors, terms)
     train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     numbers = inputs.schedule, *inputs.numbers, call.one_feat, call.one_proj, call.saves_attention, train
     with _eager.without_autocast(inputs.tensors.value):
-        out = graph.operator("attend_terms")(*given, *graph.edges, *numbers)[0]
+        out = _ops.operator("traced_attend_terms")(*given, *edges, *numbers)[0]
     return out.clone() if train else out  # because the caller may modify it, and backward reads it
 
 
@@ -457,7 +460,11 @@ def _unfolds(inputs: AttentionInputs) -> bool:
 
 def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
     def features(x, proj):
-        return x if proj is None else (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
+        if proj is None:
+            return x
+        projected = (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
+        # Kernels do not write the gradients of unused edges, which the gradient of proj would add up.
+        return _edges.in_use(inputs.graph.edge_mask, projected)
 
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _eager.without_autocast(inputs.tensors.value):
@@ -499,8 +506,12 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     plain = tensors.edge_gate is not None or inputs.sink is not None or terms.value is None
     plain = plain or isinstance(graph, GraphPart) or _eager.in_plain_operations()
     if not plain and isinstance(_edges.for_compiler(graph), _edges.EdgeList):
-        recorded = None if inputs.return_attention else _record(inputs, terms)
-        return _composed(inputs) if recorded is None else (recorded, None)
+        # Products of features that heads share are operators that compiled code calls at little cost. Those
+        # of features of each head would be gathered rows there.
+        of_heads = any(x is not None and x.dim() == 3 for x in (terms.key, terms.value))
+        if of_heads and not inputs.return_attention:
+            return _record(inputs, terms), None
+        return _composed(inputs)
     plain = plain or torch.compiler.is_compiling() or _differentiates_twice(terms)
     if plain or _eager.transformed(*tensors, *terms):
         return _composed(inputs)

@@ -30,7 +30,7 @@ docs/internals/second_derivatives.md derives the formulas. One operator computes
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import torch
@@ -245,6 +245,13 @@ def with_sink(call: Any, sink: Tensor, tensors: Any) -> tuple[Tensor, Tensor | N
     return out, attention, (saved,)
 
 
+def sink_factor(sink: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
+    """(c, log_sum') of a row's stats, its max and log_sum."""
+    top, log_sum = stats.unbind(-1)
+    whole = torch.logaddexp(log_sum, sink - top)
+    return torch.exp(log_sum - whole), whole
+
+
 def include_sink(
     call: Any, sink: Tensor, value: Tensor, out: Tensor, saved: Tensor, attention: Tensor | None
 ) -> None:
@@ -255,10 +262,8 @@ def include_sink(
     """
     graph = call.graph
     stats, positive, positive_mass = operators.unpacked(saved, value, graph.num_dst, call.save_positive)
-    top, log_sum = stats.unbind(-1)
-    whole = torch.logaddexp(log_sum, sink - top)
-    factor = torch.exp(log_sum - whole)
-    log_sum.copy_(whole)
+    factor, whole = sink_factor(sink, stats)
+    stats[..., 1].copy_(whole)
     out.mul_(factor.unsqueeze(-1))
     if positive is not None and positive_mass is not None:  # sums of terms that are proportional to alpha
         positive.mul_(factor.unsqueeze(-1))
@@ -271,36 +276,46 @@ def include_sink(
 
 
 def sink_gradients(
-    call: Any,
+    score: str,
+    numbers: Numbers,
     sink: Tensor,
     tensors: Tensors,
     grads: tuple[Tensor, Tensor | None],
     out: Tensor,
-    saved: Tensor,
+    stats: Tensor,
     attention: Tensor | None,
     found: tuple,
+    at_edges: Callable[[Tensor], Tensor],
 ) -> tuple[tuple, Tensor]:
     """The backward operator's results with a sink, and the gradient of the sink. found: the operator's
-    results.
+    results. at_edges: gathers rows of destinations for each edge.
 
     The operator computes the gradient of additive attention's alpha_dst from the edges with z > 0 (z: the
     score before the LeakyReLU) alone, because the gradients ds_ij of a row's scores add up to 0. With a sink
     they add up to beta delta, which is added here, times the slope. Where there is a gradient of the
     attention or an edge gate, the operator adds up all ds_ij itself, and nothing is missing.
     """
-    (grad_out, grad_attention), graph = grads, call.graph
-    stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
+    grad_out, grad_attention = grads
     top, log_sum = stats.unbind(-1)
     share = torch.exp(sink - top - log_sum)
     of_row = share * (grad_out.to(share.dtype) * out).sum(-1)
     grad_sink = -of_row.sum(0)
     if grad_attention is not None:
         assert attention is not None
-        share_of_edges = share.index_select(0, _destinations(graph))
-        grad_sink = grad_sink - (share_of_edges * attention * grad_attention).sum(0)
-    elif call.score == "additive" and found[2] is not None and tensors.edge_gate is None:
-        found = (*found[:2], found[2] + call.numbers.negative_slope * of_row, *found[3:])
+        grad_sink = grad_sink - (at_edges(share) * attention * grad_attention).sum(0)
+    elif score == "additive" and found[2] is not None and tensors.edge_gate is None:
+        found = (*found[:2], found[2] + numbers.negative_slope * of_row, *found[3:])
     return found, grad_sink
+
+
+def eager_sink_gradients(call: Any, sink: Tensor, tensors: Tensors, grads, out, saved, attention, found):
+    """`sink_gradients` of an eager call."""
+    graph = call.graph
+    stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
+    return sink_gradients(
+        call.score, call.numbers, sink, tensors, grads, out, stats, attention, found,
+        lambda x: x.index_select(0, _destinations(graph)),
+    )  # fmt: skip
 
 
 def recorded_sink_gradients(

@@ -28,7 +28,7 @@ def block(
     offsets: Tensor,
     key_offsets: Tensor | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     key_bias: Tensor | None = None,
     pair_bias: Tensor | None = None,
     softcap: float | None = None,
@@ -57,12 +57,15 @@ def block(
         bias = bias.unsqueeze(1).expand(keys, heads) if bias.dim() == 1 else bias
     if sink is not None:
         _check_numbers("sink", sink, query, [(heads,)])
+    if isinstance(scale, Tensor):
+        _check_numbers("scale", scale, query, [()])
+        query, scale = (query * scale).to(query.dtype), 1.0
     scale = 1 / math.sqrt(dim) if scale is None else _number("scale", scale)
     size = value.shape[2]
     if softcap is not None:
         softcap = _number("softcap", softcap)
-        if not softcap > 0:
-            raise _error(ValueError, "softcap", "a number above 0 or None", softcap)
+        if not 0 < softcap < math.inf:
+            raise _error(ValueError, "softcap", "a finite number above 0 or None", softcap)
     num_pairs = None
     if pair_bias is not None:
         _check_numbers("pair_bias", pair_bias, query, [(None, heads)])
@@ -91,17 +94,19 @@ def block(
 @overload
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
-    scale: float | None = ..., return_attention: Literal[False] = ..., **options: Unpack[BlockOptions],
+    scale: float | Tensor | None = ..., return_attention: Literal[False] = ...,
+    **options: Unpack[BlockOptions],
 ) -> Tensor: ...
 @overload
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
-    scale: float | None = ..., return_attention: Literal[True], **options: Unpack[BlockOptions],
+    scale: float | Tensor | None = ..., return_attention: Literal[True],
+    **options: Unpack[BlockOptions],
 ) -> AttentionResult: ...
 @overload
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
-    scale: float | None = ..., return_attention: bool, **options: Unpack[BlockOptions],
+    scale: float | Tensor | None = ..., return_attention: bool, **options: Unpack[BlockOptions],
 ) -> Tensor | AttentionResult: ...
 # fmt: on
 @public(BlockOptions, block)
@@ -112,7 +117,7 @@ def block_attention(
     offsets: Tensor,
     key_offsets: Tensor | None = None,
     *,
-    scale: float | None = None,
+    scale: float | Tensor | None = None,
     return_attention: bool = False,
     **options: Unpack[BlockOptions],
 ) -> Any:
@@ -133,7 +138,8 @@ def block_attention(
             ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
             0. Blocks may be empty.
         key_offsets: likewise, of key and value; None: the same offsets.
-        scale: factor of the dot product; None for 1 / sqrt(D).
+        scale: factor of the dot product, a number or a tensor [], of which there is a gradient; None for
+            1 / sqrt(D).
         {options}
 
     **Memory** is O(N + M), forward, backward and in second derivatives: no pair is stored, nor an index of
@@ -174,7 +180,7 @@ def _of_pairs(
 
 
 def _number(name: str, x: Any) -> float:
-    if isinstance(x, (str, bytes)):
+    if isinstance(x, (str, bytes, Tensor)):
         raise _error(TypeError, name, "a number", type(x).__name__)
     return float(x)
 

@@ -91,6 +91,20 @@ class Planner:
             self._edge_terms[shape] = arguments
         return arguments
 
+    def edge_terms_handle(self, num_heads: int, width: int, dtype: torch.dtype) -> GraphHandle:
+        """`edge_terms` with the number by which operators find them in the library."""
+        of_all = self._handle_of_all_shapes("auto", False)
+        if of_all is not None:
+            return of_all
+        key = num_heads, width, dtype, "", "auto", True, False
+        found = self.handles.get(key)
+        if found is None:
+            terms = self.edge_terms(num_heads, width, dtype)
+            args = GraphArgs._make((*terms, None, None, None, None, [], None, None))
+            with untraced(self.structure.indices):
+                found = self.handles[key] = GraphHandle(args)
+        return found
+
     def handle(
         self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str, schedule: str, edges: bool,
         backward: bool,

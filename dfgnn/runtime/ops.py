@@ -43,6 +43,13 @@ def python_operator(name: str, schema: str, kernel: Any, fake: Any, *tags: torch
     return operator(name)
 
 
+def compiled_operator(name: str, schema: str, fake: Any, *tags: torch.Tag) -> Any:
+    """Defines an operator whose kernels are in the compiled libraries, which cannot give it tags."""
+    _python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+    library.register_fake(f"dfgnn::{name}", fake, lib=_python)
+    return operator(name)
+
+
 def composite_operator(name: str, schema: str, call: Any) -> None:
     """Defines an operator that compilers replace by the operators that ``call`` calls."""
     _python.define(f"{name}{schema}", tags=torch.Tag.pt2_compliant_tag)

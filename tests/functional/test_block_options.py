@@ -209,36 +209,3 @@ def test_in_cuda_graphs():
             functional.block_attention(**tensors, offsets=copy.copy(offsets["offsets"]).clone(), **options)
     graph.replay()
     torch.testing.assert_close(out, right)
-
-
-@pytest.mark.parametrize(
-    ("changes", "kind", "words"),
-    [
-        (dict(pair_bias=3.0), TypeError, "pair_bias: expected a tensor, got float"),
-        (dict(pair_bias=torch.ones(20)), ValueError, r"pair_bias: expected shape \[any, 2\], got \[20\]"),
-        (
-            dict(pair_bias=torch.ones(19, 2)),
-            ValueError,
-            r"pair_bias: expected shape \[20, 2\], got \[19, 2\]",
-        ),
-        (dict(pair_bias=torch.ones(20, 2).long()), TypeError, "pair_bias: expected torch.float32"),
-        (dict(softcap=0), ValueError, "softcap: expected a number above 0 or None, got 0"),
-        (dict(softcap="1"), TypeError, "softcap: expected a number, got str"),
-        (dict(dropout_p=1.5), ValueError, r"dropout_p: expected a probability in \[0, 1\], got 1.5"),
-        (dict(dropout_p="1"), TypeError, "dropout_p: expected a number, got str"),
-        (dict(dropout_p=0.5, generator=3), TypeError, "generator: expected a torch.Generator"),
-        (
-            dict(softcap=1.0, offsets=torch.tensor([0, 4, 2])),
-            RuntimeError,
-            "offsets: expected numbers that never",
-        ),
-        (dict(softcap=1.0, offsets=torch.tensor([0, 4, 7])), RuntimeError, r"numbers in \[0, 6\], got 7"),
-        (dict(softcap=1.0, offsets=torch.tensor([-1, 4, 6])), RuntimeError, r"numbers in \[0, 6\], got -1"),
-        (dict(pairbias=torch.ones(20, 2)), TypeError, "did you mean pair_bias"),
-    ],
-)
-def test_wrong_options(changes, kind, words):
-    rows = torch.randn(6, 2, 4)
-    given = dict(query=rows, key=rows, value=rows, offsets=torch.tensor([0, 2, 6]))
-    with pytest.raises(kind, match=f"block_attention: .*{words}"):
-        functional.block_attention(**{**given, **changes})

@@ -9,7 +9,6 @@ from torch import library
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_maps as _edge_terms
-from dfgnn.engine import edge_projection as _edge_projection
 from dfgnn.engine import operators
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.plan.cost import lanes_per_head

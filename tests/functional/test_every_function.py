@@ -165,34 +165,39 @@ def test_sets_of_features(device, case, shape):
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("name", [n for n, c in CASES.items() if "flex" not in n and "types" not in n])
+# (nodes, edges) in use in successive batches: some, all, more edges than a work item takes, none.
+BATCHES = [(37, 120), (50, 400), (60, 5000), (3, 0), (50, 400)]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "flex" not in name])
 def test_fixed_capacity(device, case):
-    """In a graph of fixed capacity rows of nodes and edges that are not in use are 0, and so are their
-    gradients."""
-    graph = make_graph("random", device)
-    tensors = case.tensors(graph, 4, 3, batch=False)
-    expected = run(case, graph, tensors)
-    padded = Graph.with_capacity(60, 500, device=device).copy_(graph.edge_index, num_nodes=50)
-    sizes, letters = {"n": 60, "m": 60, "e": 500}, {}
+    """In a graph of fixed capacity, with one batch after the other, rows of nodes and edges that are not in
+    use are 0, and so are their gradients."""
+    padded, sizes, letters = Graph.with_capacity(60, 5000, device=device), {"n": 60, "m": 60, "e": 5000}, {}
     for part in case.text.split():
         name, dims = part.split(":")
         letters[name] = dims.replace("b", "")[0]
-
-    def pad(x, letter, value):
-        return torch.cat([x, x.new_full((sizes[letter] - len(x), *x.shape[1:]), value)])
-
-    leaves = {n: x.clone() for n, x in tensors.items()}
-    for n, letter in letters.items():
-        if letter in sizes:
-            leaves[n] = pad(leaves[n], letter, math.nan if letter == "e" else 7.0)
-    leaves = {n: x.requires_grad_() for n, x in leaves.items()}
-    results = case(padded, leaves)
-    for k, x in enumerate(results):
-        size = len(expected[k])
-        torch.testing.assert_close(x[:size], expected[k])
-        assert "out_bias" in leaves or not x[size:].any()
-    gradients = torch.autograd.grad(loss_of([x[: len(expected[k])] for k, x in enumerate(results)]),
-                                    list(leaves.values()))  # fmt: skip
-    for name, x in zip(leaves, gradients):
-        torch.testing.assert_close(x[: len(tensors[name])], expected[name])
-        assert not x[len(tensors[name]) :].any(), name
+    drops = case.function not in ("edge_softmax", "sddmm", "spmm")
+    more = {"dropout_p": 0.3, "generator": torch.tensor([7], device=device)} if drops else {}
+    for num_nodes, num_edges in BATCHES:
+        generator = torch.Generator().manual_seed(num_edges)
+        edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator).to(device)
+        graph = Graph.from_edge_index(edge_index, num_nodes)
+        padded.copy_(edge_index, num_nodes)
+        tensors = case.tensors(graph, 4, 3, batch=False)
+        expected = run(case, graph, tensors, **more)
+        leaves = {}
+        for name, x in tensors.items():
+            letter = letters[name]
+            unused = (sizes[letter] - len(x) if letter in sizes else 0, *x.shape[1:])
+            leaves[name] = torch.cat([x, x.new_full(unused, math.nan if letter == "e" else 7.0)])
+            leaves[name].requires_grad_()
+        results = case(padded, leaves, **more)
+        for k, x in enumerate(results):
+            torch.testing.assert_close(x[: len(expected[k])], expected[k])
+            assert "out_bias" in leaves or not x[len(expected[k]) :].any()
+        used = [x[: len(expected[k])] for k, x in enumerate(results)]
+        gradients = torch.autograd.grad(loss_of(used), list(leaves.values()))
+        for name, x in zip(leaves, gradients):
+            torch.testing.assert_close(x[: len(tensors[name])], expected[name])
+            assert not x[len(tensors[name]) :].any(), name

@@ -1,19 +1,17 @@
 """torch.func's transforms and forward mode, also nested, give what they give for plain PyTorch."""
 
+import itertools
+
 import pytest
 import torch
 from attention import SCORES, function, make_inputs
+from every_function import CASES
 from graphs import make_graph, tiny_graph
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
-
-OPTIONS = {
-    "plain": {},
-    "edges": {"weight": 1, "gate": 1, "edge": True, "term": True},
-}
 
 
 def loss(f):
@@ -56,50 +54,30 @@ TRANSFORMS = {
 }
 
 
+PIECES = "softmax", "sddmm", "spmm"
+NAMES = "gat", "gat edges", "gatv2", "gatv2 vectors", "dot", "dot edges", "agnn", *PIECES
+OF_SEVERAL = "vmap of vmap", "grad of grad"  # a softmax has one tensor
+
+
 @pytest.mark.parametrize(
-    ("options", "dropout"),
-    [(OPTIONS["plain"], False), (OPTIONS["edges"], True)],
-    ids=["plain", "edges and dropout"],
+    "name, how, dropout",
+    [
+        (name, how, dropout)
+        for name, how, dropout in itertools.product(NAMES, TRANSFORMS, (False, True))
+        if not (dropout and name in PIECES or name == "softmax" and how in OF_SEVERAL)
+    ],
 )
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@pytest.mark.parametrize("score", SCORES)
-def test_attention(device, score, transform, options, dropout):
-    graph = tiny_graph(device)
-    inputs = make_inputs(score, graph, 2, 2, torch.float64, **options)
+def test_functions(device, name, how, dropout):
+    """Of the first result, or with dropout of the last, which is the attention where it is returned."""
+    case, graph, transform = CASES[name], tiny_graph(device), TRANSFORMS[how]
+    inputs = case.tensors(graph, batch=False)
     batch = [torch.randn(3, *x.shape, dtype=x.dtype, device=device) for x in inputs.values()]
     more = {"dropout_p": 0.5, "generator": torch.tensor([5], device=device)} if dropout else {}
 
-    def bound(attention):
-        return lambda *x: attention(graph, **dict(zip(inputs, x)), **more)
-
-    found, expected = (
-        transform(bound(attention), list(inputs.values()), batch)
-        for attention in (function(score), function(score, reference))
-    )
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("name", ["jacrev", "jacfwd", "hessian"])
-@pytest.mark.parametrize("call", ["edge_softmax", "sddmm", "spmm", "agnn_attention", "returned attention"])
-def test_other_functions(device, call, name):
-    graph = tiny_graph(device)
-    num_src, num_dst, num_edges = graph.num_src, graph.num_dst, graph.num_edges
-    sizes = {
-        "edge_softmax": [(num_edges, 2)],
-        "sddmm": [(num_dst, 2, 3), (num_src, 2, 3)],
-        "spmm": [(num_edges, 2), (num_src, 2, 3)],
-        "agnn_attention": [(num_src, 2, 3), (num_dst, 2, 3)],
-        "returned attention": [(num_dst, 2, 3), (num_src, 2, 3), (num_src, 2, 2)],
-    }[call]
-    inputs = [torch.randn(s, dtype=torch.float64, device=device) for s in sizes]
-    batch = [torch.randn(3, *s, dtype=torch.float64, device=device) for s in sizes]
-
     def bound(module):
-        if call == "returned attention":
-            return lambda *x: module.dot_attention(graph, *x, return_attention=True)[1]
-        return lambda *x: getattr(module, call)(graph, *x)
+        return lambda *x: case(graph, dict(zip(inputs, x)), module, **more)[-dropout]
 
-    found, expected = (TRANSFORMS[name](bound(module), inputs, batch) for module in (functional, reference))
+    found, expected = (transform(bound(m), list(inputs.values()), batch) for m in (functional, reference))
     torch.testing.assert_close(found, expected)
 
 

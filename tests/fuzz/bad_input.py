@@ -248,6 +248,10 @@ def _function_cases():
             function, argument, "of edges", ValueError, "got [5, 2, 8]", "graph.edges_as_sources()",
             **{argument: rand(EDGES, HEADS, DIM)},
         )  # fmt: skip
+    yield _function_case(
+        "gatv2_attention", "att", "as layers have it", ValueError, "got [1, 2, 8]; att.squeeze(0) has the",
+        att=rand(1, HEADS, DIM),
+    )  # fmt: skip
     attr, weight, bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
     feat, number = rand(EDGES, HEADS, DIM), rand(EDGES, HEADS)
     for place, function in (

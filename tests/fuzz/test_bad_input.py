@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import bad_blocks
 import bad_input
 import bad_layers
 import pytest
@@ -10,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-CASES = [*bad_input.cases(), *bad_layers.cases()]
+CASES = [*bad_input.cases(), *bad_blocks.cases(), *bad_layers.cases()]
 
 
 def what_is_wrong(case):

@@ -9,7 +9,6 @@ import torch
 
 from dfgnn import Graph, functional, nn, reference
 from dfgnn.engine.edge_maps import sum_of_edges
-from dfgnn.functional import EdgeTerm, Projected
 
 NODES, EDGES = 50, 700
 # (nodes, edges) in use in successive batches: none, few, all; more edges than a work item takes.
@@ -23,56 +22,6 @@ def edges_of(num_nodes, num_edges, device="cpu"):
 
 def padded(x, size, value):
     return torch.cat([x, x.new_full((size - len(x), *x.shape[1:]), value)]).requires_grad_()
-
-
-def results(graph, num_nodes, num_edges, in_use):
-    """Outputs and gradients of every kind of tensor. Rows that are not in use hold values that must not be
-    read, NaN in edge tensors."""
-    torch.manual_seed(num_nodes)
-    device = graph.device
-    x, q = torch.randn(2, num_nodes, 2, 8).to(device)
-    bias, feat = torch.randn(num_edges, 2).to(device), torch.randn(num_edges, 2, 8).to(device)
-    nan = float("nan")
-    x, q = padded(x, graph.num_nodes, 3.0), padded(q, graph.num_nodes, -2.0)
-    bias, feat = padded(bias, graph.num_edges, nan), padded(feat, graph.num_edges, nan)
-    attr = padded(torch.randn(num_edges, 3).to(device), graph.num_edges, nan)
-    proj = torch.randn(16, 3).to(device).requires_grad_()
-    att = torch.randn(2, 8).to(device).requires_grad_()
-    term = Projected(attr, proj)
-    seed = torch.tensor([7], device=device)
-    outs = [
-        functional.gat_attention(graph, x, x.sum(-1), q.sum(-1), dropout_p=0.3, generator=seed),
-        *functional.gat_attention(graph, x, x.sum(-1), None, bias=bias, return_attention=True),
-        functional.gatv2_attention(graph, q, x, att, edge=EdgeTerm(feat)),
-        functional.gatv2_attention(graph, q, x, att),
-        functional.dot_attention(graph, q, x, x, weight=bias),
-        functional.dot_attention(graph, q, x, x),
-        functional.spmm(graph, bias, x),
-        functional.sddmm(graph, q, x),
-        functional.dot_attention(graph, q, x, x, edge=EdgeTerm(term, term)),
-        functional.dot_attention(graph, q, x, x, edge=EdgeTerm(feat, feat.detach().sin())),
-    ]
-    loss = sum(out[: num_edges if k in (2, 8) else num_nodes].square().sum() for k, out in enumerate(outs))
-    loss.backward()
-    on_edges = [outs[2], outs[8], bias.grad, feat.grad, attr.grad]
-    on_nodes = [*outs[:2], *outs[3:8], *outs[9:11], x.grad, q.grad]
-    if not in_use:
-        for values, used in [(v, num_edges) for v in on_edges] + [(v, num_nodes) for v in on_nodes]:
-            assert not values[used:].any()
-    return [v[:num_edges] for v in on_edges] + [v[:num_nodes] for v in on_nodes] + [att.grad, proj.grad]
-
-
-@pytest.mark.parametrize("where", ["device", "cpu"])
-def test_functions_on_one_batch_after_the_other(device, where):
-    graph = Graph.with_capacity(NODES, EDGES, device=device)
-    for num_nodes, num_edges in BATCHES:
-        edge_index = edges_of(num_nodes, num_edges, device)
-        assert graph.copy_(edge_index if where == "device" else edge_index.cpu(), num_nodes) is graph
-        exact = Graph.from_edge_index(edge_index, num_nodes).one_shot()
-        for got, want in zip(
-            results(graph, num_nodes, num_edges, False), results(exact, num_nodes, num_edges, True)
-        ):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

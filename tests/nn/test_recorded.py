@@ -79,11 +79,10 @@ def test_one_operator_each_way(name, device):
     torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
     forward, backward = ([op.name().removeprefix("dfgnn::") for op in ops] for ops in calls)
     allowed = "check_in_degrees"  # a further operator of DGL's layers, which raises for rows without edges
-    assert [op.partition("_")[2] for op in forward if op != allowed] in (["gat_run"], ["attend_run"])
-    assert [op.partition("_")[2] for op in backward if op != allowed] in (
-        ["gat_backward"],
-        ["attend_backward"],
-    )
+    # The graph and its plan are looked up once, in forward.
+    forward, backward = ([op for op in ops if op != allowed] for ops in (forward, backward))
+    assert forward in (["edge_plan", f"planned_{x}"] for x in ("gat", "attend"))
+    assert backward in ([f"planned_{x}_backward"] for x in ("gat", "attend"))
     for op in (*calls[0], *calls[1]):
         if op.name() != f"dfgnn::{allowed}":
             assert re.search(r"Autograd\[alias\].*fallthrough", torch._C._dispatch_dump(op.name())), op
@@ -172,10 +171,20 @@ def test_a_projection_of_edges_that_is_large_is_folded(device, monkeypatch):
     compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
     inputs = given("edges", device)
     torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
-    assert [op.name() for op in calls[0]] == ["dfgnn::edge_attend_terms_run"]
+    assert "dfgnn::planned_edge_dot" in [op.name() for op in calls[0]]
 
 
 SHAPES = [(0, 30, 3, 5, torch.float32), (3, 30, 3, 5, torch.float64), (1, 7, 1, 8, torch.bfloat16)]
+
+
+def both_ways(name, edges, sizes, key, arguments):
+    """The operator on a plan, and the one that finds the plan itself within CUDA graphs: each with its
+    arguments."""
+    ops = torch.ops.dfgnn
+    graph = (edges, -1, *sizes, False, edges.shape[1])
+    plan = ops.edge_plan(*graph, *key)
+    yield getattr(ops, f"planned_{name}").default, (plan, sizes[1], edges.shape[1], *arguments)
+    yield getattr(ops, f"graph_{name}").default, (*graph, *key, *arguments)
 
 
 @covered(shape=SHAPES, score=[0, 1, 2])
@@ -189,34 +198,51 @@ def test_shapes_told_to_compilers(score, shape):
     src, dst = ((terms, terms), (x, x), (None, x))[score]
     attn = torch.randn(h, d, dtype=dtype) if score == 2 else None
     bias = torch.randn(60, h, dtype=acc)
-    graph = (edges, -1, rows, rows, False, 60, True, "auto")
+    given = edges, (rows, rows), (h, d, dtype, ("gat", "dot", "gatv2")[score], "auto", True, True)
     tensors = x, src, dst, attn, bias, None, None, None, None, None, None
     numbers = 0.2, 1.0, 0.0, 0
     for positive in {False, score == 0}:
-        args = (*graph, heads, score, *tensors, *numbers, True, positive, None, True)
-        library.opcheck(torch.ops.dfgnn.edge_attend_run, args, test_utils="test_faketensor")
-        out, kept, _ = torch.ops.dfgnn.edge_attend_run(*args)
+        args = heads, score, *tensors, *numbers, True, positive
+        for op, given_args in both_ways("attend", *given, args):
+            library.opcheck(op, given_args, test_utils="test_faketensor")
+            out, *saved, _ = op(*given_args)
         for need in (0, 3):
             if score == 0 and need and not positive:
                 continue
-            args = (*graph, heads, torch.ones_like(out), None, score, *tensors, out, kept, positive, None)
-            args = (*args, *numbers, need, None)
-            library.opcheck(torch.ops.dfgnn.edge_attend_backward, args, test_utils="test_faketensor")
+            args = heads, torch.ones_like(out), None, score, *tensors, out, *saved, None, *numbers, need
+            for op, given_args in both_ways("attend_backward", *given, args):
+                library.opcheck(op, given_args, test_utils="test_faketensor")
 
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [5, 3], ids=["", "vectors without the padding"])
 def test_shapes_of_gat_told_to_compilers(train, bias, size):
-    graph = (torch.randint(20, (2, 60)), -1, 30, 20, False, 0, False, "auto")
+    given = torch.randint(20, (2, 60)), (30, 20), (3, 5, torch.float32, "gat", "auto", False, train)
     vectors = torch.randn(1, 3, size), torch.randn(1, 3, size)
     tensors = torch.randn(30, 15), *vectors, None, torch.randn(15) if bias else None
-    args = (*graph, *tensors, 0.2, 0.0, train)
-    library.opcheck(torch.ops.dfgnn.edge_gat_run, args, test_utils="test_faketensor")
+    for op, args in both_ways("gat", *given, (*tensors, 0.2, 0.0, train)):
+        library.opcheck(op, args, test_utils="test_faketensor")
+        out, kept = op(*args)
     if train:
-        out, kept = torch.ops.dfgnn.edge_gat_run(*args)
-        args = (*graph, torch.ones_like(out), *tensors, out, kept, 0.2, 0.0)
-        library.opcheck(torch.ops.dfgnn.edge_gat_backward, args, test_utils="test_faketensor")
+        args = torch.ones_like(out), *tensors, out, kept, 0.2, 0.0
+        for op, given_args in both_ways("gat_backward", *given, args):
+            library.opcheck(op, given_args, test_utils="test_faketensor")
+
+
+def test_a_plan_of_another_graph_is_refused():
+    """Operators compare the plan's graph with the sizes from which a compiler has taken the shapes."""
+    ops, edges, x = torch.ops.dfgnn, torch.randint(20, (2, 60)), torch.randn(20, 3, 5)
+    plan = ops.edge_plan(edges, -1, 20, 20, False, 60, 3, 5, torch.float32, "dot", "auto", True, False)
+    more = 0, 1, x, x, x, *[None] * 8, 1.0, 1.0, 0.0, 0, False, False
+    for sizes in ((19, 60), (20, 59)):
+        with pytest.raises(RuntimeError, match="plan: expected that of a graph of"):
+            ops.planned_attend(plan, *sizes, *more)
+    for wrong in (plan.float(), plan[:1], torch.tensor([10**9, 0])):
+        with pytest.raises(
+            RuntimeError, match=r"plan: expected int64 \[2\]|expected a number that graph_handle"
+        ):
+            ops.planned_attend(wrong, 20, 60, *more)
 
 
 def test_a_graph_of_dgl_is_named_where_it_breaks():

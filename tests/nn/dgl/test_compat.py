@@ -4,7 +4,6 @@ import importlib
 
 import pytest
 import torch
-from torch import nn
 
 import dfgnn
 import dfgnn.compat
@@ -49,31 +48,6 @@ def homogeneous(library):
     return g
 
 
-def test_relations():
-    """The pattern of DGL's HGT example: attention per relation, then a mean over relations."""
-
-    def script(library):
-        g = library.graph_module.heterograph(RELATIONS, num_nodes_dict=SIZES)
-        x = {kind: torch.randn(size, 2, 4) for kind, size in sorted(SIZES.items())}
-        for src, name, dst in sorted(RELATIONS):
-            part = g[src, name, dst]
-            part.srcdata["k"], part.dstdata["q"] = x[src], x[dst]
-            part.srcdata[f"v_{name}"] = x[src] + 1
-            part.apply_edges(library.fn.v_dot_u("q", "k", "t"))
-            score = library.edge_softmax(part, part.edata.pop("t").sum(-1), norm_by="dst")
-            part.edata["t"] = score.unsqueeze(-1)
-        fn = library.fn
-        g.multi_update_all(
-            {name: (fn.u_mul_e(f"v_{name}", "t", "m"), fn.sum("m", "t")) for _, name, _ in sorted(RELATIONS)},
-            cross_reducer="mean",
-        )
-        assert g.ntypes == ["author", "paper"] and sorted(g.etypes) == ["by", "cites", "writes"]
-        assert g.num_nodes() == 9 and g.num_nodes("paper") == 6 and g.num_edges("by") == 5
-        return {kind: g.nodes[kind].data["t"] for kind in g.ntypes}, g.in_degrees(etype="cites")
-
-    both(script)
-
-
 def test_homogeneous_of_relations():
     def script(library):
         g = library.graph_module.heterograph(RELATIONS, num_nodes_dict=SIZES)
@@ -95,33 +69,6 @@ def test_layers(name):
         x = torch.randn(20, 5, requires_grad=True)
         out, attention = conv(g, x, get_attention=True)
         return out, attention, torch.autograd.grad(out.square().sum(), x)[0], g.edata["w"]
-
-    both(script)
-
-
-class Attention(nn.Module):
-    """In the style of Platonov et al.'s code: heads last, operators by name."""
-
-    def __init__(self, ops, edge_softmax, dim=12, heads=3):
-        super().__init__()
-        self.ops, self.edge_softmax, self.heads = ops, edge_softmax, heads
-        self.scores_u, self.scores_v = nn.Linear(dim, heads), nn.Linear(dim, heads, bias=False)
-
-    def forward(self, graph, x):
-        scores = self.ops.u_add_v(graph, self.scores_u(x), self.scores_v(x))
-        weights = self.edge_softmax(graph, nn.functional.leaky_relu(scores, 0.2))
-        values = x.reshape(len(x), -1, self.heads)
-        return self.ops.u_mul_e_sum(graph, values, weights).flatten(1)
-
-
-def test_attention_by_operators():
-    def script(library):
-        g = library.graph_module.to_bidirected(homogeneous(library))
-        degrees = g.out_degrees().float()
-        x = torch.randn(20, 12, requires_grad=True)
-        h = library.ops.u_mul_e_sum(g, x, 1 / library.ops.u_mul_v(g, degrees, degrees) ** 0.5)
-        out = Attention(library.ops, library.edge_softmax)(g, h) + library.ops.copy_u_mean(g, x)
-        return out, torch.autograd.grad(out.square().sum(), x)[0]
 
     both(script)
 

@@ -1,15 +1,9 @@
 """HGTConv beside dgl.nn.HGTConv, and the typed maps that it is made of."""
 
-import gc
-import weakref
-
 import pytest
 import torch
-from dgl_compare import DTYPES, Contract, assert_close, compare, dgl, dgl_block, dgl_graph
-from graphs import make_graph
+from dgl_compare import DTYPES, Contract, assert_close, compare, dgl, dgl_graph
 
-from dfgnn import Graph
-from dfgnn.nn import _typed
 from dfgnn.nn.dgl import HGTConv
 
 NTYPES, ETYPES = 3, 4
@@ -109,25 +103,6 @@ def test_reset_parameters():
 # ---- caches ----------------------------------------------------------------------------------------------
 
 
-def test_relations_are_kept_with_graph_and_types():
-    graph = make_graph("random")
-    etype = torch.randint(ETYPES, (graph.num_edges,))
-    first = _typed.relations_of(graph, etype, ETYPES)
-    assert _typed.relations_of(graph, etype, ETYPES) is first
-    assert _typed.relations_of(graph, etype.clone(), ETYPES) is not first
-    assert _typed.relations_of(make_graph("random"), etype, ETYPES) is not first
-    etype[0] = (etype[0] + 1) % ETYPES
-    second = _typed.relations_of(graph, etype, ETYPES)
-    assert second is not first
-    for kept, owner in ((weakref.ref(first.graph), None), (weakref.ref(second.graph), "graph")):
-        if owner is not None:
-            del graph, second
-        else:
-            del first
-        gc.collect()
-        assert kept() is None
-
-
 def test_types_written_to_in_place_take_effect():
     g = dgl_graph()
     x, ntype, etype = TestHGTConv().inputs(g)
@@ -138,19 +113,6 @@ def test_types_written_to_in_place_take_effect():
         after = layer(g, x, ntype, etype)
         assert not torch.allclose(before, after)
         assert torch.equal(after, layer(g, x, ntype.clone(), etype.clone()))
-
-
-def test_groups_of_destinations_are_kept():
-    """The destinations of a block are its first sources: their groups by type are cached and not sorted anew
-    at each call."""
-    block = dgl_block()
-    _, ntype, _ = TestHGTConv().inputs(block)
-    first = _typed.first_types(ntype, block.num_dst_nodes())
-    assert torch.equal(first, ntype[: block.num_dst_nodes()])
-    assert _typed.first_types(ntype, block.num_dst_nodes()) is first
-    kept = weakref.ref(ntype)
-    del ntype
-    assert kept() is None
 
 
 def test_inference_mode():
@@ -165,52 +127,3 @@ def test_inference_mode():
         out = layer(g, x, *types)
         out.sum().backward()
         assert torch.equal(out, expected)
-
-
-def test_pairs_instead_of_edges():
-    """Keys are computed per pair (source, relation) where these are fewer than edges: a source with many
-    edges of a relation has one key for all."""
-    g = dgl_graph("super_source")
-    etype = torch.arange(g.num_edges()) % 2
-    relations = _typed.relations_of(Graph.from_dgl(g), etype, 2)
-    src, dst = g.edges(order="eid")
-    pairs = torch.stack([etype, src]).unique(dim=1)
-    assert relations.graph.num_src == pairs.shape[1] < g.num_edges() / 10
-    assert torch.equal(relations.graph.edge_index[1], dst)
-    sources = torch.cat([group.read for group in relations.pairs.groups])
-    assert torch.equal(sources, pairs[1])
-    assert torch.equal(sources[relations.graph.edge_index[0]], src)
-
-
-# ---- the typed map ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("in_order", [False, True])
-@DTYPES
-def test_typed_linear(in_order, dtype):
-    """Beside DGL's TypedLinear."""
-    theirs = dgl.nn.pytorch.TypedLinear(7, 6, 5).to(dtype)
-    ours = _typed.TypedLinear(7, 6, 5).to(dtype)
-    ours.load_state_dict(theirs.state_dict())
-    x, types = torch.randn(40, 7, dtype=dtype), torch.randint(5, (40,))
-    types = types.sort().values if in_order else types
-    x = x.requires_grad_()
-    grad = torch.randn(40, 6, dtype=dtype)
-    expected, actual = theirs(x, types, in_order), ours(x, types, in_order)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
-    assert_close(actual, expected, tolerance, "output")
-    for name, one, other in zip(
-        ("x", "W"),
-        torch.autograd.grad(actual, [x, ours.W], grad),
-        torch.autograd.grad(expected, [x, theirs.W], grad),
-    ):
-        assert_close(one, other, tolerance, name)
-    assert torch.autograd.gradcheck(
-        lambda x, w: _typed.typed_matmul(x[:, None], w[:, None], _typed.groups_of(types, 5), 40),
-        (x.double(), ours.W.double()),
-    )
-
-
-def test_typed_linear_without_rows():
-    out = _typed.TypedLinear(7, 6, 5)(torch.randn(0, 7), torch.zeros(0, dtype=torch.int64))
-    assert out.shape == (0, 6)

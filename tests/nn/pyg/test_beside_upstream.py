@@ -198,6 +198,8 @@ def test_fake_tensors(name, structure):
         def fake(value):
             if isinstance(value, dict):
                 return {key: fake(item) for key, item in value.items()}
+            if isinstance(value, tuple):
+                return tuple(map(fake, value))
             is_type = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.dim() == 1)
             return mode.from_tensor(value) if structure or is_type else value
 

@@ -1,8 +1,6 @@
 """pyg.HGTConv beside torch_geometric's with the same parameters: outputs and gradients of all node types."""
 
 import copy
-import gc
-import weakref
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from pyg_layers import typed_features as features
 from dfgnn import reference
 from dfgnn.nn import FallbackWarning
 from dfgnn.nn.pyg import HGTConv
-from dfgnn.nn.pyg._relations import join  # what is cached, and for how long
 
 pair = Subject().pair
 
@@ -91,28 +88,6 @@ def test_keys_are_made_per_source_of_a_relation():
     ours(features(dtype=torch.float32), edge_indices())
     num_rows = sum(5 if src == "c" else SIZES[src] for src, _, _ in RELATIONS)
     assert seen == [(360, (42, 2, 4), (num_rows, 2, 4), (num_rows, 2, 4))]
-
-
-def test_the_joined_graph_is_kept_with_its_tensors():
-    edges = edge_indices()
-    destinations = {name: SIZES[name] for name in ("a", "b", "d")}
-
-    def joined():
-        return join(edges, SIZES, destinations)
-
-    first = joined()
-    assert joined() is first
-    assert join(dict(edges), SIZES, destinations) is first
-    edges["a", "z", "a"][0, 0] = 19
-    second = joined()
-    # The rows of pairs begin with 20 of (a, to b) and 15 of (b, to a); those of (a, to a) follow.
-    assert second is not first and 20 + 15 + 19 in second.graph.edge_index[0]
-    watched = weakref.ref(second.graph)
-    del first, second
-    assert watched() is not None
-    edges["a", "z", "a"] = edges["a", "z", "a"].clone()
-    gc.collect()
-    assert watched() is None
 
 
 # ---- what else may be done to a layer --------------------------------------------------------------------

@@ -1,8 +1,5 @@
 """pyg.RGATConv beside torch_geometric's with the same parameters: outputs, attention, all gradients."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from pyg_compare import compare, edges, sparse_forms
@@ -12,7 +9,6 @@ from pyg_layers import edge_types as types
 
 from dfgnn import reference
 from dfgnn.nn.pyg import RGATConv
-from dfgnn.nn.pyg._relations import relations_of  # what is cached, and for how long
 
 N, R = 50, NUM_RELATIONS  # nodes of the graph "random", relations
 KIND = pytest.mark.parametrize("kind", Subject.kinds.values(), ids=Subject.kinds)
@@ -108,27 +104,6 @@ def test_features_are_made_per_pair(kind):
     num_dst = 300 if kind["attention_mechanism"] == MECHANISMS["across"] else 300 * 3 + 3
     pairs = torch.stack([edge_index[1], edge_type]).unique(dim=1).shape[1]
     assert seen == [(4, 300 if num_dst == 300 else pairs, (4, 2, 5))]
-
-
-def test_relations_are_kept_with_their_tensors():
-    edge_index, edge_type = edges(), types(400)
-
-    def relations(**options):
-        options = {"within": False, "per_edge": True} | options
-        return relations_of(edge_index, edge_type, (N, N, R), **options)
-
-    first = relations()
-    assert relations() is first and relations(within=True) is not first
-    edge_type[0] = 5
-    second = relations()
-    assert second is not first
-    assert [rows.stop - rows.start for kind, _, rows in second.src.groups if kind == 5] == [1]
-    watched = weakref.ref(second.graph)
-    del first, second
-    assert watched() is not None
-    edge_type = edge_type.clone()
-    gc.collect()
-    assert watched() is None
 
 
 def test_types_that_are_the_values_of_a_matrix_may_change():
