@@ -55,7 +55,7 @@ def _of_module(node: Node) -> tuple[Any, tuple] | str | None:
             return f"it has {name}"
     width, heads = given["embed_dim_to_check"], given["num_heads"]
     if not _takes(value(query), width // heads):
-        return f"heads of {width // heads} columns are too large"
+        return f"there are no kernels for heads of {width // heads} columns"
     names = "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "key_padding_mask"
     return multi_head, (query, key, val, heads, *(given[name] for name in names))
 
@@ -72,8 +72,8 @@ def _of_heads(node: Node) -> tuple[Any, tuple] | str | None:
         return "its weights have dropout"
     if not all(map(same, shape(query)[:2], shape(key)[:2])):
         return "its keys have other heads"
-    if not _takes(value(query), max(shape(query)[3], shape(val)[3])):
-        return f"heads of {shape(query)[3]} columns are too large"
+    if not _takes(value(query), shape(query)[3], shape(val)[3]):
+        return f"there are no kernels for heads of {shape(query)[3]} columns"
     return of_heads, (query, key, val, mask, given["scale"])
 
 
@@ -90,8 +90,11 @@ def _bound(signature: inspect.Signature, node: Node) -> dict[str, Any]:
     return found.arguments
 
 
-def _takes(x: Any, columns: Any) -> bool:
-    return isinstance(columns, int) and block_operators.takes(x.device, x.dtype, columns)
+def _takes(x: Any, *columns: Any) -> bool:
+    """Whether there are kernels for heads of so many columns, which may be symbols."""
+    if x.device.type == "cuda" and not all(isinstance(n, int) for n in columns):
+        return False
+    return x.device.type == "cpu" or block_operators.takes(x.device, x.dtype, max(columns))
 
 
 # ---- what runs ---------------------------------------------------------------------------------------------

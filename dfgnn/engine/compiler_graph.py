@@ -2,9 +2,9 @@
 
 The CSRs and plans of a graph depend on the values of its edges, and while torch.compile or torch.export
 records there are no values. So an `EdgeList` stands for the graph, and each attention becomes one operator
-that the compiler does not look into. When it runs, it looks the graph up in the cache of eager calls
-(`graph.cache`), where backward and other layers with the same ``edge_index`` find it, too. A Graph is
-represented by its number, so that what was compiled for one Graph serves all.
+that the compiler does not look into, on a plan. When the compiled code runs, the operator ``edge_plan`` finds
+it by the cache of eager calls (`graph.cache`), for forward and backward of all layers of one shape. A Graph
+is represented by its number, so that what was compiled for one Graph serves all.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_m
 `_unfolded` projects per edge, where that is faster. There are three ways to compute the folded form.
 `_composed` puts these parts together under autograd, for every option and derivatives of any order.
 `_Separate` is one autograd function, with less memory and fewer passes; a compiler records it as one operator
-(`_Recorded`) where features are those of each head. Its output contains the edges' part, so that the product of the output and its gradient is all
-of delta (docs/internals/glossary.md): to compute delta, backward needs neither the attention nor the output
-without the edges' part. `_InOne` is for one
+(`_Recorded`) where features are those of each head. Its output contains the edges' part, so that the product
+of the output and its gradient is all of delta (docs/internals/glossary.md): to compute delta, backward needs
+neither the attention nor the output without the edges' part. `_InOne` is for one
 projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the features. The
 attention's own kernels compute all products except the gradient of x. Its tensors of edge size are the
 features and, in backward, two scalars per edge and head.

@@ -227,7 +227,8 @@ PATHS = (
     Path("eager", "one autograd function on the fused operators", _not_eager, _run_eager),
     Path("plain", "plain tensor operations, which forward mode and torch.onnx.export know", _not_plain,
          _run_plain),
-    Path("traced", "one operator that finds the graph when the compiled code runs", _not_traced, _run_traced),
+    Path("traced", "one operator on a plan that is found when the compiled code runs", _not_traced,
+         _run_traced),
     Path("dispatched", "the fused operators through torch's dispatcher and torch.func",
          lambda inputs: None, _run_dispatched),
 )  # fmt: skip

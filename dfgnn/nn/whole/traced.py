@@ -1,7 +1,7 @@
 """What a fused layer records under torch.compile: its linear modules and one operator.
 
-The operator takes rows of all heads and finds the graph when the compiled code runs. Nothing is checked here
-that the compiled code would have to check again at every call.
+The operator takes rows of all heads, and a plan that is found when the compiled code runs. Nothing is checked
+here that the compiled code would have to check again at every call.
 """
 
 from __future__ import annotations
