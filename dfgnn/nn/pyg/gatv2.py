@@ -131,10 +131,10 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     def _term(self, edge_attr: Tensor) -> EdgeTerm:
         """The edges' term of the keys: on the CPU attributes and projection where the projected attributes
         ``[E', H, C]`` would be large, else these."""
-        is_dense = is_eager(edge_attr) and edge_attr.dim() == 2
-        if is_dense and folds(edge_attr, self.heads, self.heads * self.out_channels, "additive_v2"):
-            if is_plain(self.lin_edge):
-                check_fits(self, "edge_attr", self.lin_edge, edge_attr)
-                if not torch.is_autocast_enabled("cpu"):
-                    return EdgeTerm(Projected(edge_attr, self.lin_edge.weight))
+        width = self.heads * self.out_channels
+        takes_both = is_eager(edge_attr) and edge_attr.dim() == 2 and is_plain(self.lin_edge)
+        if takes_both and folds(edge_attr, self.heads, width, "additive_v2"):
+            check_fits(self, "edge_attr", self.lin_edge, edge_attr)
+            if not torch.is_autocast_enabled("cpu"):
+                return EdgeTerm(Projected(edge_attr, self.lin_edge.weight))
         return EdgeTerm(self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr)))
