@@ -55,7 +55,7 @@ def _of_module(node: Node) -> tuple[Any, tuple] | str | None:
             return f"it has {name}"
     width, heads = given["embed_dim_to_check"], given["num_heads"]
     if not _takes(value(query), width // heads):
-        return f"heads of {width // heads} columns are too large"
+        return f"there are no kernels for heads of {width // heads} columns"
     names = "in_proj_weight", "in_proj_bias", "out_proj_weight", "out_proj_bias", "key_padding_mask"
     return multi_head, (query, key, val, heads, *(given[name] for name in names))
 
@@ -72,8 +72,8 @@ def _of_heads(node: Node) -> tuple[Any, tuple] | str | None:
         return "its weights have dropout"
     if not all(map(same, shape(query)[:2], shape(key)[:2])):
         return "its keys have other heads"
-    if not _takes(value(query), max(shape(query)[3], shape(val)[3])):
-        return f"heads of {shape(query)[3]} columns are too large"
+    if not _takes(value(query), shape(query)[3], shape(val)[3]):
+        return f"there are no kernels for heads of {shape(query)[3]} columns"
     return of_heads, (query, key, val, mask, given["scale"])
 
 
@@ -90,8 +90,11 @@ def _bound(signature: inspect.Signature, node: Node) -> dict[str, Any]:
     return found.arguments
 
 
-def _takes(x: Any, columns: Any) -> bool:
-    return isinstance(columns, int) and block_operators.takes(x.device, x.dtype, columns)
+def _takes(x: Any, *columns: Any) -> bool:
+    """Whether there are kernels for heads of so many columns, which may be symbols."""
+    if x.device.type == "cuda" and not all(isinstance(n, int) for n in columns):
+        return False
+    return x.device.type == "cpu" or block_operators.takes(x.device, x.dtype, max(columns))
 
 
 # ---- what runs ---------------------------------------------------------------------------------------------
@@ -143,12 +146,9 @@ def within_batches(query: Tensor, key: Tensor, val: Tensor, mask: Tensor, scale:
     place = torch.arange(1, keys + 1, device=query.device)
     most = ((bias > -math.inf) * place).amax(1)
     # Two blocks of each sequence: all queries and the keys up to the last that is seen; then the other keys.
-    begin = torch.arange(batch, device=query.device)
-    offsets = torch.stack([begin * rows, (begin + 1) * rows], 1).flatten()
-    key_offsets = torch.stack([begin * keys, begin * keys + most], 1).flatten()
-    offsets, key_offsets = (
-        F.pad(x, (0, 1), value=batch * n) for x, n in ((offsets, rows), (key_offsets, keys))
-    )
+    begin = torch.arange(batch + 1, device=query.device)
+    offsets = torch.stack([begin * rows, (begin + 1) * rows], 1).flatten()[:-1]
+    key_offsets = torch.stack([begin * keys, begin * keys + F.pad(most, (0, 1))], 1).flatten()[:-1]
     query, key, val = (x.flatten(0, 1) for x in (query, key, val))
     bias = bias.flatten()
     out = block_attention(query, key, val, offsets, key_offsets, key_bias=bias, scale=scale)

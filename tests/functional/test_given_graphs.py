@@ -1,9 +1,11 @@
 """What functions take for a graph beside a Graph: a DGLGraph, an ``edge_index``, a sparse tensor."""
 
+import functools
 import gc
 
 import pytest
 import torch
+from every_function import CASES
 from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import Graph, compat, functional, reference
@@ -13,36 +15,16 @@ from dfgnn.graph import cache as _kept
 H, D = 2, 4
 
 
+TOLD = "gat", "gat edges", "gatv2", "dot", "agnn", "flex", "sddmm"
+# These have no tensor with a row per destination: they need a Graph where num_dst is not num_src.
+NAMES = *TOLD, "score", "softmax", "spmm"
+
+
 def calls(graph):
-    """Name -> a call of one function, ``call(graph, module=functional, **options)``, where graph may be
-    anything that the functions accept as one."""
-    dtype, device = torch.float64, graph.device
-    src, dst = ((n, H, D) for n in (graph.num_src, graph.num_dst))
-    x, y, v = (torch.randn(s, dtype=dtype, device=device) for s in (src, dst, src))
-    rows = torch.randn(graph.num_edges, H, D, dtype=dtype, device=device)
-    a, b, score, vector = x[..., 0], y[..., 0], rows[..., 0], torch.randn(H, D, dtype=dtype, device=device)
-
-    def dots(q, k, e):
-        return (q * k).sum(-1)
-
-    return {
-        "gat": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, **o),
-        "gat, an option": lambda g, m=functional, **o: m.gat_attention(g, x, a, b, bias=score, **o),
-        "gatv2": lambda g, m=functional, **o: m.gatv2_attention(g, y, x, vector, **o),
-        "dot": lambda g, m=functional, **o: m.dot_attention(g, y, x, v, **o),
-        "agnn": lambda g, m=functional, **o: m.agnn_attention(g, x, y, **o),
-        "flex": lambda g, m=functional, **o: m.flex_attention(g, dots, y, x, v, **o),
-        "sddmm": lambda g, m=functional, **o: m.sddmm(g, y, x, **o),
-        # These have no tensor with a row per destination: they need a Graph where num_dst is not num_src.
-        "gat, one side": lambda g, m=functional, **o: m.gat_attention(g, x, a, None, **o),
-        "score": lambda g, m=functional, **o: m.score_attention(g, score, v, **o),
-        "softmax": lambda g, m=functional, **o: m.edge_softmax(g, score, **o),
-        "spmm": lambda g, m=functional, **o: m.spmm(g, score, x, **o),
-    }
-
-
-NAMES = tuple(calls(make_graph("one_edge")))
-TOLD = NAMES[: NAMES.index("gat, one side")]
+    """Name -> a call of one function, ``call(graph)``, where graph may be anything that the functions accept
+    as one."""
+    cases = {name: CASES[name] for name in NAMES}
+    return {name: functools.partial(c, tensors=c.tensors(graph, batch=False)) for name, c in cases.items()}
 
 
 @pytest.mark.parametrize("index_dtype", (torch.int32, torch.int64))
@@ -98,10 +80,10 @@ def test_gradients_and_torch_func(device, function):
     y = torch.randn(graph.num_dst, H, D, dtype=torch.float64, device=device)
     if function != "dot":
         call = calls(graph)[function]
-        found = torch.func.vmap(lambda g: call(Graph.cached(edge_index, **sizes)) * g)(
+        found = torch.func.vmap(lambda g: call(Graph.cached(edge_index, **sizes))[0] * g)(
             torch.ones(2, device=device)
         )
-        torch.testing.assert_close(found[1].to(torch.float64), call(graph))
+        torch.testing.assert_close(found[1].to(torch.float64), call(graph)[0])
         return
 
     def loss(edges, y, x):

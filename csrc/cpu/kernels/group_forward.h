@@ -1,6 +1,6 @@
 // Forward of a group of short rows:
-//   1. Compute scores of all edges and heads, from raw scores and the options on edges.
-//   2. Compute exponentials, weights, and the statistics of the rows.
+//   1. Compute raw scores of all edges and heads, of which the options on edges make z.
+//   2. Compute scores, exponentials, weights, and the statistics of the rows.
 //   3. Write the attention, if it is asked for.
 //   4. Write weighted sums of the values, divided by the rows' sums of exponentials. Where such a sum is 0
 //      (no edges, or all scores -inf), the weighted sum is set to 0.
@@ -79,7 +79,7 @@ class GroupSoftmax {
   A* sums(const Group& group) const { return rows_ + group.rows * heads_; }
   A* factors(const Group& group) const { return rows_ + 2 * group.rows * heads_; }
 
-  // Writes to s exponentials of the scores of raw scores z after the options on edges. Writes to w the
+  // From z of all edges computes the scores, and replaces them by exponentials, s. Writes to w the
   // exponentials times block.factor, unless that is null; to w2 the same but 0 where z <= 0, if `positive` is
   // wanted; and the results that belong to rows (stats, positive_mass).
   void operator()(const Group& group, const Block& block, const Activation<A>& score, const A* z, A* s, A* w,
@@ -186,7 +186,7 @@ class GroupWorker {
   void operator()(const Group& group) {
     const int64_t size = int64_t(heads_) * EdgeMajor::kEdges;
     A *z = edges_, *s = z + size, *w = s + size, *w2 = w + size;
-    // ---- 1. Scores.
+    // ---- 1. Raw scores, and the options on edges.
     block_.load(group.begin, group.begin + group.n, o_.attention != nullptr);
     score_.raw(block_, group, z);
     block_.transform(z);
