@@ -79,7 +79,7 @@ struct CheckedLayer {
       if (c.edge_attr) {
         check.require(c.edge_weight.has_value(), "edge_weight: needed with edge_attr");
         check.tensor("edge_attr", *c.edge_attr, {edges, -1}, {c.edge_attr->scalar_type()});
-        if (score == Score::dot)
+        if (score != Score::additive)
           edge = projection("edge", *c.edge_attr, c.edge_weight, c.edge_bias);
         else
           scored_edges();
@@ -115,7 +115,7 @@ struct CheckedLayer {
 
     // The edges' term of an additive score. Its tensors may have another dtype than the features.
     void scored_edges() {
-      check.require(score == Score::additive && c.attn_edge, "edge_attr: expected dot or additive attention");
+      check.require(c.attn_edge.has_value(), "attn_edge: needed with edge_attr in an additive score");
       const ScalarType own = c.edge_attr->scalar_type();
       check.require(own == type || own == acc, "edge_attr: expected the dtype of x or the type of sums");
       check.tensor("edge_weight", *c.edge_weight, {heads.width(), c.edge_attr->size(1)}, {own});
@@ -186,7 +186,8 @@ struct CheckedLayer {
       if (score != Score::additive)
         in.dst = query.x ? rows(query) : n == m ? in.value : first_rows(in.value, m);
       if (score == Score::additive_v2) in.attn = by_head(*c.attn, attn);
-      if (edge.x) in.feat = rows(edge), in.flags = Base::kFeatInKey | Base::kFeatInValue;
+      if (edge.x) in.feat = rows(edge), in.flags = Base::kFeatInKey;
+      if (edge.x && score == Score::dot) in.flags |= Base::kFeatInValue;
       if (scores_edges()) in.bias = on(scores, {edges, heads.heads}, c.edge_attr->scalar_type());
       if (bias) in.out_bias = by_head(**bias, ready_bias);
       in.num_dst = m, in.negative_slope = c.negative_slope, in.scale = c.scale, in.dropout_p = c.dropout_p;

@@ -175,7 +175,8 @@ def _attention(graph: Graph, n: Any, t: Any, value, key, query, edges) -> Tensor
     query = value[: graph.num_dst] if query is None else query
     if score == "additive_v2":
         attn = t.attn.view(value.shape[1:]).to(value.dtype)
-        return gatv2(graph, query, value, attn, negative_slope=n.negative_slope, **options)
+        edge = None if edges is None else EdgeTerm(edges)
+        return gatv2(graph, query, value, attn, negative_slope=n.negative_slope, edge=edge, **options)
     key = value if key is None else key
     edge = None if edges is None else EdgeTerm(edges, edges)
     return dot(graph, query, key, value, scale=n.scale, edge=edge, **options)
@@ -242,7 +243,7 @@ class Call:
         kind = t.x.device.type
         size = t.value_weight.shape[0] // spec.heads
         padding = -size % max(_LOAD[kind] // t.x.dtype.itemsize, 1)
-        self.drops, self.projects_edges = spec.dropout_p > 0, spec.score == "dot" and t.edge_attr is not None
+        self.drops, self.score = spec.dropout_p > 0, spec.score
         self.edge_dtype = None if t.edge_attr is None else t.edge_attr.dtype
         has_ids = (
             self.drops
@@ -447,7 +448,7 @@ def _scored_edges(spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.
 def _projected_edges(
     spec: LayerSpec, graph: Graph, x: Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> _Edges | None:
-    """The attributes whose projections a layer of dot products adds to keys and values."""
+    """The attributes whose projections a layer adds to keys, and with dot products to values."""
     attr, linear = spec.edges  # type: ignore[misc]
     plain = plain_linear(linear)
     if plain is None or not is_eager(attr):
@@ -461,7 +462,7 @@ def _projected_edges(
         and len(attr) == graph.num_edges
         and can_fuse(graph, attr, weight, len(dtypes) > 1)
         and _are_plain(x, (weight, bias), dtypes)
-        and not folds(attr, spec.heads, len(weight))
+        and not folds(attr, spec.heads, len(weight), spec.score)
     ):
         return None
     return attr, weight, bias

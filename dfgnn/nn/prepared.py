@@ -194,7 +194,9 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
             if kind[3] is None or edge_attr.dtype not in fused.CAST_BY_AUTOCAST:
                 return None
             edge_attr = edge_attr.to(call.edge_dtype)
-        if call.projects_edges and fused.folds(edge_attr, call.shape[0], len(known.weight)):
+        # In additive layers edges have a score alone, of any size.
+        sizes = call.shape[0], known.weight.shape[0]
+        if call.score != "additive" and fused.folds(edge_attr, *sizes, call.score):
             return None
     seed = fused.draw_seed(graph) if call.drops else None
     try:

@@ -187,6 +187,8 @@ PAIRS = {
     "v2": ("additive_v2", {"skip": False}),
     "v2 one projection": ("additive_v2", {"skip": False, "shared": ("query",)}),
     "v2 two ends": ("additive_v2", {"skip": False, "two_ends": True}),
+    "v2 with attributes of edges": ("additive_v2", {"skip": False, "attributes": 3}),
+    "v2 with attributes, two ends": ("additive_v2", {"attributes": 9, "two_ends": True, "bias": False}),
     "dot": ("dot", {}),
     "dot no bias, no skip": ("dot", {"skip": False, "bias": False}),
     "dot two ends": ("dot", {"two_ends": True}),

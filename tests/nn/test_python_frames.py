@@ -84,6 +84,7 @@ STEPS = {
     "dgl DotGatConv": (25, 9),
     "pyg GATConv edges": (41, 21),
     "pyg TransformerConv edges": (37, 18),
+    "pyg GATv2Conv edges": (42, 22),
     "pyg GATConv block": (29, 13),
     "pyg GATv2Conv pair": (28, 12),
     "pyg TransformerConv pair": (28, 12),

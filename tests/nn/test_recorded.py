@@ -21,6 +21,7 @@ LAYERS = {
     "GATConv": lambda: GATConv(9, 5, heads=3),
     "GATConv one head": lambda: GATConv(9, 5, bias=False),
     "GATv2Conv": lambda: GATv2Conv(9, 5, heads=3),
+    "GATv2Conv edges": lambda: GATv2Conv(9, 5, heads=3, edge_dim=4),
     "GATv2Conv mean": lambda: GATv2Conv(9, 5, heads=3, concat=False, share_weights=True),
     "TransformerConv": lambda: TransformerConv(9, 5, heads=3),
     "TransformerConv beta": lambda: TransformerConv(9, 5, heads=3, beta=True, bias=False),

@@ -44,8 +44,6 @@ class FusedConv:
     _special_reason: ClassVar[Any] = None
     # A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
     _usual_spec: ClassVar[Any] = None
-    # Whether the operator takes attributes of edges in layers of this class.
-    _fuses_attributes: ClassVar[bool] = True
     # The methods when they were last found to be the library's; and what reads them.
     _methods_found: ClassVar[Any] = ()
     _methods_of: ClassVar[Any] = methods_of
@@ -89,8 +87,6 @@ class FusedConv:
         self, x: Tensor, x_dst: Tensor | None, edges: Any, edge_attr: Tensor | None
     ) -> tuple[Graph, Tensor | None] | None:
         """The graph, and the attributes of its edges, of a usual call (`nn.prepared`); None if it is none."""
-        if edge_attr is not None and not self._fuses_attributes:
-            return None
         own, num_src = self.__dict__, x.shape[0]
         num_dst = num_src if x_dst is None else x_dst.shape[0]
         if type(edges) is Tensor:

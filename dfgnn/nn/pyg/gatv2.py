@@ -16,7 +16,7 @@ from .._errors import check_fits, projected, wrong_argument
 from .._terms import is_plain
 from ..fused import refuse_parameters
 from ..whole.spec import LayerSpec
-from ..whole.traced import MOST_UNFOLDED
+from ..whole.traced import folds
 from ._base import FusedConv
 from ._edges import edge_attributes, given_attributes
 from ._x_and_edge_index import both_ends, graph_of, wants_attention
@@ -51,7 +51,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
     )
 
     attention: Any = staticmethod(gatv2)
-    _fuses_attributes = False
 
     def forward(
         self,
@@ -76,21 +75,21 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
         wanted = wants_attention(return_attention_weights)
-        out = seed = None
-        if given_attributes(self, edge_index, edge_attr)[1] is None:
-            destinations = None if x_dst is x_src else x_dst
-            out, seed = self._fused(self._spec(x), graph, x_src, destinations, x_dst, wanted)
-            if out is not None and not wanted:
-                return out
+        edge_attr = self._attributes(edge_index, edge_attr, graph, edge_map)
+        destinations = None if x_dst is x_src else x_dst
+        spec = self._spec(x, edge_attr)
+        out, seed = self._fused(spec, graph, x_src, destinations, x_dst, wanted)
+        if out is not None and not wanted:
+            return out
         # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
         res = None if out is not None else self.res
         res = None if res is None else projected(self, "x", res, x_dst)
-        refuse_parameters(self, self._spec(x))
+        refuse_parameters(self, spec)
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = feat_dst = self._heads(projected(self, source, self.lin_l, x_src))
         if not self._shared(x):
             feat_dst = self._heads(projected(self, destination, self.lin_r, x_dst))
-        edge = self._edges(edge_index, edge_attr, graph, edge_map)
+        edge = None if edge_attr is None else self._term(edge_attr)
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # the dtypes differ under autocast
         inputs = feat_dst, feat, self.att[0].to(feat.dtype)
         options = self._options(seed, negative_slope=self.negative_slope, edge=edge)
@@ -107,33 +106,35 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         return x[0] is x[1] and self.lin_l is self.lin_r
 
     def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        return self._spec(x if x_dst is None else (x, x_dst)) if edge_attr is None else None
+        return self._spec(x if x_dst is None else (x, x_dst), edge_attr)
 
-    def _spec(self, x: Tensor | tuple[Tensor, Tensor]) -> LayerSpec:
+    def _spec(self, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None) -> LayerSpec:
         attn, joined = self.att, self._joins_heads()
+        edges = None if edge_attr is None else (edge_attr, self.lin_edge)
         return LayerSpec(
             "additive_v2", self.heads, self.lin_l, query=None if self._shared(x) else self.lin_r,
-            skip=self.res if joined else None, vectors=(attn,), bias=self.bias if joined else None,
-            negative_slope=self.negative_slope,
+            skip=self.res if joined else None, edges=edges, vectors=(attn,),
+            bias=self.bias if joined else None, negative_slope=self.negative_slope,
             dropout_p=self.dropout if self.training else 0.0, wide=attn,
         )  # fmt: skip
 
-    def _edges(
+    def _attributes(
         self, edge_index: Any, edge_attr: Tensor | None, graph: Graph, edge_map: Tensor | None
-    ) -> EdgeTerm | None:
-        """The edges' term of the keys, if there is one: on the CPU attributes and projection where the
-        projected attributes ``[E', H, C]`` would be large, else these."""
-        if self.lin_edge is None:
-            if given_attributes(self, edge_index, edge_attr)[1] is not None:
-                raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")
-            return None
-        edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
-        if edge_attr is None:
-            return None
-        if is_eager(edge_attr) and not edge_attr.is_cuda and edge_attr.dim() == 2:
-            elements = len(edge_attr) * self.heads * self.out_channels
-            if elements > MOST_UNFOLDED["cpu"] and is_plain(self.lin_edge):
-                check_fits(self, "edge_attr", self.lin_edge, edge_attr)
-                if not torch.is_autocast_enabled("cpu"):
-                    return EdgeTerm(Projected(edge_attr, self.lin_edge.weight))
+    ) -> Tensor | None:
+        """The attributes ``[E', F]`` of the graph's edges, loops included, if there are any."""
+        if self.lin_edge is not None:
+            return edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
+        if given_attributes(self, edge_index, edge_attr)[1] is not None:
+            raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")
+        return None
+
+    def _term(self, edge_attr: Tensor) -> EdgeTerm:
+        """The edges' term of the keys: on the CPU attributes and projection where the projected attributes
+        ``[E', H, C]`` would be large, else these."""
+        width = self.heads * self.out_channels
+        takes_both = is_eager(edge_attr) and edge_attr.dim() == 2 and is_plain(self.lin_edge)
+        if takes_both and folds(edge_attr, self.heads, width, "additive_v2"):
+            check_fits(self, "edge_attr", self.lin_edge, edge_attr)
+            if not torch.is_autocast_enabled("cpu"):
+                return EdgeTerm(Projected(edge_attr, self.lin_edge.weight))
         return EdgeTerm(self._heads(projected(self, "edge_attr", self.lin_edge, edge_attr)))

@@ -29,8 +29,8 @@ class LayerSpec(NamedTuple):
     query: Any = None
     skip: Any = None
     #: Attributes of the edges and the linear module that projects them. In additive layers the product of the
-    #: projection and the edges' vector is a term of the score; in layers of dot products the projection is
-    #: added to keys and values.
+    #: projection and the edges' vector is a term of the score; in other layers the projection is added to
+    #: keys, with dot products also to values.
     edges: tuple[Tensor, Any] | None = None
     #: Attention vectors ``[.., H, D]``: those of sources, destinations and edges (additive), or one
     #: (additive_v2).

@@ -30,11 +30,14 @@ __all__ = ["MOST_UNFOLDED", "folds", "traced_layer"]
 MOST_UNFOLDED = {"cpu": 2**16, "cuda": 2**23}
 
 
-def folds(attr: Tensor, heads: int, width: int) -> bool:
+def folds(attr: Tensor, heads: int, width: int, score: str = "dot") -> bool:
     """Whether the projection of these attributes to `width` columns is folded into the attention: if its
     result is large, and an edge has fewer attributes than a head has columns; on the CPU also if attributes
     require gradients, because [E, width] would then be needed several times, in forward, backward and second
-    derivatives. The answer does not depend on the grad mode, so that the result does not, either."""
+    derivatives. The answer does not depend on the grad mode, so that the result does not, either. On the CPU
+    `engine.edge_scores` computes GATv2's scores without these columns, which has the same purpose."""
+    if score == "additive_v2":
+        return not attr.is_cuda and attr.shape[0] * width > MOST_UNFOLDED["cpu"]
     learns = not attr.is_cuda and attr.requires_grad
     most = MOST_UNFOLDED.get(attr.device.type)  # None: on meta, where nothing takes memory
     return (learns or attr.shape[1] * heads < width) and most is not None and len(attr) * width > most
@@ -106,7 +109,7 @@ def _records_edges(spec: LayerSpec, size: int, device: str) -> bool:
     attr, width = spec.edges[0], spec.heads * size
     if attr.dim() != 2:
         return False
-    is_folded = attr.shape[-1] * spec.heads < width
+    is_folded = spec.score == "dot" and attr.shape[-1] * spec.heads < width
     return not is_folded or attr.shape[0] * width <= MOST_UNFOLDED[device]
 
 
@@ -187,7 +190,8 @@ def _attend(
     elif key is None:
         key = value
     if of_edges is not None:
-        of_edges, flags = of_edges.unflatten(1, (rows.heads, -1)), FEAT_IN_KEY | FEAT_IN_VALUE
+        of_edges, flags = of_edges.unflatten(1, (rows.heads, -1)), FEAT_IN_KEY
+        flags |= FEAT_IN_VALUE if spec.score == "dot" else 0
     bias, later = _bias(spec, rows, value)
     tensors = Tensors(
         value, key, query, attn, None, None, None, None, of_edges, _seed(spec, value), bias
