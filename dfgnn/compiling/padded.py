@@ -146,12 +146,9 @@ def within_batches(query: Tensor, key: Tensor, val: Tensor, mask: Tensor, scale:
     place = torch.arange(1, keys + 1, device=query.device)
     most = ((bias > -math.inf) * place).amax(1)
     # Two blocks of each sequence: all queries and the keys up to the last that is seen; then the other keys.
-    begin = torch.arange(batch, device=query.device)
-    offsets = torch.stack([begin * rows, (begin + 1) * rows], 1).flatten()
-    key_offsets = torch.stack([begin * keys, begin * keys + most], 1).flatten()
-    offsets, key_offsets = (
-        F.pad(x, (0, 1), value=batch * n) for x, n in ((offsets, rows), (key_offsets, keys))
-    )
+    begin = torch.arange(batch + 1, device=query.device)
+    offsets = torch.stack([begin * rows, (begin + 1) * rows], 1).flatten()[:-1]
+    key_offsets = torch.stack([begin * keys, begin * keys + F.pad(most, (0, 1))], 1).flatten()[:-1]
     query, key, val = (x.flatten(0, 1) for x in (query, key, val))
     bias = bias.flatten()
     out = block_attention(query, key, val, offsets, key_offsets, key_bias=bias, scale=scale)

@@ -261,7 +261,11 @@ class PlanKey(NamedTuple):
 
 
 OF_EDGES = "edges"
-KEY = "SymInt heads, SymInt dim, ScalarType dtype, str layer, str schedule, bool edges, bool train"
+# Named apart from the arguments of the operators that it is joined to, where Inductor takes no name twice.
+KEY = (
+    "SymInt plan_heads, SymInt plan_dim, ScalarType plan_dtype, str plan_layer, str plan_schedule, "
+    "bool plan_edges, bool plan_train"
+)
 _NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
 
 

@@ -31,7 +31,9 @@ __all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake
 
 # Maximum number of edges of a graph that is sorted at every replay. The attention of a larger one runs
 # outside of CUDA graphs, with the cached graph and plans that suit its degrees: its launches cost little.
-MOST_EDGES = 2**18
+# Measured on an H200, two layers of GAT, in and outside: 492,000 edges 1.48 and 2.85 ms, 2 million 3.4 and
+# 2.7 ms.
+MOST_EDGES = 2**20
 
 DEVICES = ("cuda",)  # the types of devices for which Inductor records CUDA graphs
 # Maximum edges per work item. It is small, because the longest work item determines a small graph's time.

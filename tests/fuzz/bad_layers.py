@@ -362,6 +362,7 @@ def _pyg_typed_cases(x, edges):
         ("RGATConv", "edge_attr", "of float64", TypeError, "layer.to(", attr.double()),
         ("RGATConv", "edge_attr", "a number", TypeError, "got float", 3.0),
         ("RGATConv", "edge_attr", "one row too few", ValueError, "got [4, 5]", attr[1:]),
+        ("RGATConv", "edge_type", "None", ValueError, "edge_index has no values, got None", None),
         ("RGATConv", "edge_type", "a list", TypeError, "got list", kinds.tolist()),
         ("RGATConv", "edge_type", "of floats", TypeError, "got torch.float32", kinds.float()),
         ("RGATConv", "edge_type", "negative", ValueError, "got -1", kinds - 1),

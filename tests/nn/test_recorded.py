@@ -174,6 +174,15 @@ def test_a_projection_of_edges_that_is_large_is_folded(device, monkeypatch):
     assert "dfgnn::planned_edge_dot" in [op.name() for op in calls[0]]
 
 
+def test_no_operator_has_two_arguments_of_one_name():
+    """torch defines and calls such an operator; only Inductor refuses it, within CUDA graphs."""
+    schemas = [x for x in torch._C._jit_get_all_schemas() if x.name.startswith("dfgnn::")]
+    assert len(schemas) > 50
+    for schema in schemas:
+        names = [argument.name for argument in schema.arguments]
+        assert len(names) == len(set(names)), schema
+
+
 SHAPES = [(0, 30, 3, 5, torch.float32), (3, 30, 3, 5, torch.float64), (1, 7, 1, 8, torch.bfloat16)]
 
 

@@ -131,7 +131,7 @@ def _all_relations(
 
 
 def _no_types() -> ValueError:
-    return ValueError("edge_type: expected a tensor [E], as edge_index has no values, got None")
+    return ValueError("RGATConv: edge_type: expected a tensor [E], as edge_index has no values, got None")
 
 
 def _checked_types(edge_type: Tensor, src: Tensor, num_relations: int) -> Tensor:

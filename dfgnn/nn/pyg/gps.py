@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,14 +12,14 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import cache as _kept
+from ...runtime import torch_internals as internals
 from ...runtime.compiling import without_gradient
 from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
 from .._terms import is_untouched
 from ._base import LIBRARY
 
 # The functions that torch_geometric's own forward calls: if one was replaced, that forward has to run.
-_functions = attrgetter("multi_head_attention_forward", "scaled_dot_product_attention", "linear", "dropout")
-_FUNCTIONS = _functions(F)
+_FUNCTIONS = F.multi_head_attention_forward, F.scaled_dot_product_attention, F.linear, F.dropout
 
 
 class GPSConv(torch_geometric.nn.GPSConv):
@@ -33,8 +32,9 @@ class GPSConv(torch_geometric.nn.GPSConv):
     with residuals and normalisations. A drop-in for ``torch_geometric.nn.GPSConv``: its subclass, with the
     same arguments, parameters, state_dict and results. The attention among all nodes of each graph of a batch
     is :func:`dfgnn.functional.block_attention`: nothing is padded to the largest graph, and nothing is stored
-    of pairs of nodes, unless the attention has dropout. A single graph (``batch=None``), Performer attention
-    and compilers take torch_geometric's own forward.
+    of pairs of nodes, unless the attention has dropout. A single graph (``batch=None``), Performer attention,
+    and under compilers dropout of the attention, take torch_geometric's own forward. Otherwise compilers and
+    export record the attention as one operator, for any numbers of nodes and graphs.
 
     Differentiable twice, with respect to features and parameters.
 
@@ -65,13 +65,16 @@ class GPSConv(torch_geometric.nn.GPSConv):
         # out_proj.weight at other times than PyTorch's attention.
         if "parametrizations" in attn.out_proj._modules:
             return "attn.out_proj has parametrizations"
-        if _functions(F) != _FUNCTIONS:
+        now = F.multi_head_attention_forward, F.scaled_dot_product_attention, F.linear, F.dropout
+        if now != _FUNCTIONS:
             return "a function of attention was replaced in torch.nn.functional"
         if torch.jit.is_tracing():
             return "TorchScript"
-        if foreign_mode() is not None:
+        recording, weight = torch.compiler.is_compiling(), attn._parameters.get("in_proj_weight")
+        if not recording and foreign_mode() is not None:
             return f"a mode is active, {foreign_mode()}"
-        if attn.bias_k is not None or attn.add_zero_attn or type(attn.in_proj_weight) is not nn.Parameter:
+        own = weight is None or not (recording or type(weight) is nn.Parameter)
+        if attn.bias_k is not None or attn.add_zero_attn or own:
             return "attn has options of its own"
         return None
 
@@ -90,7 +93,7 @@ class GPSConv(torch_geometric.nn.GPSConv):
         Raises:
             ValueError: ``batch`` is not as described.
         """
-        if self._falls_back(x, batch) or batch is None or torch.compiler.is_compiling():
+        if self._falls_back(x, batch) or batch is None:
             return super().forward(x, edge_index, batch, **kwargs)
         # The order is that of torch_geometric's forward, so that dropout draws the same random numbers.
         local = None
@@ -102,7 +105,9 @@ class GPSConv(torch_geometric.nn.GPSConv):
 
     def _falls_back(self, x: Tensor, batch: Tensor | None) -> bool:
         reason = self.why_not(self)
-        if reason is None and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return reason is not None or self._dropout() > 0  # of pairs, whose number is not known
+        if reason is None:
             foreign = foreign_tensor((x, *self.attn.parameters()))
             if foreign is not None:
                 reason = f"there is a {foreign} among features and parameters"
@@ -116,9 +121,12 @@ class GPSConv(torch_geometric.nn.GPSConv):
         attn = self.attn
         rows = F.linear(x, attn.in_proj_weight, attn.in_proj_bias)
         query, key, value = rows.unflatten(1, (3, attn.num_heads, attn.head_dim)).unbind(1)
-        dropout = attn.dropout if attn.training else 0.0
-        out = self.attention(query, key, value, blocks_of(x, batch), dropout_p=dropout)
+        offsets = blocks_of(x, batch)
+        out = self.attention(query, key, value, offsets, dropout_p=self._dropout())
         return F.linear(out.flatten(1), attn.out_proj.weight, attn.out_proj.bias)
+
+    def _dropout(self) -> float:
+        return self.attn.dropout if self.attn.training else 0.0
 
     def _with_residual(self, norm: Any, h: Tensor, x: Tensor, batch: Tensor) -> Tensor:
         return self._normalized(norm, F.dropout(h, p=self.dropout, training=self.training) + x, batch)
@@ -131,15 +139,23 @@ class GPSConv(torch_geometric.nn.GPSConv):
 
 def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
     """Where the graphs of a batch begin, and the number of nodes: int64 ``[graphs + 1]``, cached as long as
-    the tensor ``batch``, which has to be sorted."""
-    batch = without_gradient(batch)
-    if batch.dim() != 1 or len(batch) != len(x) or batch.device != x.device:
+    the tensor ``batch``, which has to be sorted. Under a compiler, which does not know how many graphs there
+    are, ``[N + 1]``: empty blocks follow."""
+    rows = x.shape[0]  # len() would be a constant of an exported program
+    if batch.dim() != 1 or batch.shape[0] != rows or batch.device != x.device:
         raise ValueError(
-            f"GPSConv: batch: expected shape [{len(x)}] on {x.device}, got {list(batch.shape)} on "
+            f"GPSConv: batch: expected shape [{rows}] on {x.device}, got {list(batch.shape)} on "
             f"{batch.device}"
         )
+    if torch.compiler.is_compiling():
+        rises = batch[1:] - batch[:-1]
+        internals.assert_async((rises >= 0).all(), "GPSConv: batch: expected sorted values, got others")
+        node = torch.arange(rows + 1, device=batch.device)
+        begins = torch.where(F.pad(rises != 0, (1, 1), value=True), node, node[-1])
+        return begins.sort().values
     if batch.is_meta:  # how many graphs there are depends on values; results, with a row per node, do not
         return batch.new_empty(1, dtype=torch.int64)
+    batch = without_gradient(batch)
 
     def build() -> Tensor:
         if bool((batch[1:] < batch[:-1]).any()):

@@ -122,6 +122,27 @@ def test_dropout():
     assert torch.equal(ours.eval()(*given), ours(*given))
 
 
+def test_compilers_record_blocks():
+    """In one graph, for any numbers of nodes and graphs; what is not sorted is an error when it runs."""
+    torch._dynamo.reset()
+    _, ours = layers(norm=None)
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    for name in ("mixed", "missing", "one"):
+        x, edge_index, batch = inputs(BATCHES[name])
+        leaves = x.requires_grad_(), *ours.parameters()
+        outs = compiled(x, edge_index, batch), ours(x, edge_index, batch)
+        torch.testing.assert_close(*outs)
+        torch.testing.assert_close(*(torch.autograd.grad(out.sin().sum(), leaves) for out in outs))
+    x, edge_index, batch = inputs(BATCHES["mixed"])
+    with pytest.raises(RuntimeError, match="batch: expected sorted values"):
+        compiled(x, edge_index, batch.flip(0))
+    rows, edges = {0: torch.export.Dim("n", min=3)}, {1: torch.export.Dim("e", min=2)}
+    program = torch.export.export(ours.eval(), (x, edge_index, batch), dynamic_shapes=(rows, edges, rows))
+    assert "block_attention_forward" in str(program.graph)
+    more = inputs(BATCHES["padded"])
+    torch.testing.assert_close(program.module()(*more), ours(*more))
+
+
 def test_blocks_are_kept():
     x, _, batch = inputs(BATCHES["missing"])
     offsets = blocks_of(x, batch)
