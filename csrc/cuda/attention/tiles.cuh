@@ -1,19 +1,20 @@
 // The tile schedule: rows that share neighbours load them once, and tensor cores compute the products. Words,
 // the layout of fragments, and names from other files: csrc/cuda/README.md, "Tiles".
 //
-// The kernel computes the dense 64 x 32 block of scores of a chunk and masks it, as FlashAttention with a mask
-// does (Dao 2023, arXiv 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so for
-// the forward pass of graph attention. Which arrays a pass multiplies: TileParams in tile_edges.cuh.
+// The kernel computes the dense 64 x 32 block of scores of a chunk and masks it, as FlashAttention with a
+// mask does (Dao 2023, arXiv 2307.08691); Fused3S (Li and Chandramowlishwaran 2025, arXiv 2505.08098) does so
+// for the forward pass of graph attention. Which arrays a pass multiplies: TileParams in tile_edges.cuh.
 //
 // A block of 4 warps takes a work item, which is a run of chunks of one window, for one head; a warp owns 16
 // rows. Shared memory holds the rows' operands and, in STAGES stages, the operands of as many chunks.
-// Asynchronous copies fill it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank conflicts.
+// Asynchronous copies fill it, in pieces of 16 bytes that are swizzled so that ldmatrix has no bank
+// conflicts.
 //
 // It takes 16-bit features, head sizes 8 to 128 that are powers of two, no options on edges, and no graph in
-// which an edge occurs twice, because a mask has one bit for it. In a dense product, a value that is not finite
-// meets weights of 0 in rows that have no edge to it: the product is NaN and stays in the sums. Therefore a warp
-// looks for numbers in its sums that are not finite at the end and, where it finds one, computes its 16 rows
-// again edge by edge (tile_edges.cuh), so that such a value reaches its neighbours only.
+// which an edge occurs twice, because a mask has one bit for it. In a dense product, a value that is not
+// finite meets weights of 0 in rows that have no edge to it: the product is NaN and stays in the sums.
+// Therefore a warp looks for numbers in its sums that are not finite at the end and, where it finds one,
+// computes its 16 rows again edge by edge (tile_edges.cuh), so that such a value reaches its neighbours only.
 #pragma once
 
 #include "tile_sums.cuh"

@@ -1,8 +1,8 @@
 // The pass over the sources in the backward of attention's backward. A row of the reverse CSR is a source
 // with its edges. The gradients of the source's tensors are sums of feature rows of its edges' destinations,
 // weighted by factors of the edges, which the pass over the destinations (destinations.cuh) has written. The
-// slopes sigma of GATv2's LeakyReLU differ by column, so that these factors do not contain them, and this pass
-// computes them again. Letters, names in code and names from other files: csrc/cuda/README.md, "Second
+// slopes sigma of GATv2's LeakyReLU differ by column, so that these factors do not contain them, and this
+// pass computes them again. Letters, names in code and names from other files: csrc/cuda/README.md, "Second
 // derivatives".
 #pragma once
 
