@@ -105,17 +105,29 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     return out, attention
 
 
-class _Separate:
-    """Computes the output by the engine's attention and products along edges, if there is a term in the value
-    and no gate. Its methods are those that `node.FusedFunction` calls."""
+class _Call(NamedTuple):
+    """What is not a tensor or a graph. one_feat, one_proj: whether key and value have the same features, the
+    same projection; saves_attention: whether backward needs the attention, for the gradient of the value's
+    features; train: whether there is a backward."""
 
-    def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
-        self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
-        # Whether key and value have the same features.
-        self.one_feat = terms.key is not None and terms.key is terms.value
-        # Whether key and value have the same projection.
-        self.one_proj = terms.key is not None and terms.key_proj is terms.value_proj
-        self.saves_attention = terms.value is not None and terms.value.requires_grad
+    schedule: str
+    negative_slope: float
+    scale: float
+    dropout_p: float
+    flags: int
+    one_feat: bool
+    one_proj: bool
+    saves_attention: bool
+    train: bool
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, terms: EdgeTerms) -> _Call:
+        tensors, has_key = (*inputs.tensors, *terms), terms.key is not None
+        train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        one_feat = has_key and terms.key is terms.value
+        one_proj = has_key and terms.key_proj is terms.value_proj
+        saves_attention = terms.value is not None and terms.value.requires_grad
+        return cls(inputs.schedule, *inputs.numbers, one_feat, one_proj, saves_attention, train)
 
     def given(self, tensors: Tensors, terms: EdgeTerms) -> _Given:
         value, key, query, _, bias, _, mask, weight, _, seed, out_bias = tensors
@@ -123,6 +135,16 @@ class _Separate:
         return _Given(
             query, key, value, terms.key, terms.key_proj, *of_value, bias, mask, weight, seed, out_bias
         )
+
+
+class _Separate:
+    """Computes the output by the engine's attention and products along edges, if there is a term in the value
+    and no gate. Its methods are those that `node.FusedFunction` calls."""
+
+    def __init__(self, graph: Any, call: _Call):
+        self.graph, self.numbers, self.schedule = graph, Numbers(*call[1:5]), call.schedule
+        self.one_feat, self.one_proj = call.one_feat, call.one_proj
+        self.saves_attention = call.saves_attention
 
     def terms(self, g: _Given) -> EdgeTerms:
         value = g.key_feat if self.one_feat else g.value_feat
@@ -230,7 +252,7 @@ def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
     return onto.reshape(heads, steps, -1), back.reshape(heads, steps, -1)
 
 
-def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
+def _one_kernel_takes(call: _Call, value: Tensor, terms: EdgeTerms) -> bool:
     """Whether `_InOne` can carry the call out: the heads for which kernels with features of edges exist
     (kProjects in csrc/cuda/attention/lanes.cuh), at most the features that their lanes hold (FEATS there),
     and no LeakyReLU."""
@@ -239,18 +261,17 @@ def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
     heads, dim = value.shape[1:]
     lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
     fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes
-    return fits and terms.key.shape[1] <= max(2 * lanes, 16) and call.numbers.negative_slope == 1
+    return fits and terms.key.shape[1] <= max(2 * lanes, 16) and call.negative_slope == 1
 
 
 class _InOne(_Separate):
     """Computes the output with one projection in key and value, by kernels that take features of edges.
     These kernels give no gradients of edge_bias and edge_weight."""
 
-    def __init__(self, inputs: AttentionInputs, terms: EdgeTerms, train: bool):
-        super().__init__(inputs, terms)
-        value = inputs.tensors.value
-        planner, shape = inputs.graph._planner, value.shape[1:]
-        self.handle = planner.handle(*shape, value.dtype, "dot", inputs.schedule, True, train)
+    def __init__(self, graph: Any, call: _Call, value: Tensor):
+        super().__init__(graph, call)
+        plan = "dot", call.schedule, True, call.train
+        self.handle = graph._planner.handle(*value.shape[1:], value.dtype, *plan)
 
     def forward(self, tensors):
         query, key, value, feat, proj, _, _, *options = tensors
@@ -281,26 +302,6 @@ class _InOne(_Separate):
 # ---- the operator that compilers record ------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
-    """The operator's arguments that are not tensors. one_feat, one_proj, saves_attention: see `_Separate`."""
-
-    schedule: str
-    negative_slope: float
-    scale: float
-    dropout_p: float
-    flags: int
-    one_feat: bool
-    one_proj: bool
-    saves_attention: bool
-    train: bool
-
-    def on(self, graph: Any) -> _Separate:
-        inputs = AttentionInputs(graph, "dot", None, Numbers(*self[1:5]), False, self.schedule)  # type: ignore[arg-type]
-        made = _Separate(inputs, EdgeTerms(None, None, None, None))
-        made.one_feat, made.one_proj, made.saves_attention = self[5:8]
-        return made
-
-
 _COUNT = len(_Given._fields)
 _END = _COUNT + len(_edges.Traced._fields)
 _SCHEMA = ", ".join(f"Tensor{'' if k in (0, 2) else '?'} {name}" for k, name in enumerate(_Given._fields))
@@ -314,7 +315,7 @@ _SCHEMA = (
 def _recorded_forward(*args) -> list[Tensor]:
     """out and, for backward, what `_Separate.forward` makes, without those that are None."""
     call = _Call(*args[_END:])
-    out, made, _ = _ops.call(call.on(_edges.find(*args[_COUNT:_END])).forward, args[:_COUNT])
+    out, made, _ = _ops.call(_Separate(_edges.find(*args[_COUNT:_END]), call).forward, args[:_COUNT])
     return [out, *(x for x in made if x is not None)] if call.train else [out]
 
 
@@ -329,12 +330,12 @@ def _recorded_forward_fake(*args) -> list[Tensor]:
     heads, acc = g.value.shape[1], _ops.acc_type(g.value.dtype)
     value_proj = g.key_proj if call.one_proj else g.value_proj
     width = _width_of_sums(g.value, value_proj)
-    sizes = (edges.num_edges, heads), (edges.num_dst, heads, 2), (edges.num_dst, heads, width), None
+    of_edges = edges.num_edges, heads
     out = g.value.new_empty(edges.num_dst, *g.value.shape[1:])
     if not call.train:
         return [out]
     types = acc, acc, g.value.dtype, acc
-    shapes = *sizes[:3], sizes[0]
+    shapes = of_edges, (edges.num_dst, heads, 2), (edges.num_dst, heads, width), of_edges
     kept = zip(shapes, types, _kept(g, call))
     return [out, *(g.value.new_empty(shape, dtype=dtype) for shape, dtype, is_kept in kept if is_kept)]
 
@@ -345,8 +346,7 @@ def _recorded_backward(need, grad, out, made, *args) -> list[Tensor]:
     g, call = _Given(*args[:_COUNT]), _Call(*args[_END:])
     graph, found = _edges.find(*args[_COUNT:_END]), iter(made)
     results = tuple(next(found) if kept else None for kept in _kept(g, call))
-    run = call.on(graph)
-    grads = _ops.call(run.gradients, g, _Given(*need), grad.contiguous(), results, out)
+    grads = _ops.call(_Separate(graph, call).gradients, g, _Given(*need), grad.contiguous(), results, out)
     for name in ("key_feat", "value_feat", "edge_bias", "edge_weight"):
         if grads.get(name) is not None:
             grads[name] = _edges.in_use(graph.edge_mask, grads[name])
@@ -397,13 +397,11 @@ _edges.define_traced("attend_terms", f"({_SCHEMA}) -> Tensor[]", _traced)
 
 def _record(inputs: AttentionInputs, terms: EdgeTerms) -> Tensor:
     """out, by the operator on a traced graph."""
-    call, edges = _Separate(inputs, terms), _edges.as_traced(_edges.for_compiler(inputs.graph))
+    call, edges = _Call.of(inputs, terms), _edges.as_traced(_edges.for_compiler(inputs.graph))
     given = call.given(inputs.tensors, terms)
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
-    numbers = inputs.schedule, *inputs.numbers, call.one_feat, call.one_proj, call.saves_attention, train
     with _eager.without_autocast(inputs.tensors.value):
-        out = _ops.operator("traced_attend_terms")(*given, *edges, *numbers)[0]
-    return out.clone() if train else out  # because the caller may modify it, and backward reads it
+        out = _ops.operator("traced_attend_terms")(*given, *edges, *call)[0]
+    return out.clone() if call.train else out  # because the caller may modify it, and backward reads it
 
 
 def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -519,15 +517,14 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     if inputs.return_attention:  # by a second call: asking for the weights must not change `out`
         alone = terms._replace(value=None, value_proj=None)
         _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))
-    call = _Separate(inputs, terms)
+    call = _Call.of(inputs, terms)
     edges_learn = any(x is not None and x.requires_grad for x in (tensors.edge_bias, tensors.edge_weight))
-    if not (train and edges_learn) and _one_kernel_takes(call, value, terms):
-        call = _InOne(inputs, terms, train)
+    in_one = not (call.train and edges_learn) and _one_kernel_takes(call, value, terms)
+    run = _InOne(graph, call, value) if in_one else _Separate(graph, call)
     if paths.recorder is not None:
         paths.recorder.took("edge projection", paths.describe("dot", value))
     given = call.given(tensors, terms)
-    if not train:
-        return _ops.call(call.forward, given)[0], weights
-    run = FusedFunction.at_once if _eager.is_eager(value) else FusedFunction.apply
-    return run(call, *given), weights
+    if not call.train:
+        return _ops.call(run.forward, given)[0], weights
+    apply = FusedFunction.at_once if _eager.is_eager(value) else FusedFunction.apply
+    return apply(run, *given), weights
