@@ -12,7 +12,8 @@ edges are sorted by destination.
 A training step gives the gradients of query, key, value and the projection, and of the raw features in the
 rows "+ grad" (Anemoi learns some of them). ``--peer FILE`` is a module with a function
 ``graph_transformer_attention_conv(query, key, value, edges, (row, colptr), (rowptr, edge_ids, edge_dst))``,
-such as Anemoi's ``models/src/anemoi/models/triton/gt.py``; it gets projected features. ``--layers`` measures
+such as Anemoi's ``models/src/anemoi/models/triton/gt.py``; it gets projected features, and where it has a
+``graph_transformer_attention_fused_conv``, that gets raw ones and the projection. ``--layers`` measures
 PyG's TransformerConv after ``dfgnn.accelerate``, with and without ``edge_dim``.
 """
 
@@ -103,13 +104,13 @@ def shapes(refinement: int, grid: int, device: torch.device) -> dict[str, tuple[
 
 
 def load_peer(path: Path):
-    spec = importlib.util.spec_from_file_location("peer", path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.graph_transformer_attention_conv
+    return module
 
 
-def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> dict:
+def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peers) -> dict:
     """{name: (call, leaves)}; leaves: the tensors to differentiate beside the shared query, key and value."""
     device, num_edges = edge_index.device, edge_index.shape[1]
     graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
@@ -141,15 +142,28 @@ def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> d
     }
     src, dst = edge_index
     calls["PyG"] = (lambda: by_pyg(query, key, value, projected(attr), src, dst), (proj,))
-    if peer is not None:
+    if peers:
         counts = [torch.bincount(x, minlength=n) for x, n in ((dst, num_dst), (src, num_src))]
         colptr, rowptr = (F.pad(c.cumsum(0), (1, 0)) for c in counts)
-        reverse = rowptr, src.argsort(stable=True), dst
-        calls["peer"] = (lambda: peer(query, key, value, projected(attr), (src, colptr), reverse), (proj,))
-        calls["peer + grad"] = (
-            lambda: peer(query, key, value, projected(learned), (src, colptr), reverse),
+        ends = (src, colptr), (rowptr, src.argsort(stable=True), dst)
+    for name, module in peers.items():
+        plain = module.graph_transformer_attention_conv
+        calls[name] = (lambda f=plain: f(query, key, value, projected(attr), *ends), (proj,))
+        calls[f"{name} + grad"] = (
+            lambda f=plain: f(query, key, value, projected(learned), *ends),
             (proj, learned),
         )
+        fused = getattr(module, "graph_transformer_attention_fused_conv", None)
+        if fused is not None:
+            calls[f"{name}, fused"] = (
+                lambda f=fused: f(query, key, value, attr, proj.t().contiguous(), None, *ends),
+                (proj,),
+            )
+    if peers:
+        right = calls["unfolded"][0]().detach()
+        for name in calls.keys() - {"without edges"}:
+            error = float((calls[name][0]().detach() - right).abs().max() / right.abs().max())
+            assert error < 0.02, (name, error)
     return {name: (call, (query, key, value, *leaves)) for name, (call, leaves) in calls.items()}
 
 
@@ -208,7 +222,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--shapes", default="processor,encoder,decoder")
     parser.add_argument("--dtypes", default="float16")
-    parser.add_argument("--peer", type=Path, help="a module to compare with")
+    parser.add_argument("--peer", type=Path, action="append", default=[], help="a module to compare with")
     parser.add_argument("--layers", action="store_true", help="also TransformerConv")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per measurement")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -219,7 +233,7 @@ def main(argv: list[str] | None = None) -> None:
     device = torch.device(args.device)
     environment = report.environment(device, args.commit)
     print(report.environment_line(environment))
-    peer = load_peer(args.peer) if args.peer else None
+    peers = {path.stem: load_peer(path) for path in args.peer}
     rows = []
     for name, (edge_index, num_src, num_dst) in shapes(args.refinement, args.grid, device).items():
         if name not in args.shapes.split(","):
@@ -230,7 +244,7 @@ def main(argv: list[str] | None = None) -> None:
                 shape=name, sources=num_src, destinations=num_dst, edges=edge_index.shape[1], dtype=dtype
             )
             print(f"{name}, {num_src} -> {num_dst}, {row['edges']} edges, {dtype}")
-            calls = contestants(edge_index, num_src, num_dst, args.heads, args.head_dim, kind, peer)
+            calls = contestants(edge_index, num_src, num_dst, args.heads, args.head_dim, kind, peers)
             if args.layers:
                 calls |= layers(edge_index, num_src, num_dst, args.heads, args.head_dim, kind)
             row["times"] = {}
