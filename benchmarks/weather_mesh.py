@@ -19,6 +19,7 @@ PyG's TransformerConv after ``dfgnn.accelerate``, with and without ``edge_dim``.
 
 import argparse
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,35 @@ def measured(call, leaves, device, budget) -> dict:
     }
 
 
+TABLE = {
+    "raw features": ("folded", "gt_fused, fused", "gt_main"),
+    "raw features, learned": ("folded + grad", "gt_main + grad"),
+    "given features": ("unfolded", "gt_main"),
+}
+
+
+def table(path: Path) -> str:
+    """The table of docs/performance.md, least gain first, beside the fastest way of the peer."""
+    found = []
+    for row in json.loads(path.read_text())["rows"]:
+        times = row["times"]
+        ms = {name: x["training"]["median"] for name, x in times.items() if "training" in x}
+        for what, (ours, *peers) in TABLE.items():
+            peer = min((name for name in peers if name in ms), key=ms.__getitem__)
+            cells = (
+                f"{what}, {row['shape']}, {row['dtype']}", f"{ms[peer] / ms[ours]:.2f}", f"{ms[ours]:.2f}",
+                f"{ms[peer]:.2f}{' (projects itself)' if 'fused' in peer else ''}",
+                f"{ms['PyG']:.1f}", f"{ms[ours] / ms['without edges']:.2f}",
+                f"{times[ours]['peak_mb']:,.0f}", f"{times[peer]['peak_mb']:,.0f}",
+            )  # fmt: skip
+            found.append((ms[peer] / ms[ours], "| " + " | ".join(cells) + " |"))
+    head = (
+        "| edges | times as fast | dfgnn, ms | Anemoi's, ms | PyG's, ms | ÷ without edges "
+        "| dfgnn, MB | Anemoi's, MB |"
+    )
+    return "\n".join([head, "|---|" + "--:|" * 7, *(line for _, line in sorted(found))])
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -228,7 +258,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--commit", help="recorded; default: that of the working tree")
     parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file instead")
     args = parser.parse_args(argv)
+    if args.table is not None:
+        print(table(args.table))
+        return
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     environment = report.environment(device, args.commit)
