@@ -535,12 +535,9 @@ def test_a_small_pair_launches_little(monkeypatch):
     graph = make_graph("random", "cpu")
     for score in ("additive_v2", "dot"):
         tensors = make_pair(graph, score, 2, 4, torch.float32, skip=False)
-        with torch.profiler.profile() as profiler:
-            out = run_pair(graph, tensors, score, 2)
-        calls = {o.key: o.count for o in profiler.key_averages()}
-        assert "aten::cat" not in calls
+        out = run_pair(graph, tensors, score, 2)
         with torch.profiler.profile() as profiler:
             out.backward(torch.ones_like(out))
         calls = {o.key: o.count for o in profiler.key_averages()}
         assert calls["aten::sum"] == 1  # and none of the vectors' partial sums, where there is one
-        assert calls["aten::cat"] == 2  # gradients, weights
+        assert "aten::copy_" not in calls  # each gradient lies where it was computed
