@@ -155,15 +155,6 @@ def test_sets_are_one_call():
 # ---- options ---------------------------------------------------------------------------------------------
 
 
-def test_attention_is_returned():
-    graph, layer = make_graph("random"), make_layer()
-    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
-    out, attention = layer.eval()(graph, feat, return_attention=True)
-    torch.testing.assert_close(layer(graph, feat), out)
-    sums = torch.zeros(graph.num_dst, HEADS).double().index_add(0, graph.edge_index[1], attention)
-    torch.testing.assert_close(sums, (graph.in_degrees() > 0).double()[:, None].expand_as(sums))
-
-
 def test_an_edge_bias_masks():
     """-inf removes an edge."""
     graph, layer = make_graph("complete"), make_layer(norm="layer")
