@@ -1,7 +1,5 @@
 """accelerate and restore: the same model, the same parameters and the same numbers, through dfgnn."""
 
-import copy
-import io
 import pickle
 
 import pytest
@@ -271,16 +269,6 @@ def test_report():
 # ---- inside the libraries' containers --------------------------------------------------------------------
 
 
-def test_in_hetero_graph_conv():
-    g = dgl.heterograph({("a", "x", "b"): ([0, 1, 2, 2], [0, 1, 1, 0]), ("b", "y", "b"): ([0, 1], [1, 0])})
-    model = dglnn.HeteroGraphConv({"x": dglnn.GATConv((9, 9), 5, 2), "y": dglnn.GATv2Conv(9, 5, 2)})
-    feats = {"a": torch.randn(3, 9), "b": torch.randn(2, 9)}
-    expected = model(g, feats)["b"]
-    report = dfgnn.accelerate(model)
-    assert [x.name for x in report.replaced] == ["mods.x", "mods.y"]
-    torch.testing.assert_close(model(g, feats)["b"], expected)
-
-
 class Small(nn.Module):
     def __init__(self):
         super().__init__()
@@ -340,32 +328,6 @@ def test_hetero_conv_and_hgt():
 
 
 # ---- copies and pickles ----------------------------------------------------------------------------------
-
-
-@MODELS
-@pytest.mark.parametrize(
-    "duplicate",
-    [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), lambda m: _saved_and_loaded(m)],
-    ids=["deepcopy", "pickle", "torch.save"],
-)
-def test_copies_of_an_accelerated_model(build, inputs, duplicate):
-    model, args = build().eval(), inputs()
-    expected = model(*args)
-    dfgnn.accelerate(model)
-    accelerated = model(*args)
-    other = duplicate(model)
-    assert [type(m) for m in other.modules()] == [type(m) for m in model.modules()]
-    assert torch.equal(other(*args), accelerated)
-    assert len(dfgnn.restore(other)) == NUM_LAYERS[build]
-    torch.testing.assert_close(other(*args), expected)
-    assert len(dfgnn.restore(model)) == NUM_LAYERS[build]  # restoring the copy has not restored the original
-
-
-def _saved_and_loaded(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
 
 
 @pytest.mark.parametrize("layer", [lambda: dglnn.GATConv(3, 4, 2), lambda: pygnn.GATConv(3, 4, 2)])

@@ -15,7 +15,6 @@ from torch import nn
 
 import dfgnn
 from dfgnn import Graph, functional, reference
-from dfgnn.graph.cache import graph_of
 from dfgnn.nn import dgl as dgl_like
 
 # Of the aggregations a program asks less.
@@ -143,18 +142,6 @@ def test_types_made_under_a_transform(device):
     found = torch.func.grad(lambda x: call(x).square().sum())(X.to(device))
     leaf = X.to(device).requires_grad_()
     torch.testing.assert_close(found, torch.autograd.grad(call(leaf).square().sum(), leaf)[0])
-
-
-def test_a_graph_made_under_a_transform(device):
-    """It serves later calls, and pickle: nothing of torch.func's is left in it."""
-    name = "pyg TransformerConv bare"
-    layer, edge_index = made(name).to(device).eval(), EDGES.clone().to(device)
-    torch.func.grad(lambda x: layer(x, edge_index).square().sum())(X.to(device))
-    graph, _ = graph_of(edge_index, N, N)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    tensors = *graph.csr(), *graph.reverse_csr(), graph.edge_index
-    assert not any(wrapped(t) for t in tensors if t is not None)
-    assert pickle.loads(pickle.dumps(graph)).num_edges == EDGES.shape[1]
 
 
 # ---- several sets of features ---------------------------------------------------------------------------

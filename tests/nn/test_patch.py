@@ -3,7 +3,6 @@
 import copy
 import inspect
 import pickle
-import runpy
 import sys
 import threading
 import types
@@ -331,16 +330,6 @@ import torch_geometric.nn as gnn
 
 layers = [GATConv(3, 4, 2), GATv2Conv(3, 4, 2), PyGConv(3, 4), gnn.HGTConv(3, 4, (["a"], [("a", "b", "a")]))]
 """
-
-
-def test_an_unmodified_script(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    with dfgnn.patch("dgl"), dfgnn.patch("pyg"):
-        layers = runpy.run_path(str(path))["layers"]
-    assert all(type(layer).__module__.startswith("dfgnn.nn.") for layer in layers)
-    layers = runpy.run_path(str(path))["layers"]
-    assert not any(type(layer).__module__.startswith("dfgnn.nn.") for layer in layers)
 
 
 def test_before_the_library_is_imported(plain_python):

@@ -106,20 +106,6 @@ def test_features_are_made_per_pair(kind):
     assert seen == [(4, 300 if num_dst == 300 else pairs, (4, 2, 5))]
 
 
-def test_types_that_are_the_values_of_a_matrix_may_change():
-    """The graph of a sparse matrix is cached by its indices. Its values, here the types, may change in place
-    without a new version counter: they must be read at each call."""
-    _, ours = pair(6, 5, R)
-    edge_index = torch.unique(edges(), dim=1)
-    matrix = sparse_forms(edge_index, N, N, types(edge_index.shape[1]))["coo"].coalesce()
-    x = torch.randn(N, 6, dtype=torch.float64)
-    for _ in range(2):
-        expected = ours(x, matrix, matrix.values().clone())
-        assert torch.equal(ours(x, matrix), expected)
-        matrix.values().numpy()[:] = matrix.values().numpy()[::-1].copy()
-    assert not torch.equal(ours(x, matrix), expected)
-
-
 def test_no_dropout_with_a_mod():
     """`dropout` is set after construction, because the constructor refuses it together with `mod`: it has no
     effect then."""
