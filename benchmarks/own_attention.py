@@ -117,12 +117,12 @@ class Model(nn.Module):
         return x.square().mean()
 
 
-def contestants(model: Model, modes: list[str]) -> dict[str, Callable]:
+def contestants(model: Model, modes: list[str], options: dict | None) -> dict[str, Callable]:
     made: dict[str, Callable] = {"eager": model}
     for mode in modes:
         given = None if mode == "default" else mode
         made[f"inductor, {mode}"] = torch.compile(model, mode=given)
-        made[f"dfgnn, {mode}"] = dfgnn.compile(model, mode=given)
+        made[f"dfgnn, {mode}"] = dfgnn.compile(model, mode=given, options=options)
     return made
 
 
@@ -153,7 +153,7 @@ def measure(case: str, edges: int, args: argparse.Namespace) -> None:
             torch.cuda.synchronize()
         return [p.grad for p in model.parameters() if p.grad is not None]
 
-    runs, first, least, memory, differs = contestants(model, args.modes), {}, {}, {}, {}
+    runs, first, least, memory, differs = contestants(model, args.modes, args.options), {}, {}, {}, {}
     launched, exact = {}, list[Tensor]()
     for name, run in list(runs.items()):
         torch._dynamo.reset()
@@ -210,6 +210,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--edges", type=lambda text: [int(x) for x in text.split(",")], default=[0],
         help="numbers of edges in place of the cases', with nodes in proportion",
+    )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_const", const={"dfgnn.min_elements": 0}, dest="options",
+        help="rewrite attention of any size",
     )  # fmt: skip
     parser.add_argument("--repeats", type=programs.integer(1), default=10, help="steps that are timed")
     parser.add_argument("--warmup", type=programs.integer(0), default=3, help="steps before them")
