@@ -16,6 +16,7 @@ exp       exponentials of clamped scores, divided after the sum (Exphormer, DGL'
 mlp       scores and values by MLPs at edges, 16 heads of 8
 gat       GAT on a wide graph, 4 heads of 32
 gatv2     GATv2 likewise
+hgn       GAT whose weights are mixed with others, as in Simple-HGN, 8 heads of 64
 """
 
 import argparse
@@ -85,10 +86,13 @@ class Layer(nn.Module):
             score = self.score(torch.cat([gathered(x, dst), gathered(x, src), attr], 1))
             value = self.value(torch.cat([gathered(x, src), attr], 1)).view(-1, self.heads, self.dim)
             out = summed(value * softmax(score, dst, count).unsqueeze(-1), dst, count)
-        elif self.kind == "gat":
+        elif self.kind in ("gat", "hgn"):
             of_src, of_dst = ((v * vector).sum(-1) for vector in self.vector)
             score = F.leaky_relu(gathered(of_src, src) + gathered(of_dst, dst), 0.2)
-            out = summed(gathered(v, src) * softmax(score, dst, count).unsqueeze(-1), dst, count)
+            weight = softmax(score, dst, count)
+            if self.kind == "hgn":
+                weight = 0.95 * weight + 0.05 * attr
+            out = summed(gathered(v, src) * weight.unsqueeze(-1), dst, count)
         else:
             score = (F.leaky_relu(gathered(v, src) + gathered(q, dst), 0.2) * self.vector[0]).sum(-1)
             out = summed(gathered(v, src) * softmax(score, dst, count).unsqueeze(-1), dst, count)
@@ -103,6 +107,7 @@ CASES = {
     "mlp": (400, 12800, 16, 8, 84),
     "gat": (13752, 491722, 4, 32, 1),
     "gatv2": (13752, 491722, 4, 32, 1),
+    "hgn": (21420, 108062, 8, 64, 8),
 }
 
 

@@ -151,10 +151,10 @@ def storage_of(x: Any) -> Any:
     return x.untyped_storage()._cdata if x.layout == torch.strided else None
 
 
-#: Of torch 2.11, seen on a GPU, with dfgnn's operators in it. A graph that is cut at an operator which a CUDA graph cannot contain adds
-#: rows up in memory that another of its parts has cleared, and gets other numbers: such a graph runs without
-#: CUDA graphs. Tiles from an analysis of strides let a sum over the rows of a slice read at addresses that
-#: are not aligned.
+#: Of torch 2.11, seen on a GPU with dfgnn's operators. A graph that is cut at an operator which a CUDA graph
+#: cannot contain adds rows up in memory that another of its parts has cleared, and gets other numbers: such
+#: a graph runs without CUDA graphs. Tiles from an analysis of strides let a sum over the rows of a slice read
+#: at addresses that are not aligned.
 _AVOIDED = {"graph_partition": False, "triton.coalesce_tiling_analysis": False}
 
 

@@ -163,6 +163,20 @@ def _as_torch_scatter(s, i, n):
     return e / total.gather(0, index)
 
 
+# As torch_scatter with its library calls torch.ops.torch_scatter.scatter_max.
+_library = torch.library.Library("written", "DEF")
+_library.define("scatter_max(Tensor src, Tensor index, int count) -> Tensor")
+_library.impl("scatter_max", lambda s, i, n: _maximum(s, i, n), "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "written::scatter_max", lambda s, i, n: s.new_empty(n, *s.shape[1:]), lib=_library
+)
+
+
+def _maximum_of_a_library(s, i, n):
+    e = (s - torch.ops.written.scatter_max(s.detach(), i, n).gather(0, wide(i, s))).exp_()
+    return e.div(zeros(n, s).scatter_add_(0, wide(i, s), e).gather(0, wide(i, s)))
+
+
 def _under_no_grad(s, i, n):
     with torch.no_grad():
         most = _maximum(s, i, n)
@@ -185,6 +199,7 @@ SOFTMAXES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "no maximum, eps": _no_maximum_eps,
     "overall maximum": _overall_maximum,
     "as torch_scatter": _as_torch_scatter,
+    "maximum of a library": _maximum_of_a_library,
     "maximum under no_grad": _under_no_grad,
     "in place": _in_place,
 }
