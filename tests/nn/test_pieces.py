@@ -400,3 +400,11 @@ def test_dgl():
         pieces.served.clear()
         step(g, heads, 8)
         assert not pieces.served
+
+
+def test_gradients_of_a_large_sum():
+    """Their rows are gathered by another of PyTorch's functions."""
+    rows, index = torch.randn(20_000, 256, requires_grad=True), torch.randint(90, (20_000,))
+    given = torch.randn(256, 100).t()  # not contiguous
+    (got,) = torch.autograd.grad(by_index.sums(rows, index, 100), rows, given)
+    assert torch.equal(got, given[index])
