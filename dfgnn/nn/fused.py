@@ -169,7 +169,8 @@ def _attention(graph: Graph, n: Any, t: Any, value, key, query, edges) -> Tensor
     if score == "additive":
         query = value[: graph.num_dst] if query is None else query
         src, dst = (
-            (rows * attn.view(value.shape[1:])).sum(-1) for rows, attn in ((value, t.attn), (query, t.attn_dst))
+            (rows * attn.view(value.shape[1:])).sum(-1)
+            for rows, attn in ((value, t.attn), (query, t.attn_dst))
         )
         if edges is not None:
             options["edge"] = EdgeTerm(score=edges)

@@ -72,7 +72,10 @@ def make_pair(
     def random(*shape):
         return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
 
-    width, vectors = heads * size, {"dot": [], "additive_v2": ["attn"], "additive": ["attn", "attn_dst"]}[score]
+    width, vectors = (
+        heads * size,
+        {"dot": [], "additive_v2": ["attn"], "additive": ["attn", "attn_dst"]}[score],
+    )
     names = {"value", "query"} | ({"skip"} if skip else set()) | ({"key"} if score == "dot" else set())
     sizes = dict.fromkeys(sorted(names - set(shared)), IN) | ({"edge": attributes} if attributes else {})
     tensors = {f"{name}_weight": random(width, columns) for name, columns in sizes.items()}
