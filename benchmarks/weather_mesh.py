@@ -12,12 +12,14 @@ edges are sorted by destination.
 A training step gives the gradients of query, key, value and the projection, and of the raw features in the
 rows "+ grad" (Anemoi learns some of them). ``--peer FILE`` is a module with a function
 ``graph_transformer_attention_conv(query, key, value, edges, (row, colptr), (rowptr, edge_ids, edge_dst))``,
-such as Anemoi's ``models/src/anemoi/models/triton/gt.py``; it gets projected features. ``--layers`` measures
+such as Anemoi's ``models/src/anemoi/models/triton/gt.py``; it gets projected features, and where it has a
+``graph_transformer_attention_fused_conv``, that gets raw ones and the projection. ``--layers`` measures
 PyG's TransformerConv after ``dfgnn.accelerate``, with and without ``edge_dim``.
 """
 
 import argparse
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -103,13 +105,13 @@ def shapes(refinement: int, grid: int, device: torch.device) -> dict[str, tuple[
 
 
 def load_peer(path: Path):
-    spec = importlib.util.spec_from_file_location("peer", path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.graph_transformer_attention_conv
+    return module
 
 
-def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> dict:
+def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peers) -> dict:
     """{name: (call, leaves)}; leaves: the tensors to differentiate beside the shared query, key and value."""
     device, num_edges = edge_index.device, edge_index.shape[1]
     graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
@@ -141,15 +143,28 @@ def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peer) -> d
     }
     src, dst = edge_index
     calls["PyG"] = (lambda: by_pyg(query, key, value, projected(attr), src, dst), (proj,))
-    if peer is not None:
+    if peers:
         counts = [torch.bincount(x, minlength=n) for x, n in ((dst, num_dst), (src, num_src))]
         colptr, rowptr = (F.pad(c.cumsum(0), (1, 0)) for c in counts)
-        reverse = rowptr, src.argsort(stable=True), dst
-        calls["peer"] = (lambda: peer(query, key, value, projected(attr), (src, colptr), reverse), (proj,))
-        calls["peer + grad"] = (
-            lambda: peer(query, key, value, projected(learned), (src, colptr), reverse),
+        ends = (src, colptr), (rowptr, src.argsort(stable=True), dst)
+    for name, module in peers.items():
+        plain = module.graph_transformer_attention_conv
+        calls[name] = (lambda f=plain: f(query, key, value, projected(attr), *ends), (proj,))
+        calls[f"{name} + grad"] = (
+            lambda f=plain: f(query, key, value, projected(learned), *ends),
             (proj, learned),
         )
+        fused = getattr(module, "graph_transformer_attention_fused_conv", None)
+        if fused is not None:
+            calls[f"{name}, fused"] = (
+                lambda f=fused: f(query, key, value, attr, proj.t().contiguous(), None, *ends),
+                (proj,),
+            )
+    if peers:
+        right = calls["unfolded"][0]().detach()
+        for name in calls.keys() - {"without edges"}:
+            error = float((calls[name][0]().detach() - right).abs().max() / right.abs().max())
+            assert error < 0.02, (name, error)
     return {name: (call, (query, key, value, *leaves)) for name, (call, leaves) in calls.items()}
 
 
@@ -199,6 +214,35 @@ def measured(call, leaves, device, budget) -> dict:
     }
 
 
+TABLE = {
+    "raw features": ("folded", "gt_fused, fused", "gt_main"),
+    "raw features, learned": ("folded + grad", "gt_main + grad"),
+    "given features": ("unfolded", "gt_main"),
+}
+
+
+def table(path: Path) -> str:
+    """The table of docs/performance.md, least gain first, beside the fastest way of the peer."""
+    found = []
+    for row in json.loads(path.read_text())["rows"]:
+        times = row["times"]
+        ms = {name: x["training"]["median"] for name, x in times.items() if "training" in x}
+        for what, (ours, *peers) in TABLE.items():
+            peer = min((name for name in peers if name in ms), key=ms.__getitem__)
+            cells = (
+                f"{what}, {row['shape']}, {row['dtype']}", f"{ms[peer] / ms[ours]:.2f}", f"{ms[ours]:.2f}",
+                f"{ms[peer]:.2f}{' (projects itself)' if 'fused' in peer else ''}",
+                f"{ms['PyG']:.1f}", f"{ms[ours] / ms['without edges']:.2f}",
+                f"{times[ours]['peak_mb']:,.0f}", f"{times[peer]['peak_mb']:,.0f}",
+            )  # fmt: skip
+            found.append((ms[peer] / ms[ours], "| " + " | ".join(cells) + " |"))
+    head = (
+        "| edges | times as fast | dfgnn, ms | Anemoi's, ms | PyG's, ms | ÷ without edges "
+        "| dfgnn, MB | Anemoi's, MB |"
+    )
+    return "\n".join([head, "|---|" + "--:|" * 7, *(line for _, line in sorted(found))])
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
@@ -208,18 +252,22 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--shapes", default="processor,encoder,decoder")
     parser.add_argument("--dtypes", default="float16")
-    parser.add_argument("--peer", type=Path, help="a module to compare with")
+    parser.add_argument("--peer", type=Path, action="append", default=[], help="a module to compare with")
     parser.add_argument("--layers", action="store_true", help="also TransformerConv")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per measurement")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--commit", help="recorded; default: that of the working tree")
     parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file instead")
     args = parser.parse_args(argv)
+    if args.table is not None:
+        print(table(args.table))
+        return
     torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     environment = report.environment(device, args.commit)
     print(report.environment_line(environment))
-    peer = load_peer(args.peer) if args.peer else None
+    peers = {path.stem: load_peer(path) for path in args.peer}
     rows = []
     for name, (edge_index, num_src, num_dst) in shapes(args.refinement, args.grid, device).items():
         if name not in args.shapes.split(","):
@@ -230,7 +278,7 @@ def main(argv: list[str] | None = None) -> None:
                 shape=name, sources=num_src, destinations=num_dst, edges=edge_index.shape[1], dtype=dtype
             )
             print(f"{name}, {num_src} -> {num_dst}, {row['edges']} edges, {dtype}")
-            calls = contestants(edge_index, num_src, num_dst, args.heads, args.head_dim, kind, peer)
+            calls = contestants(edge_index, num_src, num_dst, args.heads, args.head_dim, kind, peers)
             if args.layers:
                 calls |= layers(edge_index, num_src, num_dst, args.heads, args.head_dim, kind)
             row["times"] = {}

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-ONE_LINE = ("run", "line", "compile", "compile, reduce-overhead")
+ONE_LINE = ("run", "line", "capture", "compile", "compile, reduce-overhead")
+#: The most that the times of the unchanged way, before and after the others', may differ.
+AGREE = 0.05
 _KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_seconds", "record_numbers")
 
 
@@ -21,7 +23,8 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
     """A row with the median and the least of its times, and how far losses differ from eager's."""
     made = {key: value for key, value in row.items() if key not in ("configurations", "reports")}
     made["configurations"] = {}
-    for name, ways in row["configurations"].items():
+    for name, measured in row["configurations"].items():
+        ways = measured["ways"]
         expected = ways.get("eager", {}).get("losses")
         found = {}
         for way, got in ways.items():
@@ -36,7 +39,7 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
                 most = max(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)
                 found[way]["losses_differ"] = float(f"{most:.1e}")
         if any("ms" in got for got in found.values()):
-            made["configurations"][name] = found
+            made["configurations"][name] = {"ways": found, "disagreement": measured["disagreement"]}
     return made
 
 
@@ -55,7 +58,9 @@ def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
     """What the table shows of each case and size that has both sides, worst first."""
     found = []
     for row in run["rows"]:
-        for configuration, ways in row["configurations"].items():
+        for configuration, measured in row["configurations"].items():
+            most = 10 * row["tolerance"] * (1 if configuration.endswith("float32") else 20)
+            ways = right_ways(measured["ways"], most)
             upstream, ours = _fastest(ways, UPSTREAM), _fastest(ways, ONE_LINE)
             if upstream is None or ours is None or "ms" not in ways.get("eager", {}):
                 continue
@@ -63,13 +68,19 @@ def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
             run_ms = ways.get("run", {}).get("least_ms")
             found.append({
                 "row": row, "configuration": configuration, "eager": eager, "upstream": upstream,
+                "compiled": _fastest(ways, UPSTREAM[1:]), "refused": measured["disagreement"] > AGREE,
                 "run": run_ms and eager["least_ms"] / run_ms, "ours": ours,
                 "line": eager["least_ms"] / ours[1]["least_ms"],
                 "strongest": upstream[1]["least_ms"] / ours[1]["least_ms"],
                 # What lies in the memory pool of CUDA graphs is not counted.
                 "memory": None if "reduce" in ours[0] else ours[1]["memory"] / max(eager["memory"], 1),
             })  # fmt: skip
-    return sorted(found, key=lambda x: x["line"])
+    return sorted(found, key=lambda x: (x["refused"], x["line"]))
+
+
+def right_ways(ways: dict[str, dict], most: float) -> dict[str, dict]:
+    """Those whose losses differ from the unchanged way's by no more than this."""
+    return {way: got for way, got in ways.items() if got.get("losses_differ", 0) <= most}
 
 
 def mean(numbers: list[float]) -> float:
@@ -93,18 +104,19 @@ def table(run: dict[str, Any]) -> str:
     ]
     for x in compared(run):
         row, (way, ours) = x["row"], x["ours"]
-        compiled = _fastest(x["row"]["configurations"][x["configuration"]], UPSTREAM[1:])
+        compiled = x["compiled"]
         name = f"[{row['case']}](https://github.com/{row['repository']}/tree/{row['commit'][:12]})"
         cells = [
             name, _size(row, x["configuration"]), f"{x['eager']['least_ms']:.1f}", _share(x["eager"]),
             "–" if compiled is None else f"{compiled[1]['least_ms']:.1f}",
-            "–" if x["run"] is None else f"{x['run']:.2f}", f"{x['line']:.2f}", way,
+            "–" if x["run"] is None else f"{x['run']:.2f}", f"{x['line']:.2f}",
+            f"{way} (refused)" if x["refused"] else way,
             f"{x['strongest']:.2f}",
             "–" if x["memory"] is None else f"{x['memory']:.2f}", _share(ours),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     for size in ("base, float32", "large, float32"):
-        rows = [x for x in compared(run) if x["configuration"] == size]
+        rows = [x for x in compared(run) if x["configuration"] == size and not x["refused"]]
         means = [mean([x[key] for x in rows if x[key]]) for key in ("run", "line", "strongest", "memory")]
         name = "as given" if size.startswith("base") else "larger"
         cells = [f"geometric mean of {len(rows)}", name, "", "", ""]
@@ -123,7 +135,7 @@ def main() -> None:
     args = parser.parse_args()
     run = json.loads(args.run.read_text())
     if any("ms" in x and isinstance(x["ms"], list) for r in run["rows"] for c in r["configurations"].values()
-           for x in c.values()):  # fmt: skip
+           for x in c["ways"].values()):  # fmt: skip
         run["rows"] = [row for row in map(kept, run["rows"]) if row["configurations"]]
     if args.keep:
         write(args.keep, run)

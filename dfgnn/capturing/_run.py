@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from . import samples
 from .padded_batch import Buffers
-from .padding import KnownMasks, Padding, WithoutDropout
+from .padding import KnownValues, Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
 from .state import Snapshot, buffers_stay, without_dropout
 
@@ -186,7 +186,7 @@ class Replay:
         self._objects = samples.objects_in(batch)
         self._state = self._now()
         self._args = body.unpadded(sample)
-        self._known = KnownMasks()
+        self._known = KnownValues()
         tensors = samples.take_apart(self._args).tensors
         self._bounds = bounds_of(tensors, samples.levels_of(sample), sample.sizes)
         self._run = body.recorded(self._step)

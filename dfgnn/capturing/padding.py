@@ -3,7 +3,8 @@
 While a padded step runs, ``F.batch_norm`` in training, the mean, sum, variance or deviation over all rows
 (one per node, edge or graph), and the losses of ``torch.nn.functional`` leave out rows that are not in use.
 The largest value of an index (``int(batch.max()) + 1``, as pooling asks) is that of the capacity, so that
-nothing waits. ``x[mask]`` of a batch that never changes selects rows that are known from the warm-up.
+nothing waits. In a step that never changes, the largest value of an index and the rows of ``x[mask]`` are
+known from the warm-up.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 class Padding(TorchFunctionMode):
     """The mode of a padded step. masks: for each capacity a bool ``[capacity]`` that is True for rows in use.
-    bounds: for each tensor of ids (begin, end) of its addresses, and the number of possible ids. known: the
-    batch's own masks, if it never changes."""
+    bounds: for each tensor of ids (begin, end) of its addresses, and the number of possible ids. known: of a
+    step that never changes."""
 
     def __init__(
         self,
         masks: dict[int, Tensor],
         bounds: list[tuple[int, int, int]],
-        known: KnownMasks | None = None,
+        known: KnownValues | None = None,
     ):
         super().__init__()
         self.masks, self.bounds, self.known = masks, bounds, known
@@ -101,13 +102,26 @@ class _Running(NamedTuple):
     eps: float
 
 
-class KnownMasks:
-    """Where masks of a batch that never changes are True, so that ``x[mask]`` need not wait for the device;
-    stored while ``learns``."""
+class KnownValues:
+    """Where masks of a step that never changes are True, and the largest values of its indices, so that
+    ``x[mask]`` and ``int(index.max())`` need not wait for the device; stored while ``learns``."""
 
     def __init__(self) -> None:
         self.learns = True
         self._places: dict[int, tuple[Tensor, Tensor]] = {}
+        self._largest: dict[tuple, tuple[Tensor, Tensor]] = {}
+
+    def largest_of(self, index: Tensor) -> Tensor | None:
+        """The largest value of an integer tensor, on the host, if it lies in a tensor that the step reads.
+        What the step makes has another identity in each run, and what it writes to another version."""
+        owner = index if index._base is None else index._base
+        if index.is_floating_point() or not index.numel() or owner.is_inference():
+            return None
+        key = id(owner), owner._version, index.storage_offset(), index.shape, index.stride()
+        if self.learns and key not in self._largest:
+            self._largest[key] = owner, index.max().cpu()
+        known = self._largest.get(key)
+        return None if known is None else known[1]
 
     def places_of(self, mask: Tensor) -> Tensor | None:
         if self.learns and id(mask) not in self._places:
@@ -150,6 +164,9 @@ def _largest(mode: Padding, func, args, kwargs):
         bound = mode.bound_of(x)
         if bound is not None:
             return torch.tensor(bound - 1)  # on the host, where the caller reads it without waiting
+        largest = None if mode.known is None else mode.known.largest_of(x)
+        if largest is not None:
+            return largest.clone()
     return func(*args, **kwargs)
 
 

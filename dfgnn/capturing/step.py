@@ -72,9 +72,10 @@ def capture(
     that mix rows need them. Each new capacity is checked: loss and gradients with and without padding.
 
     **A graph that stays the same**: where a step is called with the same object as the call before, or with
-    nothing, it is captured without padding, and selections by masks that do not change
-    (``out[data.train_mask]``) are allowed. It is captured again where a tensor of the batch was modified or
-    replaced, which takes as long as many steps; other tensors that ``loss_fn`` reads must not be modified.
+    nothing, it is captured without padding; selections by masks and largest values of indices
+    (``out[data.train_mask]``, ``int(data.edge_index.max())``) are allowed where these do not change. It is
+    captured again where a tensor of the batch was modified or replaced, which takes as long as many steps;
+    other tensors that ``loss_fn`` reads must not be modified.
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
     rates, by a scheduler or by hand. A change of other settings (``train`` and ``eval`` of any module,

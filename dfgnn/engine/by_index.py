@@ -22,6 +22,8 @@ from ..runtime.rules import ByRule, Rule
 from . import operators
 
 DTYPES = torch.float32, torch.float64
+#: Elements from which PyTorch's `gather` takes 0.7 to 0.9 of the time of its `index_select`.
+_LARGE = 1 << 22
 
 
 def takes_rows(rows: Tensor) -> bool:
@@ -229,7 +231,10 @@ class _Rows(_OfGroups):
     def forward(self, x, index):
         # PyTorch's indexing is ten times slower for rows that are not contiguous. Gradients often are not:
         # that of x.sum() is an expanded scalar.
-        return x.contiguous().index_select(0, index)
+        x = x.contiguous()
+        if len(index) * x.shape[1] >= _LARGE and index.dtype == torch.int64:
+            return x.gather(0, index.unsqueeze(1).expand(-1, x.shape[1]))
+        return x.index_select(0, index)
 
     def gradients(self, need, saved, grad):
         return rules.apply(_Sums(self.num_groups), grad, *saved), None

@@ -419,11 +419,12 @@ def onto_features(x: Tensor, proj: Tensor | None) -> Tensor:
 
 def _by_head(x: Tensor, w: Tensor) -> Tensor:
     """[N, H, a] x [H, a, b] -> [H, N, b]."""
-    if not _splits(x):
+    if not (_splits(x) and torch.is_grad_enabled()):
         return torch.bmm(x.transpose(0, 1), w)
+    # A factor for each chunk, so that autograd sums the gradient over each chunk by itself. Chunks are
+    # copies, which take as long as the products: where autograd does not record, they would serve nothing.
     chunks = _chunks(x)
     count = chunks.shape[0] // w.shape[0]
-    # A factor for each chunk, so that autograd sums the gradient over each chunk by itself.
     products = torch.bmm(chunks, w.expand(count, *w.shape).flatten(0, 1))
     return products.unflatten(0, (count, w.shape[0])).transpose(0, 1).flatten(1, 2)[:, : x.shape[0]]
 
@@ -449,7 +450,7 @@ def with_projection(out: Tensor, x: Tensor, proj: Tensor | None) -> Tensor:
     """out + W x, rounded like `add_projection`, so that out is the same from `_composed` and `_Separate`."""
     if proj is None:
         return out + x
-    if _splits(x):
+    if _splits(x) and torch.is_grad_enabled():
         both = out.transpose(0, 1) + _by_head(x, proj.transpose(1, 2))
     else:
         both = torch.baddbmm(out.transpose(0, 1), x.transpose(0, 1), proj.transpose(1, 2))

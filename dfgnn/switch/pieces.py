@@ -23,11 +23,14 @@ from ..engine import by_index
 from ..nn._fused_or_upstream import foreign_mode
 from ..nn._graph import as_graph
 from ..runtime import torch_internals as internals
+from .indexing import GradientOfIndexing
 
 #: Name of the original -> number of calls that the kernels have computed.
 served: Counter[str] = Counter()
 #: The libraries that are currently patched.
 active: set[str] = set()
+#: On a GPU, while a library is patched.
+gradient_of_indexing = GradientOfIndexing(served)
 
 # A sum of fewer than _LEAST_SUM elements goes to the original. So does one that needs gradients and has fewer
 # than _LEAST_SUM_ROWS rows or _LEAST_SUM_TRAINED elements: an autograd function in Python costs about 20 µs
@@ -44,6 +47,11 @@ def _ready(library: str) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_scripting() or library not in active:
         return False
     return internals.tracing_state() is None and foreign_mode() is None
+
+
+def _on_cpu(x: Any) -> bool:
+    """The first question: on a GPU nothing else is to be asked, as a step there may wait for Python."""
+    return isinstance(x, Tensor) and x.is_cpu
 
 
 def _trains(x: Tensor) -> bool:
@@ -83,11 +91,9 @@ def _softmax(name: str, src: Any, index: Any, dim: Any, num_groups: Any, masked:
 
 def _may_sum(library: str, src: Any) -> bool:
     """A first fast check, because small sums take little longer than the other checks."""
-    if torch.compiler.is_compiling() or internals.tracing_state() is not None:
+    if not _on_cpu(src) or torch.compiler.is_compiling() or internals.tracing_state() is not None:
         return False
-    if not isinstance(src, Tensor) or src.numel() < _LEAST_SUM:
-        return False
-    return _ready(library)
+    return src.numel() >= _LEAST_SUM and _ready(library)
 
 
 def _sum(name: str, src: Any, index: Any, dim: Any, num_groups: Any) -> Any:
@@ -122,7 +128,7 @@ def _original(name: str) -> Any:
 def softmax(src, index=None, ptr=None, num_nodes=None, dim=0):
     """``torch_geometric.utils.softmax``."""
     out = None
-    if _ready("pyg"):
+    if _on_cpu(src) and _ready("pyg"):
         name = "torch_geometric.utils.softmax"
         if ptr is None:
             out = _softmax(name, src, index, dim, num_nodes)
@@ -153,7 +159,7 @@ def _softmax_of_sorted(name: str, src: Any, ptr: Any, dim: Any) -> Any:
 def scatter(src, index, dim=0, dim_size=None, reduce="sum"):
     """``torch_geometric.utils.scatter``, which also sums the messages of message passing."""
     out = None
-    if (reduce == "sum" or reduce == "add") and _may_sum("pyg", src):
+    if _may_sum("pyg", src) and (reduce == "sum" or reduce == "add"):
         out = _sum("torch_geometric.utils.scatter", src, index, dim, dim_size)
     if out is None:
         out = _original("scatter")(src, index, dim, dim_size, reduce)
@@ -169,7 +175,7 @@ _of_torch_scatter: dict[str, Any] = {}
 def scatter_softmax(src, index, dim=-1, *args, **kwargs):
     """``torch_scatter.scatter_softmax``."""
     out = None
-    if _ready("pyg") and not args and kwargs.keys() <= {"dim_size"}:
+    if _on_cpu(src) and _ready("pyg") and not args and kwargs.keys() <= {"dim_size"}:
         out = _softmax("torch_scatter.scatter_softmax", src, index, dim, kwargs.get("dim_size"))
     return _of_torch_scatter["scatter_softmax"](src, index, dim, *args, **kwargs) if out is None else out
 

@@ -67,7 +67,8 @@ class Repository:
     epoch: the number of steps in one pass over its data; 0: all steps use the same data.
     needs: packages to install beside the project's own.
     large: on a GPU, how many times as large graphs are in the second size; 0: there is no such case.
-    graphs: its shapes and its code allow CUDA graphs.
+    graphs: its code allows PyTorch's CUDA graphs of what it compiles.
+    slow_to_compile: it takes minutes, and is left out.
     """
 
     case: str
@@ -82,7 +83,8 @@ class Repository:
     epoch: int = 0
     needs: tuple[str, ...] = ()
     large: int = 8
-    graphs: bool = False
+    graphs: bool = True
+    slow_to_compile: bool = False
 
     @property
     def folder(self) -> str:

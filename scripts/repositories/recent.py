@@ -35,7 +35,6 @@ def _lightning() -> None:
     "gridfm-graphkit",
     "gridfm/gridfm-graphkit",
     "GNN_TransformerConv, 6 layers, 8 heads of 48, lines of 2; batch of 4 grids of 2,000 buses",
-    graphs=True,
     large=4,
 )
 def gridfm(root: Path, scale: int = 1):
@@ -50,7 +49,6 @@ def gridfm(root: Path, scale: int = 1):
     "novae",
     "MICS-Lab/novae",
     "GraphEncoder (GATv2 of PyG's models), 10 layers, 8 heads of 16; batch of 512 neighbourhoods of 20 cells",
-    graphs=True,
 )
 def novae(root: Path, scale: int = 1):
     put_on_path(root)
@@ -169,6 +167,7 @@ def gigl_simple_hgn(root: Path, scale: int = 1):
     "GiGL's HGT",
     "Snapchat/GiGL",
     "HGTConv, 2 layers, 4 heads of 32; HeteroData of users, items and stories, 150,000 edges",
+    slow_to_compile=True,
 )
 def gigl_hgt(root: Path, scale: int = 1):
     convolution = loaded(root / _GIGL / "hgt_conv.py").HGTConv
@@ -194,6 +193,7 @@ def gigl_hgt(root: Path, scale: int = 1):
     "torchmd/torchmd-net",
     "TorchMD_ET, 6 layers, 8 heads of 16, SiLU times a cut-off; 64 molecules of 21 atoms, all pairs",
     tolerance=1e-3,
+    slow_to_compile=True,
 )
 def torchmd(root: Path, scale: int = 1):
     put_on_path(root)
@@ -248,7 +248,6 @@ def tgm_tgn(root: Path, scale: int = 1):
     "tgm's TGAT",
     "tgm-team/tgm",
     "TemporalAttention of padded neighbours, 2 heads; 6,000 roots of 20 neighbours",
-    graphs=True,
 )
 def tgm_tgat(root: Path, scale: int = 1):
     attention = _tgm(root, "modules.attention").TemporalAttention

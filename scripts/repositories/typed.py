@@ -38,7 +38,10 @@ repository("HGB without DGL", "THUDM/HGB", _HGN, options=("--as-dgl", "--force")
 
 
 @repository(
-    "RelGNN", "snap-stanford/RelGNN", "RelGNN_HeteroConv, 2 layers; 4 types, routes of 10,000 to 40,000 edges"
+    "RelGNN",
+    "snap-stanford/RelGNN",
+    "RelGNN_HeteroConv, 2 layers; 4 types, routes of 10,000 to 40,000 edges",
+    slow_to_compile=True,
 )
 def relgnn(root: Path, scale: int = 1):
     put_on_path(root / "examples")
@@ -106,6 +109,7 @@ def multi_gnn(root: Path, scale: int = 1):
     "pyHGT",
     "acbull/pyHGT",
     "GNN of HGTConv, 2 layers, 8 heads of 16; 4,000 nodes of 4 types, 24,000 edges of 5",
+    slow_to_compile=True,
 )
 def py_hgt(root: Path, scale: int = 1):
     put_on_path(root)

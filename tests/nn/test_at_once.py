@@ -290,22 +290,6 @@ def test_dropout_is_that_of_the_functions(device, monkeypatch, compute_as, kind)
         assert_close([out, *gradients(out, tensors)], [expected, *gradients(expected, tensors)], out.dtype)
 
 
-MODIFIED = {
-    "elu": F.elu_,
-    "mul": lambda x: x.mul_(2),
-    "view": lambda x: x.view(-1, 1).relu_().view_as(x),
-}
-
-
-@covered(shape=[(2, 4), (1, 7)], modify=MODIFIED, kind=AS)
-def test_results_may_be_modified(device, compute_as, modify, shape, kind):
-    compute_as(kind)
-    for run, tensors in calls(device, shape):
-        found = gradients(modify(run(*tensors)), tensors)
-        expected = gradients(modify(run(*tensors).clone()), tensors)
-        assert_close(found, expected, torch.float64)
-
-
 @covered(1, shape=[(2, 4), (1, 7)], kind=AS)
 def test_second_derivatives(device, monkeypatch, compute_as, shape, kind):
     compute_as(kind)
