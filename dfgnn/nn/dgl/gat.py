@@ -77,8 +77,9 @@ class AdditiveConv(LeakyLayer):
     def _spec(self, shared: bool) -> LayerSpec:
         """shared: the destinations are the first sources."""
         bias, (fc_src, fc_dst) = self.bias, self._projections()
+        query = None if shared and fc_src is fc_dst else fc_dst
         return LayerSpec(
-            "additive", self.num_heads, fc_src, query=None if shared and fc_src is fc_dst else fc_dst, vectors=(self.attn_l, self.attn_r), bias=bias,
+            "additive", self.num_heads, fc_src, query=query, vectors=(self.attn_l, self.attn_r), bias=bias,
             negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop), wide=bias,
         )  # fmt: skip
 

@@ -118,7 +118,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         return LayerSpec(
             "additive", self.heads, self.lin_src if shared is None else shared,
             query=self.lin_dst if shared is None else None if is_square else shared,
-            skip=self.res if joined else None, edges=edges, vectors=vectors, bias=self.bias if joined else None,
+            skip=self.res if joined else None, edges=edges, vectors=vectors,
+            bias=self.bias if joined else None,
             negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
             wide=vectors[0],
         )  # fmt: skip
