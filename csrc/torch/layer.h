@@ -217,6 +217,7 @@ struct Layers {
     const int64_t wide = l.heads.padded_width();
     const Tensor by_part = reshaped(parts, {parts.size(0), wide});
     const Tensor sum = parts.size(0) == 1 ? by_part : sum_of_rows(by_part, parts.scalar_type());
+    if (!l.heads.padding && sum.scalar_type() == vector.scalar_type()) return reshaped(sum, sizes_of(vector));
     Tensor made = make(vector, sizes_of(vector), vector.scalar_type());
     copy(reshaped(made, {1, l.heads.heads, l.heads.size}), l.heads.without_padding(reshaped(sum, {1, wide})));
     return made;
@@ -287,19 +288,19 @@ struct Layers {
   static void joined(const Layer& l, const std::vector<const Part*>& parts, const Tensor& flat,
                      OptTensor*& of_bias) {
     const int64_t width = l.heads.width(), count = int64_t(parts.size()), rows = parts[0]->grad.size(0);
+    const bool padded = l.heads.padding;
     std::vector<Tensor> grads;
     bool need_weight = false, need_bias = false, need_x = false;
     for (const Part* p : parts) {
-      grads.push_back(p->heads.without_padding(p->grad));
+      grads.push_back(padded ? p->heads.without_padding(p->grad) : p->grad);
       need_weight = need_weight || p->need_weight, need_bias = need_bias || p->need_bias;
       need_x = need_x || p->need_x;
     }
     // The bias of the result has the gradient's sum, too.
     const bool with_result = of_bias && need_bias && rows == flat.size(0);
-    if (with_result)
-      grads.push_back(strided(flat, {rows, l.heads.heads, l.heads.size}, {width, l.heads.size, 1}));
+    if (with_result) grads.push_back(padded ? reshaped(flat, {rows, l.heads.heads, l.heads.size}) : flat);
     const int64_t all = width * int64_t(grads.size());
-    const Tensor whole = reshaped(cat(grads, 1), {rows, all});
+    const Tensor whole = reshaped(Product::cat(grads, 1), {rows, all});
     const Tensor together = strided(whole, {rows, count * width}, {all, 1});
     const Tensor& x = *parts[0]->of->x;
     const auto part_of = [&](const Tensor& t, int64_t k) {
@@ -325,7 +326,7 @@ struct Layers {
     if (need_x) {
       std::vector<Tensor> weights;
       for (const Part* p : parts) weights.push_back(*p->of->weight);
-      Product::add_product(*parts[0]->x, together, as_type(cat(weights, 0), l.type));
+      Product::add_product(*parts[0]->x, together, as_type(Product::cat(weights, 0), l.type));
     }
   }
 

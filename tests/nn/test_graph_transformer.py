@@ -114,22 +114,6 @@ def test_matches_the_formula(case):
 # ---- sets of features on one graph -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own_bias", [False, True], ids=["one edge bias", "an edge bias for each"])
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("name", ["random", "fewer_destinations"])
-def test_sets_are_independent(name, norm_first, own_bias):
-    graph, layer = make_graph(name), make_layer(norm="layer", norm_first=norm_first)
-    feat = torch.randn(4, graph.num_src, FEATS, dtype=torch.float64)
-    edge_bias = torch.randn(4, graph.num_edges, HEADS, dtype=torch.float64)
-    if not own_bias:
-        edge_bias = edge_bias[0]
-    out, attention = layer(graph, feat, edge_bias, return_attention=True)
-    assert out.shape == (4, graph.num_dst, FEATS) and attention.shape == (4, graph.num_edges, HEADS)
-    for k in range(4):
-        one = layer(graph, feat[k], edge_bias[k] if own_bias else edge_bias, return_attention=True)
-        torch.testing.assert_close((out[k], attention[k]), one)
-
-
 def test_batch_norm_is_over_all_sets():
     graph, layer = make_graph("random"), make_layer(norm="batch", norm_first=True)
     feat = torch.randn(4, graph.num_src, FEATS, dtype=torch.float64)
@@ -153,15 +137,6 @@ def test_sets_are_one_call():
 
 
 # ---- options ---------------------------------------------------------------------------------------------
-
-
-def test_attention_is_returned():
-    graph, layer = make_graph("random"), make_layer()
-    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
-    out, attention = layer.eval()(graph, feat, return_attention=True)
-    torch.testing.assert_close(layer(graph, feat), out)
-    sums = torch.zeros(graph.num_dst, HEADS).double().index_add(0, graph.edge_index[1], attention)
-    torch.testing.assert_close(sums, (graph.in_degrees() > 0).double()[:, None].expand_as(sums))
 
 
 def test_an_edge_bias_masks():
@@ -220,18 +195,6 @@ def test_empty_graphs(name):
     torch.testing.assert_close(out, expected_of(layer, graph, feat))
     out.sum().backward()
     assert feat.grad.shape == feat.shape
-
-
-def test_dgl_graphs():
-    dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
-    graph, layer = make_graph("random"), make_layer(norm="layer")
-    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
-    feat = torch.randn(2, graph.num_src, FEATS, dtype=torch.float64)
-    torch.testing.assert_close(layer(g, feat), layer(graph, feat))
-    seeds = torch.arange(0, 50, 3)
-    block = dgl.to_block(dgl.in_subgraph(g, seeds), seeds)
-    out = layer(block, feat[:, block.srcdata[dgl.NID]])
-    torch.testing.assert_close(out, layer(graph, feat)[:, ::3])
 
 
 # ---- state and errors ------------------------------------------------------------------------------------
