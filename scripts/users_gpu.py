@@ -382,8 +382,8 @@ class Driver:
             ways = {way: self.started(command, into / f"{way}.log") for way, command in commands.items()}
             row = {
                 "case": case.case, "repository": case.source,
-                "commit": commit_of(self.args.folder / case.folder), "what": case.what, "scale": case.large,
-                "lines": len(lines_of(case)), "tolerance": case.tolerance, "configurations": {},
+                "commit": users.commit_of(self.args.folder / case.folder), "what": case.what,
+                "scale": case.large, "lines": len(lines_of(case)), "tolerance": case.tolerance, "configurations": {},
             }  # fmt: skip
             self.rows.append(row)
             try:
@@ -497,15 +497,6 @@ def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:
     """Those of the case, or of the same one by one call."""
     one_call = repositories.all_repositories().get(f"{case.case}, one call", case)
     return case.lines or one_call.lines
-
-
-def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, or the one that the file .commit names where there is no history."""
-    named = checkout / ".commit"
-    if named.exists():
-        return named.read_text().strip()
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main(argv: list[str] | None = None) -> int:
