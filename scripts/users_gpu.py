@@ -383,7 +383,8 @@ class Driver:
             row = {
                 "case": case.case, "repository": case.source,
                 "commit": users.commit_of(self.args.folder / case.folder), "what": case.what,
-                "scale": case.large, "lines": len(lines_of(case)), "tolerance": case.tolerance, "configurations": {},
+                "scale": case.large, "lines": len(lines_of(case)), "tolerance": case.tolerance,
+                "configurations": {},
             }  # fmt: skip
             self.rows.append(row)
             try:

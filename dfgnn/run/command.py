@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         "--compile", action="store_true", help="compile modules with message passing of their own"
     )
     parser.add_argument(
-        "--gain", action="store_true", help="measure what compiling these modules would gain, in the script"
+        "--gain", action="store_true", help="measure in the script what one line more would gain"
     )
     parser.add_argument("--as-dgl", action="store_true", help="dgl is dfgnn's, for scripts that import it")
     parser.add_argument("--force", action="store_true", help="with --as-dgl: also where DGL is installed")
