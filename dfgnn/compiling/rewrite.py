@@ -18,7 +18,7 @@ from .report import Found, Report
 
 # Attention of fewer numbers, edges x heads x columns in the mean over a graph, is left to Inductor, by the
 # type of device: launches are most of its time there.
-MIN_ELEMENTS = {"cuda": 2**23}
+MIN_ELEMENTS = {"cuda": 2**24}
 
 
 def rewritten(graph_module: GraphModule, min_elements: int | None = None) -> tuple[GraphModule, Report]:

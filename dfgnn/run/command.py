@@ -17,7 +17,7 @@ import torch
 
 from ..compat import install_as_dgl
 from ..switch import pieces
-from . import own, subscript
+from . import indexing, own
 from .compiled import Compiled
 from .gains import Gains
 from .gains import lines as of_gains
@@ -122,7 +122,7 @@ class _Run:
             torch.autograd.set_multithreading_enabled(False)
         self.layers.install()
         if self.args.impl == "dfgnn":
-            subscript.install()
+            indexing.install()
         if self.compiled is not None:
             self.compiled.install()
         if self.gains is not None:
@@ -175,7 +175,7 @@ class _Run:
         if self.gains is not None:
             self.gains.remove()
         self.layers.remove()
-        subscript.remove()
+        indexing.remove()
         self._say(text(report))
         if self.json is not None:
             try:

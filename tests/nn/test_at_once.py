@@ -72,16 +72,20 @@ def make_pair(
     def random(*shape):
         return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
 
-    width, v2 = heads * size, score == "additive_v2"
-    names = {"value", "query"} | ({"skip"} if skip else set()) | (set() if v2 else {"key"})
+    width, vectors = (
+        heads * size,
+        {"dot": [], "additive_v2": ["attn"], "additive": ["attn", "attn_dst"]}[score],
+    )
+    names = {"value", "query"} | ({"skip"} if skip else set()) | ({"key"} if score == "dot" else set())
     sizes = dict.fromkeys(sorted(names - set(shared)), IN) | ({"edge": attributes} if attributes else {})
     tensors = {f"{name}_weight": random(width, columns) for name, columns in sizes.items()}
     if bias:
-        tensors |= {f"{name}_bias": random(width) for name in (*sizes, "out")}
-    if v2:
-        tensors["attn"] = random(1, heads, size)
+        biased = ["skip"] * skip if score == "additive" else sizes
+        tensors |= {f"{name}_bias": random(width) for name in (*biased, "out")}
     if attributes:
         tensors["edge_attr"] = random(graph.num_edges, attributes)
+        vectors += ["attn_edge"] * (score == "additive")
+    tensors |= {name: random(1, heads, size) for name in vectors}
     x, x_dst = random(graph.num_src, IN), random(graph.num_dst, IN) if two_ends else None
     return LayerTensors(x, x_dst, **tensors)
 
@@ -103,7 +107,7 @@ def run_gat(graph, tensors, dropout_p=0.0, edges=(None, None, None)):
 
 
 def run_pair(graph, tensors, score, heads, dropout_p=0.0):
-    slope = 0.2 if score == "additive_v2" else 1.0
+    slope = 1.0 if score == "dot" else 0.2
     return run(graph, _LayerTensors(*tensors), dropout_p, score, heads, negative_slope=slope, scale=0.5)
 
 
@@ -184,6 +188,9 @@ def test_gat_with_vectors_in_float32(device, monkeypatch, compute_as, kind):
 
 
 PAIRS = {
+    "gat": ("additive", {"skip": False}),
+    "gat two ends": ("additive", {"two_ends": True}),
+    "gat with attributes, two ends": ("additive", {"attributes": 3, "two_ends": True, "bias": False}),
     "v2": ("additive_v2", {"skip": False}),
     "v2 one projection": ("additive_v2", {"skip": False, "shared": ("query",)}),
     "v2 two ends": ("additive_v2", {"skip": False, "two_ends": True}),

@@ -119,6 +119,8 @@ def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -
     # A lazy module has no size yet, and the layer calls such modules in torch_geometric's order.
     if spec.score == "gate" or is_lazy(spec.skip) or any(map(is_lazy, linears)):
         return None
+    if spec.score == "additive" and spec.query is not None:
+        return None
     size = _size(spec)
     if size is None:
         return None

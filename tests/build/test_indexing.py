@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from dfgnn.capturing.padding import KnownValues, Padding
-from dfgnn.run import subscript
+from dfgnn.run import indexing
 from dfgnn.switch.pieces import served
 
 NAME = "torch.Tensor.__getitem__"
@@ -13,9 +13,9 @@ NAME = "torch.Tensor.__getitem__"
 
 @pytest.fixture
 def installed():
-    subscript.install()
+    indexing.install()
     yield
-    subscript.remove()
+    indexing.remove()
     assert "__getitem__" not in vars(Tensor)
 
 
@@ -24,7 +24,7 @@ def compare(x, index, serves):
     before, rows = served[NAME], x[index]
     assert served[NAME] - before == serves
     want = x.detach().clone().requires_grad_(x.requires_grad)
-    expected = subscript.getitem.__wrapped__(want, index)
+    expected = indexing.getitem.__wrapped__(want, index)
     assert torch.equal(rows, expected)
     if x.requires_grad:
         for grad in (torch.randn_like(rows), torch.randn(1, device=x.device, dtype=x.dtype).expand_as(rows)):
@@ -82,3 +82,24 @@ def test_a_captured_step_knows_masks(installed):
         assert torch.equal(x[mask], x.index_select(0, places))
         mask.logical_not_()  # known from before
         assert torch.equal(x[mask], x.index_select(0, places))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("edges", [1, 1023, 5000])
+@pytest.mark.parametrize("shape", [(9, 4, 7), (1, 3), (64, 33)])
+def test_sums_of_a_table(dtype, edges, shape):
+    grad, index = torch.randn(edges, *shape[1:], dtype=dtype), torch.randint(-shape[0], shape[0], (edges,))
+    exact = torch.zeros(shape, dtype=torch.float64).index_put_((index,), grad.double(), accumulate=True)
+    got = indexing.table_sums(grad, index, shape[0])
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_table_on_a_gpu(installed, gpu):
+    x = torch.randn(9, 64, device=gpu, requires_grad=True)
+    compare(x, torch.randint(-9, 9, (20_000,), device=gpu), 1)
+    index = torch.randint(9, (20_000,), device=gpu)
+    sums = [torch.autograd.grad(x[index].sin().sum(), x)[0] for _ in range(2)]
+    assert torch.equal(*sums)
+    compare(x, index[:2000], 0)
+    compare(torch.randn(900, 64, device=gpu, requires_grad=True), index, 0)
