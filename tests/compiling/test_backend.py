@@ -140,8 +140,7 @@ def test_it_has_a_name():
 
 def test_options_and_a_mode():
     with pytest.raises(
-        ValueError,
-        match="dfgnn.compile: options: expected none but dfgnn.min_elements with a mode.*, got x",
+        ValueError, match="dfgnn.compile: options: expected none but dfgnn.min_elements with a mode.*, got x"
     ):
         dfgnn.compile(torch.sin, mode="default", options={"x": 1})
 
