@@ -322,8 +322,8 @@ def test_it_is_used(case, monkeypatch):
 
 
 def test_what_cannot_be_prepared_is_asked_ever_less(case, monkeypatch):
-    """A layer that is computed operation by operation is asked again after 1, 3, 7 ... calls, and prepared some
-    calls after the reason has gone."""
+    """A layer that is computed operation by operation is asked again after 1, 3, 7 ... calls, and prepared
+    some calls after the reason has gone."""
     linear = next(x for x in case.layer.children() if hasattr(x, "weight"))
     hook, asked, ask = linear.register_forward_hook(lambda *_: None), [], _prepared._prepares
     monkeypatch.setattr(_prepared, "_prepares", lambda *given: asked.append(1) or ask(*given))
