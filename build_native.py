@@ -68,6 +68,7 @@ CUDA_SHIMS = [
     "aoti_torch_create_cuda_guard",
     "aoti_torch_cuda_addmm_out",
     "aoti_torch_cuda_bmm_out",
+    "aoti_torch_cuda_cat",
     "aoti_torch_cuda_guard_set_index",
     "aoti_torch_cuda_mm_out",
     "aoti_torch_delete_cuda_guard",

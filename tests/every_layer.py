@@ -155,6 +155,10 @@ LAYERS = {
         lambda l: l.GraphTransformerConv(8, 4, 2, edge_dim=3), lambda x, g, a: (g, x, None, None, False, a)
     ),
     "GraphTransformerLayer": Layer(lambda l: l.GraphTransformerLayer(8, 2, norm="layer"), on_graph),
+    "GraphTransformerLayer attributes": Layer(
+        lambda l: l.GraphTransformerLayer(8, 2, norm="layer", edge_dim=3),
+        lambda x, g, a: (g, x, None, False, a),
+    ),
     "EdgeGraphTransformerConv": Layer(
         lambda l: l.EdgeGraphTransformerConv(8, 3, 4, 2, bias=True), on_graph_attributed
     ),
@@ -163,6 +167,24 @@ LAYERS = {
     ),
     "EdgeGraphTransformerLayer": Layer(
         lambda l: l.EdgeGraphTransformerLayer(8, 2, edge_dim=3, norm="layer"), on_graph_attributed
+    ),
+}
+# Further options, which only some tests go through.
+VARIANTS = {
+    "pyg GATConv, sum": Layer(lambda l: l.GATConv(8, 4, 2, edge_dim=3, fill_value="add"), attributed),
+    "pyg GATConv, number": Layer(lambda l: l.GATConv(8, 4, 2, edge_dim=3, fill_value=0.5), attributed),
+    "pyg GATConv, no loops": Layer(
+        lambda l: l.GATConv(8, 4, 2, edge_dim=3, add_self_loops=False), attributed
+    ),
+    "pyg GATv2Conv, number": Layer(lambda l: l.GATv2Conv(8, 4, 2, edge_dim=3, fill_value=0.5), attributed),
+    "pyg FAConv, weights": Layer(
+        lambda l: l.FAConv(8, normalize=False), lambda x, e, a: (x, x, e, a[..., 0])
+    ),
+    "pyg RGATConv, within": Layer(
+        lambda l: l.RGATConv(8, 4, 2, attention_mechanism="within-relation"), lambda x, e, a: (x, e, types(a))
+    ),
+    "pyg SoftmaxAggregation, ptr": Layer(
+        lambda l: l.SoftmaxAggregation(), lambda x, e, a: (x, None, torch.tensor([0, 3, 3, 9, len(x)]))
     ),
 }
 LIBRARIES = {
@@ -220,11 +242,15 @@ def names_upstream():
     ]
 
 
+def case_of(name):
+    return LAYERS.get(name) or VARIANTS[name]
+
+
 def made(name, upstream=False):
     """The layer, in float64 and with parameters that are drawn from one seed; with ``upstream`` the other
     library's."""
     torch.manual_seed(0)
-    layer = LAYERS[name].make(library(UPSTREAM[of(name)] if upstream else of(name))).double()
+    layer = case_of(name).make(library(UPSTREAM[of(name)] if upstream else of(name))).double()
     if "RGATConv" in name:  # torch_geometric leaves this parameter uninitialised
         nn.init.constant_(layer.l2, 0.1)
     return layer
@@ -259,7 +285,7 @@ def on(device, value):
 
 def arguments(name, x=X, attr=ATTR, edges=None, upstream=False):
     edges = edges_of(name, upstream) if edges is None else edges
-    return on(x.device, LAYERS[name].arguments(x, edges, attr))
+    return on(x.device, case_of(name).arguments(x, edges, attr))
 
 
 def floats(value):

@@ -64,6 +64,9 @@ class Stream:
     def synchronize(self):
         pass
 
+    def is_capturing(self):
+        return False
+
 
 class CUDAGraph:
     def replay(self):
@@ -163,6 +166,7 @@ def fake_cuda(monkeypatch, memory: int = 80 * 10**9):
     with monkeypatch.context() as patch:
         for name, fake in fakes.items():
             patch.setattr(torch.cuda, name, fake)
+        patch.setattr(torch.accelerator, "current_stream", fakes["current_stream"])
         patch.setattr(torch, "Generator", _generator_class())
         patch.setattr(torch, "autocast", lambda kind, *args, **kwargs: autocast(_cpu(kind), *args, **kwargs))
         patch.setattr(torch.profiler, "profile", _profile(torch.profiler.profile))

@@ -1,7 +1,7 @@
 // Linear projections and what else a layer's operators compute with torch's own kernels, through the stable
 // ABI. A Backend offers mm(out, a, b), addmm(out, c, a, b) and bmm(out, a, b), which write products of
-// matrices (and c + a b) into `out`. These functions call torch's kernels for a device directly, without the
-// dispatcher.
+// matrices (and c + a b) into `out`, and cat, which puts tensors side by side. These functions call torch's
+// kernels for a device directly, without the dispatcher.
 #pragma once
 
 #include "checks.h"
@@ -61,13 +61,6 @@ inline Tensor sum_of_rows(const Tensor& t, ScalarType dtype) {
   return torch::stable::sum(t, torch::headeronly::IntHeaderOnlyArrayRef(first), false, dtype);
 }
 
-// Tensors side by side, in dimension `dim`.
-inline Tensor cat(const std::vector<Tensor>& parts, int64_t dim) {
-  std::array<StableIValue, 2> stack{torch::stable::detail::from(parts), torch::stable::detail::from(dim)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::cat", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
 // How a row of heads lies in memory: `heads` of `size` elements, each followed by `padding` zeros, which
 // CUDA's kernels need because they load 16 bytes at a time.
 struct HeadLayout {
@@ -114,6 +107,15 @@ struct Linear {
       Backend::addmm(out, *bias, x, onto);
     else
       Backend::mm(out, x, onto);
+  }
+
+  // Tensors side by side, in dimension `dim`.
+  static Tensor cat(const std::vector<Tensor>& parts, int64_t dim) {
+    std::vector<AtenTensorHandle> handles;
+    for (const Tensor& part : parts) handles.push_back(part.get());
+    AtenTensorHandle made = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(Backend::cat(handles.data(), int64_t(handles.size()), dim, &made));
+    return Tensor(made);
   }
 
   // Returns a b in this dtype; on a GPU in one launch, also where the factors have 16 bits.

@@ -69,8 +69,9 @@ _V2_FORWARD = Kernel(rows=1, dst=2)
 KERNELS = {
     ("gat", "forward"): (Kernel(rows=1, stats=1, dst=1, dst_terms=1),),
     ("gat", "train"): (
-        Kernel(rows=1, stats=1, dst=2, dst_terms=4),  # out, its part from scores > 0; score_dst, stats, mass
-        # delta and grad_score_dst from g, out and its part from scores > 0
+        # Forward writes out and the part of it that comes from scores above 0.
+        Kernel(rows=1, stats=1, dst=2, dst_terms=4),
+        # Rows of g, of out and of that part give delta and the gradient of score_dst.
         Kernel(dst=3, dst_terms=2 + 1 + _GATHERED_STATS + 1),
         Kernel(rows=1, stats=_GATHERED_STATS, src=2, src_terms=2),
     ),

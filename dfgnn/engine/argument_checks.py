@@ -73,7 +73,9 @@ class Checker:
             way = f"{x.device}; move it with {name}.to({str(self.device)!r})"
             raise self.error(ValueError, name, f"device {self.device} {self.whose}", way)
         if x.layout != torch.strided:
-            raise self.error(TypeError, name, "a dense tensor", f"layout {x.layout}")
+            raise self.error(
+                TypeError, name, "a dense tensor", f"layout {x.layout}; {name}.to_dense() is one"
+            )
         if x.shape not in shapes and not any(_fits(x.shape, shape) for shape in shapes):
             raise ValueError(f"{self.function}: {name}: {wrong_shape(name, x, shapes)}")
 
@@ -185,6 +187,11 @@ _MEANS = {
     "score": "a number per edge and head",
     "score_src": "a number per source and head",
     "score_dst": "a number per destination and head",
+    "edge.score": "a number per edge and head",
+    **dict.fromkeys(
+        ("edge.key", "edge.value"),
+        "a row [H, D] or [D] per edge; Projected(attr, weight) makes it of another size",
+    ),
 }
 
 

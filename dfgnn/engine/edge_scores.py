@@ -218,7 +218,10 @@ def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) 
                 raise
             more = f" and the {len(params)} of params" if params else ""
             wanted = f"a function of q, k and e (None without edge_attr){more}"
-            raise error(TypeError, "score_fn", wanted, str(inspect.signature(score_fn))) from reason
+            signature = inspect.signature(score_fn)
+            takes_more = len(signature.parameters) > len(given)
+            hint = "; what it takes beside q, k and e goes into params=[...]" if takes_more else ""
+            raise error(TypeError, "score_fn", wanted, f"{signature}{hint}") from reason
     if not isinstance(scores, Tensor):
         raise error(TypeError, "score_fn", "a function that returns a tensor", type(scores).__name__)
     if not scores.is_floating_point():
@@ -231,7 +234,7 @@ def try_out(error: Callable, score_fn: Callable, query, key, edge_feat, params) 
             ValueError,
             "score_fn",
             "every tensor that requires a gradient among its arguments (`params`)",
-            "one that it captures, of which the gradient would be lost",
+            "one that it captures, of which the gradient would be lost; params=[tensor] passes it behind e",
         )
 
 

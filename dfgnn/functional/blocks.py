@@ -13,6 +13,7 @@ from ..engine.argument_checks import DTYPES, wrong_shape
 from ..runtime import eager, library
 from ..runtime import ops as _ops
 from ..runtime.attention_options import AttentionResult, BlockOptions, public
+from ..sparse.csr import no_tensor
 from . import block_operators, block_pairs
 
 if TYPE_CHECKING:
@@ -200,10 +201,9 @@ def _error(kind: Any, argument: str, expected: str, got: Any) -> Exception:
 
 def _check_features(query: Any, key: Any, value: Any) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise _error(TypeError, name, "a tensor", type(x).__name__)
+        _check_tensor(name, x)
         if x.layout != torch.strided:
-            raise _error(TypeError, name, "a dense tensor", f"layout {x.layout}")
+            raise _error(TypeError, name, "a dense tensor", f"layout {x.layout}; {name}.to_dense() is one")
     if query.dtype not in DTYPES:
         raise _error(TypeError, "query", "float32, float64, float16 or bfloat16", query.dtype)
     _check_shape("query", query, [(None, None, None)])
@@ -212,9 +212,9 @@ def _check_features(query: Any, key: Any, value: Any) -> None:
     _check_shape("value", value, [(key.shape[0], heads, None)])
     for name, x in (("key", key), ("value", value)):
         if x.dtype != query.dtype:
-            raise _error(TypeError, name, f"{query.dtype} (the query's)", x.dtype)
-        if x.device != query.device:
-            raise _error(ValueError, name, f"device {query.device} (the query's)", x.device)
+            got = f"{x.dtype}; convert it with {name}.to({query.dtype})"
+            raise _error(TypeError, name, f"{query.dtype} (the query's)", got)
+        _check_device(name, x, query.device)
     if query.device.type not in ("cpu", "cuda", "meta"):
         raise _error(ValueError, "query", "device cpu or cuda", query.device)
 
@@ -229,23 +229,31 @@ def _check_shape(name: str, x: Tensor, shapes: list[tuple[int | None, ...]]) -> 
     raise ValueError(f"{_NAME}: {name}: {wrong_shape(name, x, shapes)}")
 
 
-def _check_numbers(name: str, x: Any, query: Tensor, shapes: list[tuple[int | None, ...]]) -> None:
+def _check_tensor(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
-        raise _error(TypeError, name, "a tensor", type(x).__name__)
+        raise TypeError(f"{_NAME}: {name}: {no_tensor(name, x)}")
+
+
+def _check_device(name: str, x: Tensor, device: torch.device) -> None:
+    if x.device != device:
+        got = f"{x.device}; move it with {name}.to({str(device)!r})"
+        raise _error(ValueError, name, f"device {device} (the query's)", got)
+
+
+def _check_numbers(name: str, x: Any, query: Tensor, shapes: list[tuple[int | None, ...]]) -> None:
+    _check_tensor(name, x)
     dtypes = dict.fromkeys((query.dtype, _ops.acc_type(query.dtype)))
     if x.dtype not in dtypes:
-        raise _error(TypeError, name, " or ".join(map(str, dtypes)), x.dtype)
-    if x.device != query.device:
-        raise _error(ValueError, name, f"device {query.device} (the query's)", x.device)
+        got = f"{x.dtype}; convert it with {name}.to({query.dtype})"
+        raise _error(TypeError, name, " or ".join(map(str, dtypes)), got)
+    _check_device(name, x, query.device)
     _check_shape(name, x, shapes)
 
 
 def _check_offsets(name: str, x: Any, device: torch.device, count: int | None) -> None:
-    if not isinstance(x, Tensor):
-        raise _error(TypeError, name, "a tensor", type(x).__name__)
+    _check_tensor(name, x)
     if x.dtype not in (torch.int32, torch.int64):
-        raise _error(TypeError, name, "int32 or int64", x.dtype)
-    if x.device != device:
-        raise _error(ValueError, name, f"device {device} (the query's)", x.device)
+        raise _error(TypeError, name, "int32 or int64", f"{x.dtype}; convert it with {name}.long()")
+    _check_device(name, x, device)
     if x.dim() != 1 or x.shape[0] == 0 or (count is not None and x.shape[0] != count):
         raise _error(ValueError, name, f"shape [{'blocks + 1' if count is None else count}]", list(x.shape))

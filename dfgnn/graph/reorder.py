@@ -118,7 +118,7 @@ class Reordering(Generic[G]):
         permutations of their own."""
         where = f"Reordering.{method}"
         if not isinstance(x, Tensor):
-            raise TypeError(f"{where}: x: expected a tensor, got {type(x).__name__}")
+            raise TypeError(f"{where}: x: {_csr.no_tensor('x', x)}")
         _csr.same_device(where, "x", x, "the graph", self.src.order)
         for side in (self.src, self.dst):
             if x.dim() and len(x) == len(side.order):

@@ -301,4 +301,6 @@ def _unknown(function: str, names: frozenset[str], given: dict[str, Any]) -> Typ
     name = next(x for x in given if x not in names)
     like = difflib.get_close_matches(name.removeprefix("edge_"), names, 1, 0.5)
     hint = f"; did you mean {like[0]}?" if like else ""
+    if not like and "edge" in names and name.startswith(("edge", "e_")):
+        hint = "; features of edges go into edge=EdgeTerm(key, value)"
     return TypeError(f"{function}: {name}: expected one of {', '.join(sorted(names))}, got {name}{hint}")

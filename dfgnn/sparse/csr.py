@@ -141,7 +141,8 @@ def ends_of(where: str, edge_index) -> tuple[Tensor, Tensor]:
 def same_device(where: str, name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     if value.device != other.device:
         raise ValueError(
-            f"{where}: {name}: expected device {other.device} like {other_name}, got {value.device}"
+            f"{where}: {name}: expected device {other.device} like {other_name}, got {value.device}; "
+            f"move it with {name}.to({str(other.device)!r})"
         )
 
 

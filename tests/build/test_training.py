@@ -177,26 +177,6 @@ def test_resumed_is_uninterrupted_bitwise(name, train, tmp_path, device):
     assert a["best"] == b["best"]
 
 
-def test_backward_runs_in_the_calling_thread(train, monkeypatch):
-    """Every script sets this with either implementation, and sets it back when training ends."""
-    for impl in ("dfgnn", "pyg"):
-        seen = []
-        monkeypatch.setattr(
-            "harness.Task.optimize", spy(seen, importlib.import_module("harness").Task.optimize)
-        )
-        train("nodes", "--impl", impl, "--epochs", 1)
-        assert seen and not any(seen)
-    assert torch._C._is_multithreading_enabled()
-
-
-def spy(seen, optimize):
-    def spied(self, loss_of):
-        seen.append(torch._C._is_multithreading_enabled())
-        return optimize(self, loss_of)
-
-    return spied
-
-
 # Runs in which both implementations draw the same random numbers, so that their losses can be compared.
 @each("nodes-gt", "molhiv", "dblp", more=("nodes", "molhiv-gt", "sbm-exphormer"))
 def test_the_same_as_torch_geometric(name, train, device):
@@ -274,21 +254,6 @@ def test_capture_where_it_cannot(train, capsys):
         train("nodes", "--capture")
     assert end.value.code == 2
     assert "error: --capture: needs a GPU, got --device cpu\n" in capsys.readouterr().err
-
-
-def test_the_profile_is_of_training(train, monkeypatch):
-    """The profiled model is in training mode, although computing the scores before left it in evaluation."""
-    import train_nodes
-
-    seen, epoch = [], train_nodes.Nodes.epoch
-
-    def spied(self):
-        seen.append(self.model.training)
-        return epoch(self)
-
-    monkeypatch.setattr(train_nodes.Nodes, "epoch", spied)
-    train("nodes", "--profile", "--epochs", 2)
-    assert seen == [True] * 3
 
 
 @exhaustive

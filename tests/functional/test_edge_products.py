@@ -88,42 +88,6 @@ def test_as_published(device):
     assert ((found - expected).abs() <= 1.5e-4 * found.abs() + 1e-12).all()
 
 
-def test_loss_over_one_of_the_results(device):
-    graph = make_graph("random", device)
-    leaves = [x.requires_grad_() for x in make_inputs(graph, 2, 4).values()]
-    for k in range(2):
-        y, z = (
-            module.edge_product_attention(graph, *leaves, clamp=1.0, return_edges="products")[k]
-            for module in (functional, reference)
-        )
-        torch.testing.assert_close(
-            torch.autograd.grad(y.square().sum(), leaves, allow_unused=True, materialize_grads=True),
-            torch.autograd.grad(z.square().sum(), leaves, allow_unused=True, materialize_grads=True),
-        )
-
-
-def test_padded_edges(device):
-    """In a graph of fixed capacity rows of edges that are not in use are 0, and so are their gradients."""
-    graph = Graph.with_capacity(12, 40, device=device)
-    edge_index = torch.randint(10, (2, 30), device=device)
-    assert graph.copy_(edge_index, 10) is graph
-    exact = Graph.from_edge_index(edge_index, num_nodes=10)
-    inputs = make_inputs(exact, 2, 4)
-    more = {n: torch.full((2 if n != "edge_attr" else 10, 2, 4), 3.0).to(x) for n, x in inputs.items()}
-    more["edge_attr"] = more["edge_attr"] * float("nan")
-    padded = {n: torch.cat([x, more[n]]).requires_grad_() for n, x in inputs.items()}
-    out, products, _ = functional.edge_product_attention(graph, **padded, clamp=1.0, return_edges="products")
-    (out[:10].square().sum() + products.square().sum()).backward()
-    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
-    want, of_edges, _ = functional.edge_product_attention(exact, **leaves, clamp=1.0, return_edges="products")
-    (want.square().sum() + of_edges.square().sum()).backward()
-    torch.testing.assert_close((out[:10], products[:30]), (want, of_edges))
-    assert not products[30:].any()
-    for name, x in leaves.items():
-        torch.testing.assert_close(padded[name].grad[: len(x)], x.grad)
-        assert not padded[name].grad[len(x) :].any(), name
-
-
 def test_fake_kernels():
     """The fake kernels tell compilers the shapes and dtypes that the operators return."""
     graph = make_graph("mixed_degrees")

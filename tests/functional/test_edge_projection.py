@@ -3,7 +3,6 @@
 import pytest
 import torch
 from attention import DTYPES, Made, check, function, make_inputs, relative_error, rounding_band, run
-from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
 from torch import library
 
@@ -105,50 +104,6 @@ def test_fake_kernels(device):
 # ---- attention -------------------------------------------------------------------------------------------
 
 
-@covered(1, dtype=DTYPES, name=tuple(GRAPHS), size=SIZES, dim=(8, 5, 16, 32, 3), bias=[False, True])
-def test_attention(device, name, dtype, size, dim, bias):
-    graph, (heads, features) = make_graph(name, device), size
-    if graph.num_edges * heads * max(dim, features) > 2_000_000:
-        heads, features = 2, 7
-    inputs = make_inputs("dot", graph, heads, dim, dtype)
-    with_projection(inputs, graph, features, bias=bias)
-    check("dot", graph, inputs)
-    check("dot", graph, inputs, "attention ", return_attention=True)
-
-
-OPTIONS = {
-    "dropout": dict(dropout_p=0.4),
-    "dropout and attention": dict(dropout_p=0.4, return_attention=True),
-    "activation": dict(negative_slope=0.2),
-    "key": dict(where="key"),
-    "value": dict(where="value"),
-    "scale": dict(scale=2.5),
-}
-EDGES = {
-    "none": {},
-    "bias and weight": dict(term=True, weight="H"),
-    "one weight": dict(weight=1),
-    "gate": dict(gate="H", term=True),
-    "one gate": dict(gate=1),
-}
-
-
-@covered(edges=EDGES, options=OPTIONS, dtype=[torch.float64, torch.float32])
-def test_options(device, options, edges, dtype):
-    graph = make_graph("mixed_degrees", device)
-    options = dict(options)
-    where = options.pop("where", "both")
-    inputs = make_inputs("dot", graph, 3, 8, dtype, value_dim=8 if where == "both" else 5, **edges)
-    with_projection(inputs, graph, 4, bias=True, where=where)
-    inputs["out_bias"] = torch.randn(3, inputs["value"].shape[2]).to(device, dtype)
-    mask = torch.rand(graph.num_edges, 3, device=device) < 0.8
-    more = dict(mask=mask, generator=torch.tensor([11], device=device))
-    if "negative_slope" in options and where != "value":  # a bias is added behind the LeakyReLU
-        inputs.pop("bias", None)
-    # extra: the terms of the bias's gradient, times query and scale, cancel in every row.
-    check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **options, **more)
-
-
 def test_without_a_projection_of_edges_it_is_the_same(device):
     """Edge attributes that are exactly 0 change no bit of the result."""
     graph = make_graph("mixed_degrees", device)
@@ -196,19 +151,6 @@ def test_second_derivatives_of_one_tensor_in_two_places(device):
         return functional.dot_attention(graph, x, y, value, edge=EdgeTerm(term, term))
 
     assert torch.autograd.gradgradcheck(call, x.requires_grad_())
-
-
-def test_autocast(device):
-    """The attention runs in the dtype of its tensors, float32, not in autocast's: gradients may be rounded
-    in other places than without autocast, but not to 16 bits."""
-    graph = make_graph("random", device)
-    inputs = with_projection(make_inputs("dot", graph, 2, 8), graph, 3)
-    expected = run(functional.dot_attention, graph, inputs)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        found = run(functional.dot_attention, graph, inputs)
-    assert torch.equal(found["out"], expected["out"])
-    for name, x in expected.items():
-        torch.testing.assert_close(found[name], x, rtol=1e-5, atol=1e-5, msg=name)
 
 
 def test_autocast_casts_a_projection(device):

@@ -30,7 +30,8 @@ TERMS = {
 ONE = {
     "shared": dict(edge_both="E D"),
     "shared in keys": dict(edge_key="E D"),
-    "projection": dict(edge_attr="E d", edge_both_weight="HD d"),
+    "projection": dict(edge_attr="E d", edge_both_weight="HD d", edge_both_bias="HD"),
+    "projection in keys": dict(edge_attr="E d", edge_key_weight="HD d", edge_key_bias="HD"),
 }
 ALL = {**TERMS, **{f"one {name}": terms for name, terms in ONE.items()}}
 
@@ -76,7 +77,8 @@ def test_attention(device, name, dtype):
     inputs = make_inputs("dot", graph, heads, dim, dtype)
     with_terms(inputs, graph, ALL[text], features)
     options = dict(return_attention=turn % 2 == 0)
-    extra = 32 * torch.finfo(dtype).eps * ("biases" in text)  # the terms of a bias's gradient cancel
+    # The terms of a bias's gradient cancel.
+    extra = 32 * torch.finfo(dtype).eps * any(name.endswith("_bias") for name in ALL[text])
     check("dot", graph, inputs, f"{text} H={heads} D={dim} d={features}: ", extra=extra, **options)
 
 

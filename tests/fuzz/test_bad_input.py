@@ -41,4 +41,4 @@ def test_the_page_of_errors():
     spec.loader.exec_module(script)
     text = script.page()
     assert text.count("\n- ") == len(CASES) and all(f"## `{case.where}`" in text for case in CASES)
-    assert "`dot_attention: edge.key: expected shape [5, 2, 8] or [5, 8], got [5, 1, 8]`" in text
+    assert "`dot_attention: edge.key: expected shape [5, 2, 8] or [5, 8], got [5, 1, 8]; " in text

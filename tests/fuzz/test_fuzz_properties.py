@@ -167,22 +167,6 @@ def test_weights_of_a_row_add_up_to_one(device, case, data):
     same(sums, (seen > 0).to(sums))
 
 
-@example(
-    functions=(*FAMILIES, "edge_softmax", "sddmm", "spmm"), dtypes=EXACT + (torch.bfloat16,), examples=0.6
-)
-def test_deterministic(device, case, data):
-    """The same call twice, on the graph and on another of the same edges, gives the same bits."""
-    spec, call = case
-    graph, again = spec.build(device), spec.build(device)
-    runs = []
-    for g in (graph, graph, again):
-        leaves, masks = call.inputs(device)
-        results = call(functional, g, leaves, masks)
-        runs.append([*results, *gradients("", results, leaves).values()])
-    for run in runs[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(runs[0], run))
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint_draws_the_same_dropout(device, use_reentrant):
     @example(examples=0.25)

@@ -114,24 +114,6 @@ def test_only_what_is_needed_is_made():
     assert csr.eids is None and csr.indices is dst
 
 
-def test_random_edges():
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(150):
-        num_src, num_dst, num_edges = (int(torch.randint(0, n, (), generator=generator)) for n in (9, 9, 40))
-        if num_src * num_dst == 0:
-            num_edges = 0
-        src = torch.randint(max(num_src, 1), (num_edges,), generator=generator)
-        dst = torch.randint(max(num_dst, 1), (num_edges,), generator=generator)
-        for with_loops in (False, True):
-            given = (src, dst, num_src, num_dst)
-            edges = natively(*given, with_loops=with_loops)
-            assert_same(edges, in_tensors(*given, with_loops=with_loops))
-            num_cols = num_dst if edges.by_src else num_src
-            for need_eids in (False, True):
-                found = _csr.transpose(edges.csr, num_cols, need_eids)
-                assert_same(found, _csr.transpose_in_tensors(edges.csr, num_cols, need_eids))
-
-
 @covered(name=list(CASES), need_eids=[False, True], count=THREADS)
 def test_transpose(threads, name, need_eids, count):
     threads(count)

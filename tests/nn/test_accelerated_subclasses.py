@@ -154,16 +154,6 @@ def test_a_pickle_makes_the_class_anew():
     torch.testing.assert_close(again[0](x, edge_index), expected, rtol=0, atol=0)
 
 
-def test_an_optimizer_and_a_state_dict_go_on():
-    module, other, x, edge_index = Deeper(8, 8, 2), Deeper(8, 8, 2), torch.randn(N, 8), edges()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    dfgnn.accelerate(module)
-    module(x, edge_index).square().sum().backward()
-    optimizer.step()
-    other.load_state_dict(module.state_dict())
-    torch.testing.assert_close(module(x, edge_index), other(x, edge_index), rtol=1e-4, atol=1e-5)
-
-
 def test_compiled():
     module, x, edge_index = Deeper(8, 8, 2), torch.randn(N, 8), edges()
     expected = module(x, edge_index)

@@ -2,7 +2,6 @@
 ``dfgnn.run`` and ``dfgnn.profile`` have it: the same bits as in PyTorch's thread for the GPU, with all that
 runs within backward. On the CPU both are one."""
 
-import gc
 import threading
 
 import pytest
@@ -120,33 +119,6 @@ def test_hooks_run_in_that_thread(name, device):
         assert threading.get_ident() not in step()
 
 
-def test_anomaly_mode_names_the_operation(device):
-    model, x, edge_index = model_and_data("GATConv", device)
-    with (
-        torch.autograd.set_multithreading_enabled(False),
-        torch.autograd.detect_anomaly(check_nan=True),
-        pytest.warns(UserWarning, match="Traceback of forward call"),
-        pytest.raises(RuntimeError, match="returned nan values"),
-    ):
-        (plain(model, x, edge_index) * 0).sqrt().sum().backward()
-
-
-def test_from_a_thread_of_the_user(device):
-    """The setting belongs to a thread: it also holds for backward in a thread that the user starts."""
-    found = model_and_data("GATv2Conv", device)
-    want, got = gradients(plain, *found), []
-
-    def work():
-        with torch.autograd.set_multithreading_enabled(False):
-            got.extend(gradients(plain, *found))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert all(map(torch.equal, got, want)) and len(got) == len(want)
-    assert torch._C._is_multithreading_enabled()
-
-
 def test_capture(device):
     """A CUDA graph that was recorded so gives what eager steps give; on the CPU they are eager."""
     from torch_geometric.data import Data
@@ -162,32 +134,3 @@ def test_capture(device):
             return [float(step(data)) for _ in range(5)]
 
     assert losses(True) == losses(False)
-
-
-def test_data_parallel(device, tmp_path):
-    """One process, whose reducer hangs hooks on every parameter."""
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    model, x, edge_index = model_and_data("GATConv", device)
-    want = gradients(plain, model, x, edge_index)
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    try:
-
-        class Whole(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = model
-
-            def forward(self, x, edge_index):
-                return plain(self.model, x, edge_index)
-
-        parallel = DistributedDataParallel(Whole())
-        with torch.autograd.set_multithreading_enabled(False):
-            got = gradients(lambda *args: parallel(*args[1:]), model, x, edge_index)
-    finally:
-        parallel = None  # before the group: see `_reducers_go_first` in conftest.py
-        gc.collect()
-        dist.destroy_process_group()
-    assert all(map(torch.equal, got, want))

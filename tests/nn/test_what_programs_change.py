@@ -150,6 +150,7 @@ def test_what_a_program_replaces(name, what):
     if what == "SumAggregation" and of(name) == "dgl":
         pytest.skip("DGL has none")
     theirs, ours = both(name)
+    results(ours, name)  # the next call may be prepared (`dfgnn.nn.prepared`)
     expected = with_gradients(theirs, name)
     with REPLACED[what](name):
         changed = with_gradients(theirs, name)
@@ -244,13 +245,16 @@ def parts_of(layer):
 @pytest.mark.parametrize("change", CHANGES)
 @EVERY
 def test_changes_of_a_linear_module(name, change):
-    """Of each of its linear modules, also of those whose weight is folded into the score terms."""
-    parts = parts_of(both(name)[0])
+    """Of each of its linear modules, also of those whose weight is folded into the score terms; for every
+    other change the layer has been called before, so that its next call may be prepared."""
+    parts, is_called = parts_of(both(name)[0]), list(CHANGES).index(change) % 2 == 0
     if name == "pyg GPSConv" and change == "another module":
         parts.remove("attn.out_proj")  # torch's attention reads its weight
     for part in parts:
         found = []
         for layer in both(name):
+            if is_called:
+                results(layer, name)
             changed = CHANGES[change](layer.get_submodule(part))
             if change == "another module":
                 owner, _, key = part.rpartition(".")

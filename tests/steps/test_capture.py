@@ -3,12 +3,14 @@
 ``debug=True`` is what a replay computes, eagerly, so that most of it is tested on the CPU, too.
 """
 
+import copy
 import gc
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_training import plain_step
 from torch import nn
 
 import dfgnn
@@ -92,14 +94,7 @@ def trained(data, device, make_net, make_loss=graph_loss, epochs=2, captured=Tru
     if captured:
         step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu", **options)
     else:
-
-        def step(batch):
-            optimizer.zero_grad()
-            loss = loss_fn(batch.to(device))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+        step = plain_step(loss_fn, optimizer, device)
     losses = torch.stack([step(batch) for _ in range(epochs) for batch in data]).cpu()
     return losses, model, step
 
@@ -186,40 +181,30 @@ def test_other_forms_of_a_batch(device):
     """Tensors, and a dict, with int32 edges, on the device."""
     data = [b.to(device) for b in batches(4)]
     model = fused.GATConv(6, 3).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
     def loss(x, edge_index, y, batch):
         return F.cross_entropy(pyg.global_mean_pool(model(x, edge_index), batch), y)
 
-    step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-    results = [step(b.x, b.edge_index, b.y, b.batch) for b in data]
-    torch.manual_seed(0)
-    twin = fused.GATConv(6, 3).to(device)
-    model.load_state_dict(twin.state_dict())
-    again = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
-    optimizer.load_state_dict(again.state_dict())
-    by_name = dfgnn.capture(
-        lambda d: F.cross_entropy(pyg.global_mean_pool(twin(d["x"], d["edge_index"]), d["batch"]), d["y"]),
-        twin,
-        again,
-        debug=device == "cpu",
-    )
-    more = [
-        by_name(dict(x=b.x, edge_index=b.edge_index.int(), y=b.y, batch=b.batch, name="kept")) for b in data
-    ]
-    assert step.replays == by_name.replays == 3
-    assert torch.isfinite(torch.stack(results)).all()
-    want = []
-    torch.manual_seed(0)
-    plain = fused.GATConv(6, 3).to(device)
-    third = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
-    for b in data:
-        third.zero_grad()
-        value = F.cross_entropy(pyg.global_mean_pool(plain(b.x, b.edge_index), b.batch), b.y)
-        value.backward()
-        third.step()
-        want.append(value.detach())
-    torch.testing.assert_close(torch.stack(more), torch.stack(want), rtol=1e-4, atol=1e-5)
+    def by_name(d):
+        return loss(d["x"], d["edge_index"], d["y"], d["batch"])
+
+    start, found = copy.deepcopy(model.state_dict()), []
+    for form in ("tensors", "dict", "plain"):
+        model.load_state_dict(start)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        if form == "plain":
+            step = plain_step(loss, optimizer)
+        else:
+            of_form = loss if form == "tensors" else by_name
+            step = dfgnn.capture(of_form, model, optimizer, debug=device == "cpu")
+        losses = []
+        for b in data:
+            given = dict(x=b.x, edge_index=b.edge_index.int(), y=b.y, batch=b.batch, name="kept")
+            losses.append(step(given) if form == "dict" else step(b.x, b.edge_index, b.y, b.batch))
+        assert form == "plain" or step.replays == 3
+        found.append(torch.stack(losses))
+    for losses in found[:2]:
+        torch.testing.assert_close(losses, found[2], rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_gives_the_rows_in_use(device):
@@ -283,13 +268,8 @@ def test_a_step_without_arguments(device):
             losses = [step() for _ in range(6)]
             assert (step.eager_steps, step.replays) == (1, 5)
         else:
-            losses = []
-            for _ in range(6):
-                optimizer.zero_grad()
-                loss = loss_fn()
-                loss.backward()
-                optimizer.step()
-                losses.append(loss.detach())
+            step = plain_step(loss_fn, optimizer)
+            losses = [step() for _ in range(6)]
         found.append(torch.stack(losses))
     torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)
 
@@ -367,32 +347,22 @@ def test_what_padding_would_change_is_refused(device):
 
 
 def test_before_step_and_a_scheduler(device):
-    data, device_ = batches(4), device
-    found = []
+    data, found = batches(4), []
     for captured in (True, False):
         torch.manual_seed(0)
-        model = Net().to(device_)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, capturable=device_ == "cuda")
+        model = Net().to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, capturable=device == "cuda")
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
         def clip(model=model):
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
         losses = []
+        step = plain_step(graph_loss(model), optimizer, device, clip)
         if captured:
-            step = dfgnn.capture(
-                graph_loss(model), model, optimizer, before_step=clip, debug=device_ == "cpu"
-            )
+            step = dfgnn.capture(graph_loss(model), model, optimizer, before_step=clip, debug=device == "cpu")
         for batch in [*data, *data]:
-            if captured:
-                losses.append(step(batch))
-            else:
-                optimizer.zero_grad()
-                loss = graph_loss(model)(batch.to(device_))
-                loss.backward()
-                clip()
-                optimizer.step()
-                losses.append(loss.detach())
+            losses.append(step(batch))
             scheduler.step()
         found.append(torch.stack(losses))
     torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)

@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_training import plain_step
 from torch import nn
 
 import dfgnn
@@ -80,14 +81,7 @@ def trained(data, device, make_net, captured=True, **options):
     if captured:
         step = dfgnn.capture(loss_of(model), model, optimizer, debug=device == "cpu", **options)
     else:
-
-        def step(batch):
-            optimizer.zero_grad()
-            loss = loss_of(model)(batch)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+        step = plain_step(loss_of(model), optimizer)
     return torch.stack([step(batch) for _ in range(2) for batch in data]).cpu(), model, step
 
 

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from plain_training import plain_step
 from torch import nn
 
 import dfgnn
@@ -102,14 +103,7 @@ def losses(device, change, data, captured, whole, often=False, **options):
     if captured:
         step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu", **options)
     else:
-
-        def step(batch):
-            optimizer.zero_grad()
-            out = loss(batch.to(device))
-            out.backward()
-            optimizer.step()
-            return out.detach()
-
+        step = plain_step(loss, optimizer, device)
     found = []
     for k in range(12):
         if k == 6 or often:
@@ -172,18 +166,11 @@ def test_lazy_parameters(device):
         model = Net().to(device)
         model.out = nn.LazyLinear(3, device=device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loss, losses = graph_loss(model), []
-        step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-        for batch in batches(4):
-            if captured:
-                losses.append(step(batch))
-                continue
-            optimizer.zero_grad()
-            losses.append(loss(batch.to(device)))
-            losses[-1].backward()
-            optimizer.step()
-        assert step.replays == 3 * captured
-        found.append(torch.stack(losses).detach())
+        step = plain_step(graph_loss(model), optimizer, device)
+        if captured:
+            step = dfgnn.capture(graph_loss(model), model, optimizer, debug=device == "cpu")
+        found.append(torch.stack([step(batch) for batch in batches(4)]))
+        assert not captured or step.replays == 3
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
@@ -194,15 +181,11 @@ def test_buffers_that_a_module_replaces(device):
         torch.manual_seed(0)
         model = Net(pyg.InstanceNorm(16, track_running_stats=True)).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loss = graph_loss(model)
-        step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu") if captured else None
+        step = plain_step(graph_loss(model), optimizer, device)
+        if captured:
+            step = dfgnn.capture(graph_loss(model), model, optimizer, debug=device == "cpu")
         for batch in batches(6):
-            if captured:
-                step(batch)
-            else:
-                optimizer.zero_grad()
-                loss(batch.to(device)).backward()
-                optimizer.step()
+            step(batch)
         found.append((model.norm.running_mean, model.norm.running_var))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
@@ -231,13 +214,8 @@ def test_numbers_of_a_batch_that_change(device, form):
                 found.append(torch.stack([step(batch) for batch in data]))
             assert (step.eager_steps, step.replays) == (4, 0)
             continue
-        losses = []
-        for batch in data:
-            optimizer.zero_grad()
-            losses.append(loss(batch))
-            losses[-1].backward()
-            optimizer.step()
-        found.append(torch.stack(losses).detach())
+        step = plain_step(loss, optimizer)
+        found.append(torch.stack([step(batch) for batch in data]))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
@@ -255,17 +233,10 @@ def test_rows_of_parameters_are_no_rows_of_a_batch(device):
             decay = sum(x.square().sum() for x in model.parameters())
             return F.cross_entropy(model(batch), batch.y) + 0.02 * decay
 
+        step = plain_step(loss, optimizer, device)
         if captured:
             step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-            found.append(torch.stack([step(batch) for batch in data]).cpu())
-            continue
-        losses = []
-        for batch in data:
-            optimizer.zero_grad()
-            losses.append(loss(batch.to(device)))
-            losses[-1].backward()
-            optimizer.step()
-        found.append(torch.stack(losses).detach().cpu())
+        found.append(torch.stack([step(batch) for batch in data]).cpu())
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
@@ -284,7 +255,9 @@ def test_a_graph_that_gets_other_tensors(device, form):
             batch = Batch(**batch) if form is dict else batch
             return F.cross_entropy(model(batch), batch.y)
 
-        step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
+        step = plain_step(loss, optimizer)
+        if captured:
+            step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
         losses = []
         for k in range(9):
             if k == 3:
@@ -293,13 +266,7 @@ def test_a_graph_that_gets_other_tensors(device, form):
                 batch["y"] = (batch["y"] + 1) % 3
             if k == 7:
                 batch["edge_index"].copy_(batch["edge_index"].flip(0))
-            if captured:
-                losses.append(step(batch))
-                continue
-            optimizer.zero_grad()
-            losses.append(loss(batch))
-            losses[-1].backward()
-            optimizer.step()
-        assert step.replays == 8 * captured
-        found.append(torch.stack(losses).detach())
+            losses.append(step(batch))
+        assert not captured or step.replays == 8
+        found.append(torch.stack(losses))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

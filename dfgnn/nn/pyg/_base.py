@@ -40,7 +40,7 @@ class FusedConv:
     _aggregations: ClassVar[tuple[type, ...]] = (SumAggregation,)
     # The value of `node_dim` (the dimension of nodes in message passing) that torch_geometric's class sets.
     _node_dim: ClassVar[int] = 0
-    # A function of the layer: the reason against the fused forward that only layers of this class may have.
+    # A function of the layer: why its fused forward cannot run, where that is so of this class alone.
     _special_reason: ClassVar[Any] = None
     # A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
     _usual_spec: ClassVar[Any] = None

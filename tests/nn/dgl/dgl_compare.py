@@ -1,10 +1,9 @@
 """DGL's layers beside ours: pairs with the same parameters, and the comparisons that every pair must pass."""
 
-import math
-
 import pytest
 import torch
 from graphs import make_graph
+from side_by_side import assert_same, assert_same_distribution, pair, run
 
 from dfgnn import Graph, reference
 from dfgnn.nn import ZeroInDegreeError
@@ -13,10 +12,6 @@ dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 suppor
 # In float32 the gradient of attn_r is a difference of sums; DGL's error in it is 4e-6, ours 3e-6.
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-
-
-def name_options(options):
-    return "-".join(f"{k}={getattr(v, '__name__', v)}" for k, v in options.items()) or "defaults"
 
 
 def dgl_graph(name="random", index_dtype=torch.int64):
@@ -51,74 +46,20 @@ def our_graph(g):
     return Graph.from_coo(*g.edges(order="eid"), num_src=g.num_src_nodes(), num_dst=g.num_dst_nodes())
 
 
-def pair(their_class, our_class, *args, dtype=torch.float32, **kwargs):
-    """DGL's layer and ours with its state_dict; biases are given a value, for they start at zero."""
-    theirs = their_class(*args, **kwargs).to(dtype)
-    for name, parameter in theirs.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter)
-    ours = our_class(*args, **kwargs).to(dtype)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
-
-
-def assert_close(one, other, tolerance, what):
-    """Norm-wise and element-wise, against the largest element."""
-    assert one.shape == other.shape and one.dtype == other.dtype, what
-    if one.numel():
-        scale = max(other.abs().max().item(), 1.0)
-        assert (one - other).abs().max().item() <= tolerance * scale, what
-
-
-def run(layer, graph, inputs, attention):
-    """Outputs and all gradients by name, for the same random gradients of the outputs every time.
-
-    inputs: tensors, pairs of tensors or None. attention: also run with ``get_attention``.
-    """
-    leaves = {}
-
-    def leaf(x, name):
-        if isinstance(x, tuple):
-            return tuple(leaf(part, f"{name}.{k}") for k, part in enumerate(x))
-        if x is None or not x.is_floating_point():
-            return x
-        leaves[name] = x.clone().requires_grad_()
-        return leaves[name]
-
-    layer.zero_grad()
-    inputs = [leaf(x, f"input {k}") for k, x in enumerate(inputs)]
-    outs = as_tuple(layer(graph, *inputs))
-    if attention:
-        with_attention = as_tuple(layer(graph, *inputs, get_attention=True))
-        assert len(with_attention) == len(outs) + 1
-        for plain, out in zip(outs, with_attention):
-            torch.testing.assert_close(plain, out)
-        outs += with_attention
-    generator = torch.Generator().manual_seed(3)
-    grads = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in outs]
-    torch.autograd.backward(outs, grads)
-    found = {f"output {k}": x.detach() for k, x in enumerate(outs)}
-    found |= {name: x.grad for name, x in leaves.items()}
-    return found | {name: p.grad for name, p in layer.named_parameters()}
-
-
 def as_tuple(x):
     return x if isinstance(x, tuple) else (x,)
 
 
 def compare(theirs, ours, graph, *inputs, our_graph=None, attention=True):
-    """Run both layers forward and backward with the same random gradients."""
-    feat = inputs[0][0] if isinstance(inputs[0], tuple) else inputs[0]
-    expected = run(theirs, graph, inputs, attention)
-    actual = run(ours, graph if our_graph is None else our_graph, inputs, attention)
-    assert expected.keys() == actual.keys()
-    for name, one in actual.items():
-        # Both may leave None where no edge exists, which is zero.
-        other = expected[name]
-        if one is None:
-            assert other is None or not other.any(), name
-        else:
-            assert_close(one, torch.zeros_like(one) if other is None else other, TOLERANCE[feat.dtype], name)
+    """Runs both layers forward and backward with the same random gradients, where they give the attention
+    also with it."""
+    dtype = as_tuple(inputs[0])[0].dtype
+    our_graph = graph if our_graph is None else our_graph
+    for asked in ({}, {"get_attention": True})[: 1 + attention]:
+        found, expected = (
+            run(layer, g, *inputs, **asked) for layer, g in ((ours, our_graph), (theirs, graph))
+        )
+        assert_same(found, expected, TOLERANCE[dtype])
 
 
 class Contract:
@@ -250,29 +191,6 @@ class Contract:
             shapes = [x.shape[1:] for x in as_tuple(ours(dgl_graph(), *self.inputs(dgl_graph())))]
             assert [x.shape for x in outs] == [(0, *shape) for shape in shapes]
 
-    # ---- state -------------------------------------------------------------------------------------------
-
-    def test_state_and_initialisation(self):
-        for in_feats in (9, 10, (9, 6), (10, 10))[: 4 if self.pairs else 2]:
-            for options in self.options:
-                torch.manual_seed(5)
-                theirs = self.theirs(*self.arguments(in_feats), **options)
-                torch.manual_seed(5)
-                ours = self.layer(*self.arguments(in_feats), **options)
-                expected, actual = theirs.state_dict(), ours.state_dict()
-                assert list(expected.keys() ^ actual.keys()) == []
-                # The same numbers are drawn in the same order.
-                assert all(torch.equal(expected[name], actual[name]) for name in expected), options
-                theirs.load_state_dict(actual)
-                if hasattr(theirs, "reset_parameters"):
-                    torch.manual_seed(6)
-                    theirs.reset_parameters()
-                    torch.manual_seed(6)
-                    ours.reset_parameters()
-                    assert all(torch.equal(expected[name], x) for name, x in ours.state_dict().items())
-
-    # ---- precision and input -----------------------------------------------------------------------------
-
 
 class DropoutContract(Contract):
     """Layers with feat_drop and attn_drop."""
@@ -294,21 +212,12 @@ class DropoutContract(Contract):
 
     def test_dropout_distribution(self):
         """Mean and deviation of many draws agree with DGL's, and eval mode has no dropout."""
-        g, copies, draws = dgl_graph("duplicates"), 500, 3000
+        g, copies = dgl_graph("duplicates"), 500
         batch = dgl.batch([g] * copies)
         layers = self.pair(dtype=torch.float64, feat_drop=0.2, attn_drop=0.4)
         inputs = self.inputs(g, dtype=torch.float64)
         many = [x.repeat(copies, *[1] * (x.dim() - 1)) for x in inputs]
-        sample = []
-        with torch.no_grad():
-            for layer in layers:
-                outs = [layer(batch, *many) for _ in range(draws // copies)]
-                sample.append(torch.cat(outs).view(draws, g.num_nodes(), 2, 5))
-        theirs, ours = sample
-        deviation = theirs.std(0)
-        mean_difference = (theirs.mean(0) - ours.mean(0)).abs() / deviation
-        assert mean_difference.max().item() < 5 * math.sqrt(2 / draws)
-        assert (ours.std(0) / deviation - 1).abs().max().item() < 0.1
+        assert_same_distribution(*layers, lambda layer: layer(batch, *many), copies)
         for layer in layers:
             layer.eval()
         self.compare(layers, g)

@@ -13,7 +13,6 @@ from covering import some
 
 from dfgnn import Graph
 from dfgnn.graph import of_dgl
-from dfgnn.nn import _graph
 from dfgnn.nn.dgl import GATConv
 
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
@@ -52,7 +51,7 @@ def conversions(monkeypatch):
         made.append(g.num_edges())
         return convert(g)
 
-    monkeypatch.setattr(_graph.Graph, "from_dgl", from_dgl)
+    monkeypatch.setattr(Graph, "from_dgl", from_dgl)
     return made
 
 
@@ -69,28 +68,20 @@ def _nothing_stays():
 # ---- identity --------------------------------------------------------------------------------------------
 
 
-def test_a_graph_is_its_own():
-    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]))
-    assert _graph.as_graph(graph) is graph
-    for other in (torch.zeros(2, 3), None, "g", heterograph):
-        with pytest.raises(TypeError, match="graph: expected a dfgnn.Graph or a DGLGraph"):
-            _graph.as_graph(other)
-
-
 def test_several_edge_types_are_refused(conversions):
     with pytest.raises(ValueError, match="one edge type, got 3"):
-        _graph.as_graph(heterograph())
+        of_dgl.of_dgl(heterograph())
 
 
 def test_views_of_one_graph_share_it(conversions):
     g = random_graph()
-    first = _graph.as_graph(g)
+    first = of_dgl.of_dgl(g)
     with g.local_scope():
-        assert _graph.as_graph(g) is first
-    assert _graph.as_graph(g.local_var()) is first and _graph.as_graph(copy.copy(g)) is first
+        assert of_dgl.of_dgl(g) is first
+    assert of_dgl.of_dgl(g.local_var()) is first and of_dgl.of_dgl(copy.copy(g)) is first
     g.ndata["x"] = torch.zeros(30, 2)
     g.create_formats_()
-    assert _graph.as_graph(g) is first and len(conversions) == 1
+    assert of_dgl.of_dgl(g) is first and len(conversions) == 1
     assert_same_edges(first, g)
 
 
@@ -106,9 +97,9 @@ def test_views_of_one_graph_share_it(conversions):
 )
 def test_changes_in_place_are_seen(change):
     g = random_graph()
-    first = _graph.as_graph(g)
+    first = of_dgl.of_dgl(g)
     change(g)
-    second = _graph.as_graph(g)
+    second = of_dgl.of_dgl(g)
     assert second is not first
     assert_same_edges(second, g)
 
@@ -135,11 +126,11 @@ def test_derived_graphs(derive, warm):
     g = random_graph(idtype=torch.int32)
     g.create_formats_()
     if warm:
-        _graph.as_graph(g)
+        of_dgl.of_dgl(g)
     derived = derive(g)
     for one in (derived, g, derived):
         reference = dgl.graph(one.formats(["coo", "csr", "csc"]).edges(order="eid"), num_nodes=30)
-        assert_same_edges(_graph.as_graph(one), reference)
+        assert_same_edges(of_dgl.of_dgl(one), reference)
 
 
 def test_the_same_arrays_the_other_way_round():
@@ -150,14 +141,14 @@ def test_the_same_arrays_the_other_way_round():
     turned = copy.copy(g)  # shares the frames
     turned._graph = g._graph.reverse()
     assert turned.formats()["created"] == ["csc"]
-    edges = _graph.as_graph(g).edge_index
-    assert torch.equal(_graph.as_graph(turned).edge_index, edges.flip(0)) and edges[1].tolist() == [1, 2, 0]
+    edges = of_dgl.of_dgl(g).edge_index
+    assert torch.equal(of_dgl.of_dgl(turned).edge_index, edges.flip(0)) and edges[1].tolist() == [1, 2, 0]
 
 
 def test_nothing_of_ours_is_pickled():
     g = random_graph()
     before = pickle.dumps(g)
-    _graph.as_graph(g)
+    of_dgl.of_dgl(g)
     assert len(pickle.dumps(g)) == len(before) and b"dfgnn" not in pickle.dumps(g)
 
 
@@ -171,10 +162,10 @@ def test_relations_are_converted_once(conversions, index_dtype, form):
     if form:
         g = g.formats([form])
         g.create_formats_()
-    graphs = {etype: _graph.as_graph(g[etype]) for etype in "xyz"}
+    graphs = {etype: of_dgl.of_dgl(g[etype]) for etype in "xyz"}
     for etype in "xyzxyz":
-        assert _graph.as_graph(g[etype]) is graphs[etype]
-        assert _graph.as_graph(g[g.to_canonical_etype(etype)]) is graphs[etype]
+        assert of_dgl.of_dgl(g[etype]) is graphs[etype]
+        assert of_dgl.of_dgl(g[g.to_canonical_etype(etype)]) is graphs[etype]
     assert len(conversions) == 3
     plain = g.formats(["coo", "csr", "csc"])
     for etype in "xyz":
@@ -183,21 +174,21 @@ def test_relations_are_converted_once(conversions, index_dtype, form):
 
 def test_relations_of_a_changed_graph():
     g = heterograph()
-    first = {etype: _graph.as_graph(g[etype]) for etype in "xyz"}
+    first = {etype: of_dgl.of_dgl(g[etype]) for etype in "xyz"}
     g.add_edges([0, 1], [2, 3], etype="x")
-    assert_same_edges(_graph.as_graph(g["x"]), g, "x")
-    assert _graph.as_graph(g["x"]) is not first["x"]
+    assert_same_edges(of_dgl.of_dgl(g["x"]), g, "x")
+    assert of_dgl.of_dgl(g["x"]) is not first["x"]
     g.add_nodes(3, ntype="a")
     for etype in "xyz":
-        assert_same_edges(_graph.as_graph(g[etype]), g, etype)
+        assert_same_edges(of_dgl.of_dgl(g[etype]), g, etype)
 
 
 def test_relations_without_edges_of_a_changed_graph():
     """Relations without edges differ only in their numbers of nodes; the cache must not mix them up."""
     g = dgl.heterograph({("a", "x", "b"): ([], [])}, num_nodes_dict={"a": 2, "b": 3})
-    assert (_graph.as_graph(g["x"]).num_src, _graph.as_graph(g["x"]).num_dst) == (2, 3)
+    assert (of_dgl.of_dgl(g["x"]).num_src, of_dgl.of_dgl(g["x"]).num_dst) == (2, 3)
     g.add_nodes(4, ntype="a")
-    assert (_graph.as_graph(g["x"]).num_src, _graph.as_graph(g["x"]).num_dst) == (6, 3)
+    assert (of_dgl.of_dgl(g["x"]).num_src, of_dgl.of_dgl(g["x"]).num_dst) == (6, 3)
 
 
 def test_relations_of_both_index_types_by_turns():
@@ -205,13 +196,13 @@ def test_relations_of_both_index_types_by_turns():
     narrow = g.int()
     for _ in range(2):
         for one in (g, narrow):
-            assert_same_edges(_graph.as_graph(one["y"]), one, "y")
+            assert_same_edges(of_dgl.of_dgl(one["y"]), one, "y")
 
 
 def test_relations_inside_a_local_scope():
     g = heterograph()
     with g.local_scope():
-        assert_same_edges(_graph.as_graph(g["y"]), g, "y")
+        assert_same_edges(of_dgl.of_dgl(g["y"]), g, "y")
 
 
 def test_hetero_graph_conv_converts_once(conversions):
@@ -235,7 +226,7 @@ def test_hetero_graph_conv_converts_once(conversions):
 @pytest.mark.parametrize("etype", [None, "y"], ids=["graph", "relation"])
 def test_a_conversion_dies_with_its_graph(etype):
     g = random_graph() if etype is None else heterograph()
-    converted = weakref.ref(_graph.as_graph(relation(g, etype)))
+    converted = weakref.ref(of_dgl.of_dgl(relation(g, etype)))
     gc.collect()
     assert converted() is not None
     del g
@@ -245,7 +236,7 @@ def test_a_conversion_dies_with_its_graph(etype):
 
 def test_a_graph_lives_on_in_its_users():
     g = random_graph()
-    graph = _graph.as_graph(g)
+    graph = of_dgl.of_dgl(g)
     edges = torch.stack(g.edges())
     del g
     gc.collect()
@@ -258,8 +249,8 @@ def test_an_entry_is_gone_before_its_address_is_given_again():
     graphs, frames = len(of_dgl._from_dgl), len(of_dgl._of_frame)  # of graphs that other tests keep
     for num_nodes in range(2, 30):
         g = dgl.graph((torch.arange(num_nodes), torch.arange(num_nodes).flip(0)))
-        assert _graph.as_graph(g).num_src == num_nodes
-        assert torch.equal(_graph.as_graph(g).edge_index, torch.stack(g.edges()))
+        assert of_dgl.of_dgl(g).num_src == num_nodes
+        assert torch.equal(of_dgl.of_dgl(g).edge_index, torch.stack(g.edges()))
         assert (len(of_dgl._from_dgl), len(of_dgl._of_frame)) == (graphs + 1, frames + 1)
         del g
         assert (len(of_dgl._from_dgl), len(of_dgl._of_frame)) == (graphs, frames)
@@ -277,7 +268,7 @@ def test_a_loop_over_sampled_blocks_does_not_leak():
         for inputs, _, blocks in loader:
             h = layers[0](blocks[0], feat[inputs]).flatten(1)
             layers[1](blocks[1], h).sum().backward()
-            converted += [weakref.ref(_graph.as_graph(block)) for block in blocks]
+            converted += [weakref.ref(of_dgl.of_dgl(block)) for block in blocks]
             sizes.append(len(of_dgl._from_dgl))
             del inputs, blocks, h
     gc.collect()
@@ -296,10 +287,10 @@ def test_threads():
             start.wait()
             for _ in range(50):
                 for etype in "xyz":
-                    assert _graph.as_graph(relations[etype]).num_edges == g.num_edges(etype)
-                    assert _graph.as_graph(g[etype]).num_edges == g.num_edges(etype)
+                    assert of_dgl.of_dgl(relations[etype]).num_edges == g.num_edges(etype)
+                    assert of_dgl.of_dgl(g[etype]).num_edges == g.num_edges(etype)
                 one = dgl.graph((torch.arange(5), torch.arange(5)))
-                assert _graph.as_graph(one).num_edges == 5
+                assert of_dgl.of_dgl(one).num_edges == 5
         except Exception as error:
             errors.append(error)
 
@@ -312,14 +303,14 @@ def test_threads():
 
 
 def _edges_in_child(g, queue):
-    queue.put(_graph.as_graph(g).edge_index.tolist())
+    queue.put(of_dgl.of_dgl(g).edge_index.tolist())
 
 
 @some(["fork"], ["fork", "spawn"], "method")
 def test_other_processes(method):
     """A forked one has the conversion already; a spawned one gets the pickled graph."""
     g = random_graph()
-    expected = _graph.as_graph(g).edge_index.tolist()
+    expected = of_dgl.of_dgl(g).edge_index.tolist()
     context = multiprocessing.get_context(method)
     queue = context.SimpleQueue()
     process = context.Process(target=_edges_in_child, args=(g, queue))

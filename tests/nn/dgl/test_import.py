@@ -4,7 +4,9 @@ import pytest
 from covering import exhaustive
 
 CODE = """
-import importlib, os, sys
+import importlib, os, sys, warnings
+# What torch >= 2.14 says of torch_geometric's own import.
+warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
 for name in [name for name in os.environ if name.startswith("DGL") or name == "XDG_CONFIG_HOME"]:
     del os.environ[name]
 if {blocked}:

@@ -9,7 +9,7 @@ from dgl_compare import dgl, dgl_graph, our_graph
 from torch import nn
 
 import dfgnn
-from dfgnn.nn import FallbackWarning, _terms
+from dfgnn.nn import FallbackWarning
 
 N = 50
 LAYERS = {
@@ -104,18 +104,6 @@ def test_what_it_does(name, change, late):
     assert len(report.replaced) == 1 and not torch.equal(actual, expected)
 
 
-def test_hooks_on_all_modules_and_folding():
-    """DGL's forward cannot take a dfgnn.Graph. With a hook on all modules dfgnn's forward runs there, and
-    calls the linear modules one by one."""
-    layer, seen = dfgnn.nn.dgl.GATConv((6, 6), 4, 2), []
-    g, (x_src, x_dst) = inputs("GATConv-pair")
-    args = our_graph(g), (x_src.float(), x_dst.float())
-    plain = layer(*args)
-    with nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(module)):
-        torch.testing.assert_close(layer(*args), plain)
-    assert layer.fc_src in seen and layer.fc_dst in seen
-
-
 @pytest.mark.parametrize("change", CHANGES)
 def test_without_a_forward_of_dgl(change):
     """With a dfgnn.Graph a change that asks for DGL's own forward raises, because that cannot take the
@@ -145,37 +133,3 @@ def test_relations_of_hgt():
     assert not torch.allclose(actual, plain)
     (kept,) = dfgnn.accelerate(layer).kept
     assert "relation_att" in kept.reason
-
-
-class Quantised(torch.Tensor):
-    """A weight that only linear knows how to use, as quantised ones are."""
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function is nn.functional.linear:
-            x, weight, *bias = args
-            return nn.functional.linear(x, weight.as_subclass(torch.Tensor), *bias)
-        if function in (torch.Tensor.unflatten, torch.einsum, torch.Tensor.split):
-            raise NotImplementedError(function)
-        return super().__torch_function__(function, types, args, kwargs or {})
-
-
-@EVERY
-def test_quantised_weights(name):
-    layer = LAYERS[name]().double()
-    expected = layer(*inputs(name))
-    for fc in layer.modules():
-        if type(fc) is nn.Linear:
-            fc.weight = nn.Parameter(fc.weight.detach().as_subclass(Quantised), requires_grad=False)
-            assert not _terms.is_plain(fc)
-    dfgnn.accelerate(layer)
-    torch.testing.assert_close(layer(*inputs(name)), expected)
-
-
-def test_methods_replaced_in_the_class(monkeypatch):
-    layer = dgl.nn.GATConv(6, 4, 2)
-    monkeypatch.setattr(dgl.nn.GATConv, "forward", lambda self, graph, feat: feat)
-    (kept,) = dfgnn.accelerate(layer).kept
-    assert kept.reason == "GATConv.forward was replaced" and layer(None, 3) == 3
-    monkeypatch.undo()
-    assert len(dfgnn.accelerate(layer).replaced) == 1

@@ -10,6 +10,8 @@ import types
 import pytest
 import torch
 from graphs import make_graph
+from side_by_side import assert_same, assert_same_distribution, matched, run
+from side_by_side import pair as pair
 from torch import Tensor
 
 import dfgnn
@@ -17,17 +19,6 @@ from dfgnn import reference
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-
-
-def pair(theirs_class, ours_class, *args, dtype=torch.float64, **kwargs):
-    """torch_geometric's layer and ours with its state_dict; biases, which start at zero, get a value."""
-    theirs = theirs_class(*args, **kwargs).to(dtype)
-    for name, parameter in theirs.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter)
-    ours = ours_class(*copy.deepcopy(args), **copy.deepcopy(kwargs)).to(dtype)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
 
 
 def features(*shape, dtype=torch.float64):
@@ -81,95 +72,11 @@ def replace_their_dropout(monkeypatch, ours, drop):
     monkeypatch.setattr(sys.modules[theirs.__module__], "F", functions)
 
 
-def assert_same_dropout_distribution(theirs, ours, x, edge_index, copies=500, draws=3000):
-    """Mean and deviation of many draws agree; ``copies`` of the graph are drawn at once."""
-    num_nodes = len(x)
-    offsets = (torch.arange(copies) * num_nodes).repeat_interleave(edge_index.shape[1])
+def assert_same_dropout_distribution(theirs, ours, x, edge_index, copies=500):
+    """Mean and deviation of many draws agree."""
+    offsets = (torch.arange(copies) * len(x)).repeat_interleave(edge_index.shape[1])
     batch = edge_index.repeat(1, copies) + offsets
-    samples = {}
-    with torch.no_grad():
-        for layer in (theirs, ours):
-            outs = [layer(x.repeat(copies, 1), batch) for _ in range(draws // copies)]
-            samples[layer] = torch.cat(outs).view(draws, num_nodes, -1)
-    deviation = samples[theirs].std(0)
-    error = (samples[theirs].mean(0) - samples[ours].mean(0)).abs() / deviation
-    assert error.max().item() < 5 * (2 / draws) ** 0.5
-    assert (samples[ours].std(0) / deviation - 1).abs().max().item() < 0.1
-
-
-def run(layer, *args, **kwargs):
-    """Forward and backward: outputs, and the gradients of parameters and floating-point inputs, by name.
-
-    Nested tuples, lists and dictionaries of tensors are taken and given. Equal seeds give equal output
-    gradients.
-    """
-    layer.zero_grad()
-    leaves = {}
-
-    def leaf(value, path):
-        if isinstance(value, (tuple, list)):
-            return type(value)(leaf(item, f"{path}[{k}]") for k, item in enumerate(value))
-        if isinstance(value, dict):
-            return {key: leaf(item, f"{path}[{key}]") for key, item in value.items()}
-        if isinstance(value, Tensor) and value.layout == torch.strided and value.is_floating_point():
-            value = leaves[path] = value.detach().clone().requires_grad_()
-        return value
-
-    result = layer(*leaf(args, "args"), **leaf(kwargs, "kwargs"))
-    outputs = {}
-    _collect(result, "out", outputs)
-    generator = torch.Generator().manual_seed(3)
-    wanted = [
-        (x, torch.randn(x.shape, generator=generator).to(x)) for x in outputs.values() if x.requires_grad
-    ]
-    torch.autograd.backward(*zip(*wanted))
-    found = {name: x.detach() for name, x in outputs.items()}
-    leaves |= dict(layer.named_parameters())
-    return found | {f"grad {name}": None if x.grad is None else x.grad.clone() for name, x in leaves.items()}
-
-
-def _collect(value, path, found):
-    if isinstance(value, (tuple, list)):
-        for k, item in enumerate(value):
-            _collect(item, f"{path}[{k}]", found)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _collect(item, f"{path}[{key}]", found)
-    elif hasattr(value, "sparse_sizes") and not isinstance(value, Tensor):  # SparseTensor
-        for name, item in zip(("row", "col", "value"), value.coo()):
-            found[f"{path}.{name}"] = item
-    elif torch_geometric.utils.is_torch_sparse_tensor(value):
-        assert value.layout != torch.sparse_csc
-        is_coo = value.layout == torch.sparse_coo
-        found[f"{path}.values"] = value.values()
-        for k, item in enumerate(value.indices() if is_coo else (value.crow_indices(), value.col_indices())):
-            found[f"{path}.index{k}"] = item
-    elif value is not None:
-        assert isinstance(value, Tensor), (path, value)
-        found[path] = value.as_tensor() if hasattr(value, "as_tensor") else value
-
-
-def assert_same(actual, expected, tolerance):
-    """Both as ``run`` gives them. Numbers agree within tolerance * max(1, largest element)."""
-    for name, got, want in _matched(actual, expected):
-        error = (got - want).abs().max().item()
-        assert error <= tolerance * max(1.0, want.abs().max().item()), (name, error)
-
-
-def _matched(actual, expected):
-    """Checks that names, shapes, dtypes and integers agree; yields (name, actual, expected) of the other
-    tensors."""
-    assert actual.keys() == expected.keys()
-    for name, want in expected.items():
-        got = actual[name]
-        if want is None or got is None:  # a gradient that does not exist is zero
-            assert all(x is None or not x.any() for x in (want, got)), name
-            continue
-        assert got.shape == want.shape and got.dtype == want.dtype, (name, got.shape, want.shape, got.dtype)
-        if not want.is_floating_point():
-            assert torch.equal(got, want), name
-        elif want.numel():
-            yield name, got, want
+    assert_same_distribution(theirs, ours, lambda layer: layer(x.repeat(copies, 1), batch), copies)
 
 
 def compare(theirs, ours, *args, our_args=None, tolerance=None, **kwargs):
@@ -188,7 +95,7 @@ def compare(theirs, ours, *args, our_args=None, tolerance=None, **kwargs):
         assert_same(actual, expected, TOLERANCE[dtype] if tolerance is None else tolerance)
         return
     exact = _run_exact(theirs, *args, **kwargs)
-    for name, got, other in _matched(actual, expected):
+    for name, got, other in matched(actual, expected):
         error, allowed = ((x - exact[name]).abs().max().item() for x in (got, other))
         assert error <= max(2 * allowed, TOLERANCE[dtype] * max(1.0, other.abs().max().item())), (
             name,
@@ -210,7 +117,7 @@ def compare_low_precision(theirs, ours, *args, autocast=False, dtype=torch.bfloa
     with torch.autocast("cpu", dtype=dtype, enabled=autocast):
         expected, actual = run(theirs, *args, **kwargs), run(ours, *args, **kwargs)
     eps = torch.finfo(dtype).eps
-    for name, got, other in _matched(actual, expected):
+    for name, got, other in matched(actual, expected):
         want = exact[name]
         size = max(want.norm().item(), want.numel() ** 0.5)
         error, theirs_error = ((x.double() - want).norm().item() / size for x in (got, other))

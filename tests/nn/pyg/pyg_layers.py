@@ -408,7 +408,7 @@ class ResGatedGraphConv(Unasked):
     )  # fmt: skip
     pairs = [(((9, 4), 5), {"aggr": "mean", "edge_dim": edge_dim}) for edge_dim in (None, 3)]
     states = [((9, 5), {}), (((9, 4), 5), {"edge_dim": 3})]
-    lazy = [((-1, 5), {})]
+    lazy = [((sizes, 5), {}) for sizes in (-1, (-1, -1))]
     low = {"default": {}, "mean": {"aggr": "mean"}}
 
 

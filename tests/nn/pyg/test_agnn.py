@@ -30,11 +30,6 @@ def test_a_row_of_zeros():
         torch.testing.assert_close(ours(x, edges()), theirs(x, edges()), rtol=1e-10, atol=1e-10)
 
 
-def test_beta_is_a_parameter_where_it_is_learnt():
-    for requires_grad in (True, False):
-        assert isinstance(AGNNConv(requires_grad).beta, torch.nn.Parameter) == requires_grad
-
-
 def test_low_precision_features_under_autocast():
     """A layer before this one gives bfloat16 under autocast; beta stays float32, and so is the result."""
     args = torch.randn(N, 9).bfloat16(), edges()

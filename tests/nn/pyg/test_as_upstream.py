@@ -6,13 +6,10 @@ import functools
 
 import pytest
 import torch
-from covering import some
-from every_layer import ATTR, EDGES, KINDS, TYPES, X, floats
+from every_layer import ATTR, EDGES, LAYERS, VARIANTS, Layer, X, attributed, floats, library, names
 from pyg_compare import torch_geometric
-from torch_geometric.nn.models.attentive_fp import GATEConv
 
 import dfgnn
-from dfgnn.nn import pyg
 
 PyG = torch_geometric.nn
 FALLS_BACK = pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
@@ -78,58 +75,32 @@ def test_training_with_a_type_that_some_batches_lack():
 
 # ---- attributes of edges that are integers, booleans or of another precision ------------------------------
 
-# Name -> (the layer, its arguments from features and attributes).
+# The layers of every_layer.py that take attributes, and more of their options.
+TAKE = "attributes", "GATConv pair", "wide", "GENConv", "GeneralConv", "GATEConv", "RGATConv", "HEATConv"
 WITH_ATTRIBUTES = {
-    "GATConv": (lambda: PyG.GATConv(8, 4, 2, edge_dim=3), lambda x, a: (x, EDGES, a)),
-    "GATConv, sum": (lambda: PyG.GATConv(8, 4, 2, edge_dim=3, fill_value="add"), lambda x, a: (x, EDGES, a)),
-    "GATConv, number": (
-        lambda: PyG.GATConv(8, 4, 2, edge_dim=3, fill_value=0.5),
-        lambda x, a: (x, EDGES, a),
+    **{name: LAYERS[name] for name in names("pyg", without=["products"]) if any(x in name for x in TAKE)},
+    **{name: case for name, case in VARIANTS.items() if name.split(",")[0][4:] in ("GATConv", "FAConv")},
+    "GATConv, one": Layer(lambda l: l.GATConv(8, 4, 2, edge_dim=1), lambda x, e, a: (x, e, a[:, 0])),
+    "GATConv, ignored": Layer(lambda l: l.GATConv(8, 4, 2), attributed),
+    "GATv2Conv, asked": Layer(lambda l: l.GATv2Conv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, a, True)),
+    "TransformerConv, added": Layer(
+        lambda l: l.TransformerConv(8, 4, 2), lambda x, e, a: (x, e, a[:, :1, None], True)
     ),
-    "GATConv, no loops": (
-        lambda: PyG.GATConv(8, 4, 2, edge_dim=3, add_self_loops=False),
-        lambda x, a: (x, EDGES, a),
-    ),
-    "GATConv, one": (lambda: PyG.GATConv(8, 4, 2, edge_dim=1), lambda x, a: (x, EDGES, a[:, 0])),
-    "GATConv, ignored": (lambda: PyG.GATConv(8, 4, 2), lambda x, a: (x, EDGES, a)),
-    "GATv2Conv": (lambda: PyG.GATv2Conv(8, 4, 2, edge_dim=3), lambda x, a: (x, EDGES, a, True)),
-    "TransformerConv": (lambda: PyG.TransformerConv(8, 4, 2, edge_dim=3), lambda x, a: (x, EDGES, a)),
-    "TransformerConv, added": (
-        lambda: PyG.TransformerConv(8, 4, 2),
-        lambda x, a: (x, EDGES, a[:, :1, None], True),
-    ),
-    "GENConv": (lambda: PyG.GENConv(8, 4, edge_dim=3), lambda x, a: (x, EDGES, a)),
-    "GENConv, added": (lambda: PyG.GENConv(3, 3), lambda x, a: (x[:, :3], EDGES, a)),
-    "GeneralConv": (
-        lambda: PyG.GeneralConv(8, 4, 3, heads=2, attention=True),
-        lambda x, a: (x, EDGES, a),
-    ),
-    "GATEConv": (lambda: GATEConv(8, 8, 3), lambda x, a: (x, EDGES, a)),
-    "ResGatedGraphConv": (
-        lambda: PyG.ResGatedGraphConv((8, 8), 4, edge_dim=3),
-        lambda x, a: ((x, x.sin()), EDGES, a),
-    ),
-    "RGATConv": (lambda: PyG.RGATConv(8, 4, 2, edge_dim=3), lambda x, a: (x, EDGES, TYPES, a)),
-    "HEATConv": (
-        lambda: PyG.HEATConv(8, 4, 2, 3, 2, 3, 3, heads=2),
-        lambda x, a: (x, EDGES, KINDS, TYPES, a),
-    ),
-    "FAConv": (lambda: PyG.FAConv(8, normalize=False), lambda x, a: (x, x, EDGES, a[:, 0])),
-    "GPSConv": (
-        lambda: PyG.GPSConv(8, PyG.ResGatedGraphConv(8, 8, edge_dim=3), norm=None),
-        lambda x, a: (x, EDGES, None, a),
+    "GENConv, added": Layer(lambda l: l.GENConv(3, 3), lambda x, e, a: (x[:, :3], e, a)),
+    "GPSConv": Layer(
+        lambda l: l.GPSConv(8, l.ResGatedGraphConv(8, 8, edge_dim=3), norm=None),
+        lambda x, e, a: (x, e, None, a),
     ),
 }
 DTYPES = torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float16
 
 
 def outcome(layer, name, x, attr):
-    call = WITH_ATTRIBUTES[name][1]
+    given = WITH_ATTRIBUTES[name].arguments(x, EDGES, attr)
     try:
-        found = layer(x, EDGES, edge_attr=attr) if name == "GPSConv" else layer(*call(x, attr))
+        return floats(layer(*given[:3], edge_attr=attr) if name == "GPSConv" else layer(*given))
     except (RuntimeError, TypeError, ValueError) as error:
         return error
-    return floats(found)
 
 
 @pytest.mark.parametrize("name", WITH_ATTRIBUTES)
@@ -137,7 +108,7 @@ def outcome(layer, name, x, attr):
 def test_attributes_of_other_dtypes(name):
     """Where torch_geometric's layer takes them, ours gives the same; where it raises, ours names them."""
     for dtype in (torch.float64, torch.float32):
-        theirs, ours = pair_of(WITH_ATTRIBUTES[name][0], dtype)
+        theirs, ours = pair_of(lambda: WITH_ATTRIBUTES[name].make(library("torch_geometric")), dtype)
         for attr in (ATTR.mul(2).abs().to(kind) for kind in DTYPES):
             want, got = (outcome(layer.eval(), name, X.to(dtype), attr) for layer in (theirs, ours))
             if isinstance(want, Exception):
@@ -159,60 +130,5 @@ def test_wide_attributes_under_autocast():
 # ---- lazy layers, compiled before they have parameters ----------------------------------------------------
 
 
-def plain(x):
-    return x, EDGES
-
-
-def ends(x):
-    return (x, x.sin()), EDGES
-
-
 def attributes(x):
     return x, EDGES, ATTR.to(x)
-
-
-def end_attributes(x):
-    return (x, x.sin()), EDGES, ATTR.to(x)
-
-
-LAZY = {
-    "GATConv": (lambda: pyg.GATConv(-1, 4, 2), plain),
-    "GATConv pair, residual": (lambda: pyg.GATConv((-1, -1), 4, 2, residual=True), ends),
-    "GATConv edges": (lambda: pyg.GATConv(8, 4, 2, edge_dim=-1), attributes),
-    "GATv2Conv": (lambda: pyg.GATv2Conv(-1, 4, 2), plain),
-    "GATv2Conv pair": (lambda: pyg.GATv2Conv((-1, 8), 4, 2), ends),
-    "GATv2Conv shared": (lambda: pyg.GATv2Conv(-1, 4, 2, share_weights=True, residual=True), plain),
-    "GATv2Conv edges": (lambda: pyg.GATv2Conv((-1, -1), 4, 2, edge_dim=3), end_attributes),
-    "TransformerConv": (lambda: pyg.TransformerConv(-1, 4, 2), plain),
-    "TransformerConv pair": (lambda: pyg.TransformerConv((8, -1), 4, 2), ends),
-    "TransformerConv edges": (lambda: pyg.TransformerConv(-1, 4, 2, edge_dim=3), attributes),
-    "TransformerConv lazy edges": (lambda: pyg.TransformerConv(8, 4, 2, edge_dim=-1), attributes),
-    "SuperGATConv": (lambda: pyg.SuperGATConv(-1, 4, 2).eval(), plain),
-    "GENConv": (lambda: pyg.GENConv(-1, 4, edge_dim=-1), attributes),
-    "GeneralConv": (lambda: pyg.GeneralConv((-1, -1), 4, 3, attention=True), end_attributes),
-    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv((-1, -1), 4), ends),
-}
-
-
-@some(["GATConv edges", "GATv2Conv", "GATv2Conv edges", "TransformerConv", "TransformerConv edges"], LAZY)
-@FALLS_BACK
-def test_lazy_layers_compiled_before_their_first_call(name):
-    make, arguments = LAZY[name]
-    layers, found = [], []
-    for compiled in (False, True):
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        layer = make()
-        run = torch.compile(layer, backend="eager") if compiled else super_forward(layer)
-        torch.manual_seed(1)  # from which the parameters are drawn
-        found.append([run(*arguments(X.float())) for _ in range(2)])
-        layers.append(layer)
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
-    for ours, theirs in zip(layers[1].parameters(), layers[0].parameters()):
-        assert torch.equal(ours, theirs)
-
-
-def super_forward(layer):
-    """torch_geometric's forward of the layer, eager."""
-    cls = next(c for c in type(layer).__mro__ if c.__module__.startswith("torch_geometric."))
-    return lambda *args: cls.forward(layer, *args)

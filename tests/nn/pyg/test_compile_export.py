@@ -95,15 +95,6 @@ def test_training_without_a_break(name, device):
     assert backend.frame_count <= 2
 
 
-@some([False], [False, True], "dynamic")
-def test_sizes_that_are_said_to_change_or_not(dynamic, device):
-    layer = make("gatv2", device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for seed in range(2):
-        inputs = batch("gatv2", seed, device)
-        torch.testing.assert_close(step(compiled, layer, inputs), step(layer, layer, inputs))
-
-
 def test_inductor(device):
     """A layer with loops and edge attributes in training, and not a warning."""
     model = GATConv(9, 4, heads=3, edge_dim=5).to(device)
@@ -123,17 +114,6 @@ def test_a_layer_that_samples_breaks_and_goes_on(device):
     torch.testing.assert_close(compiled(x, edge_index), layer(x, edge_index))
     compiled(x, edge_index)
     layer.get_attention_loss().backward()
-
-
-@some(["gat_edges"], ["gat_edges", "transformer_edges", "rgat"])
-def test_fifty_batches(name):
-    layer = make(name)
-    backend = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(layer, fullgraph=True, backend=backend)
-    for seed in range(50):
-        inputs = batch(name, seed)
-        torch.testing.assert_close(compiled(*inputs), layer(*inputs), rtol=1e-4, atol=1e-5)
-    assert backend.frame_count <= 3  # two recompilations
 
 
 def hetero(seed, device="cpu"):
@@ -171,17 +151,6 @@ def test_types_out_of_range_are_refused():
     compiled(x, edge_index, edge_type)
     with pytest.raises(ValueError, match="expected values in"):
         compiled(x, edge_index, torch.full_like(edge_type, 4))
-
-
-def test_dropout(device):
-    layer = GATConv(9, 4, heads=3, dropout=0.5).to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    inputs = batch("gat", 0, device)
-    results = []
-    for run in (compiled, layer):
-        torch.manual_seed(7)
-        results.append(step(run, layer, inputs))
-    torch.testing.assert_close(*results)
 
 
 def test_attention_is_returned_and_differentiable(device):
@@ -293,17 +262,6 @@ def test_sparse_tensors_break_and_go_on(form, device):
             out = run(leaf, edges)
             found.append([out, *torch.autograd.grad(out.sin().sum(), [leaf, *layer.parameters()])])
         torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("form", ["coo", "csr"])
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_sparse_tensors_without_a_break_are_torchs_to_refuse(form):
-    layer = make("transformer")
-    x, edge_index = batch("transformer", 0)
-    edges = torch.sparse_coo_tensor(edge_index, torch.ones(edge_index.shape[1]), (len(x), len(x))).coalesce()
-    edges = edges if form == "coo" else edges.to_sparse_csr()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="sparse Tensor"):
-        torch.compile(layer, fullgraph=True, backend="aot_eager")(x, edges)
 
 
 # ---- torch.export ----------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def drawn(subject, args, options):
 
 def assert_same_state(theirs, ours):
     assert repr(ours) == repr(theirs) and isinstance(ours, type(theirs))
-    assert theirs.__dict__.keys() == ours.__dict__.keys() - {"_dfgnn_prepared"}
+    assert theirs.__dict__.keys() == ours.__dict__.keys() - {"_dfgnn_prepared", "_is_torch_compile"}
     expected, actual = theirs.state_dict(), ours.state_dict()
     assert expected.keys() == actual.keys()
     # torch_geometric leaves the parameter l2 of RGATConv uninitialised.
@@ -135,16 +135,23 @@ def test_state_and_initialisation(subject, item):
     assert_same_state(theirs, ours)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
 @each(numbered("lazy"), lambda subject: subject.lazy)
-def test_lazy(subject, item):
+def test_lazy(subject, item, compiled):
+    """compiled: the first call, which initialises parameters, is that of torch.compile."""
     args, options = item
     theirs, ours = drawn(subject, args, options)
     options = {name: 3 if name == "edge_dim" else value for name, value in options.items()}
     in_channels = args[0] if subject.name == "HGTConv" else 9
     inputs = subject.inputs(dtype=torch.float32, in_channels=in_channels, **options)
     for layer in (theirs, ours):
-        torch.manual_seed(6)  # the first call of a lazy layer initialises parameters
-        layer(*inputs)
+        torch.manual_seed(6)
+        if compiled and layer is ours:
+            torch._dynamo.reset()
+            torch.compile(layer, backend="eager")(*inputs)
+        else:
+            layer(*inputs)
     assert_same_state(theirs, ours)
     subject.check((theirs, ours), inputs)
 

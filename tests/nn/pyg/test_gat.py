@@ -98,30 +98,15 @@ def test_attention_is_returned_with_edges_as_they_were_given():
         assert matrix.shape == (N, N, 2) and torch.equal(matrix.values(), alpha)
 
 
-def test_attention_is_returned_for_truth():
-    _, ours = pair(PyGConv, GATConv, 9, 5, 2)
-    x = torch.randn(N, 9, dtype=torch.float64)
-    assert isinstance(ours(x, edges(), return_attention_weights=False), torch.Tensor)
-    _, (edge_index, alpha) = ours(x, edges(), return_attention_weights=1)
-    assert torch.equal(edge_index[:, -N:], torch.arange(N).repeat(2, 1)) and alpha.shape == (
-        edge_index.shape[1],
-        2,
-    )
-
-
-def test_attention_is_returned_after_dropout():
-    layer = GATConv(9, 5, 4, dropout=0.5)
-    _, (_, attention) = layer(torch.randn(N, 9), edges(), return_attention_weights=True)
-    assert 0.4 < (attention == 0).float().mean().item() < 0.6
-
-
 def test_no_projection_of_destinations_where_it_is_not_needed():
     layer = GATConv((9, 6), 5, 2)
     assert run(layer, (torch.randn(30, 9), torch.randn(80, 6)), edges("fewer_sources"))[
         "grad lin_dst.weight"
     ].any()
+    pair = torch.randn(30, 9), torch.randn(80, 6)
+    assert layer(pair, edges("fewer_sources")).grad_fn.name() == "LayerBackward"
     with torch.profiler.profile(record_shapes=True) as seen:
-        layer((torch.randn(30, 9), torch.randn(80, 6)), edges("fewer_sources"))
+        layer(pair, edges("fewer_sources"), return_attention_weights=True)
     shapes = [event.input_shapes[:2] for event in seen.events() if event.name == "aten::linear"]
     assert [[30, 9], [10, 9]] in shapes and [[80, 6], [10, 6]] not in shapes
 

@@ -151,10 +151,3 @@ def test_blocks_are_kept():
         blocks_of(x, batch.flip(0))
     with pytest.raises(ValueError, match=r"batch: expected shape \[13\]"):
         blocks_of(x, batch[1:])
-
-
-def test_patch():
-    with dfgnn.patch("pyg"):
-        from torch_geometric.nn import GPSConv
-
-        assert GPSConv is pyg.GPSConv

@@ -196,15 +196,6 @@ def test_a_modification_in_place_gives_a_new_graph(dtype, self_loops):
     assert graph_of(edge_index, 60, 60, self_loops)[0] is new
 
 
-def test_other_contents_of_the_same_tensor_object():
-    edge_index = edges()
-    first, _ = graph_of(edge_index, 50, 50)
-    edge_index.set_(edges("complete"))
-    assert graph_of(edge_index, 50, 50)[0].num_edges == 576 != first.num_edges
-    edge_index.resize_(2, 100)
-    assert graph_of(edge_index, 50, 50)[0].num_edges == 100
-
-
 def test_a_modified_edge_index_class_and_its_copies():
     edge_index = torch_geometric.EdgeIndex(edges())
     graph, _ = graph_of(edge_index, 50, 50)

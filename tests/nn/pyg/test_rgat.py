@@ -44,17 +44,6 @@ def test_types_of_a_sparse_adjacency(kind, layout):
         )  # fmt: skip
 
 
-def test_values_of_a_sparse_adjacency_are_read_again():
-    edge_index = torch.unique(edges(), dim=1)
-    theirs, ours = pair(6, 5, R)
-    x = torch.randn(N, 6, dtype=torch.float64)
-    adjacency = sparse_forms(edge_index, N, N, types(edge_index.shape[1]))["coo"]
-    before = ours(x, adjacency)
-    adjacency.values().fill_(2)
-    compare(theirs, ours, x, adjacency, adjacency.values(), our_args=(x, adjacency))
-    assert not torch.allclose(ours(x, adjacency), before)
-
-
 @KIND
 def test_forms_of_edge_attr(kind):
     x = torch.randn(N, 6, dtype=torch.float64)

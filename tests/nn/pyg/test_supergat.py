@@ -82,14 +82,6 @@ def test_samples_of_a_sparse_adjacency(attention_type, add_self_loops, layout):
     assert_same(*found, 1e-10)
 
 
-@TYPES
-@pytest.mark.parametrize("num_nodes", [0, 4])
-def test_samples_of_no_edges(attention_type, num_nodes):
-    ours = SuperGATConv(9, 5, 2, attention_type=attention_type)
-    ours(torch.randn(num_nodes, 9), torch.zeros(2, 0, dtype=torch.long))
-    assert ours.att_x.shape == (len(ours.att_y), 2)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
