@@ -145,11 +145,6 @@ def inductor_cuts_cuda_graphs() -> bool:
     return inductor_uses_cuda_graphs() and getattr(inductor, "graph_partition", False)
 
 
-def can_override_kernels() -> bool:
-    """Whether PyTorch hands out the kernel that an overriding one can call (since 2.9)."""
-    return hasattr(torch.library, "get_kernel")
-
-
 def storage_of(x: Any) -> Any:
     """What is equal for tensors that share memory, also for tensors without values; None for layouts without
     one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""

@@ -19,6 +19,7 @@ import dfgnn
 from dfgnn.compiling.backend import listeners
 from dfgnn.compiling.rewrite import rewritten
 from dfgnn.graph import in_cuda_graphs
+from dfgnn.run.gains import CAPTURE, COMPILE, Gains, lines
 
 ROOT = Path(__file__).parents[2]
 CASES = {case.name: case for case in cases()}
@@ -139,8 +140,7 @@ def test_it_has_a_name():
 
 def test_options_and_a_mode():
     with pytest.raises(
-        ValueError,
-        match="dfgnn.compile: options: expected none but dfgnn.min_elements with a mode.*, got x",
+        ValueError, match="dfgnn.compile: options: expected none but dfgnn.min_elements with a mode.*, got x"
     ):
         dfgnn.compile(torch.sin, mode="default", options={"x": 1})
 
@@ -372,6 +372,31 @@ for _ in range(4):
 """
 
 
+@pytest.mark.gpu
+def test_run_measures_what_capturing_would_gain(gpu):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = GATConv(8, 4)
+
+        def forward(self, x, edge_index):
+            return self.conv(x, edge_index).relu()
+
+    model = Net().to(gpu)
+    x, edge_index = torch.randn(50, 8, device=gpu), torch.randint(50, (2, 200), device=gpu)
+    dfgnn.accelerate(model)
+    gains = Gains().install()
+    try:
+        for _ in range(4):
+            model(x, edge_index).sum().backward()
+    finally:
+        gains.remove()
+    (row,) = gains.rows()
+    assert row["class"].endswith("Net") and set(row["lines"]) == {COMPILE, CAPTURE}
+    assert all(isinstance(took, float) for took in row["lines"].values()), row
+    assert len(lines([row])) == 2
+
+
 @pytest.mark.slow
 def test_run_measures_what_compiling_would_gain(tmp_path):
     """In a class's third call; the script's numbers are those that it has without."""
@@ -384,6 +409,8 @@ def test_run_measures_what_compiling_would_gain(tmp_path):
         printed.append(done.stdout)
     assert printed[0] == printed[1]
     (row,) = json.loads((tmp_path / "report.json").read_text())["gains"]
-    assert row["class"] == "__main__.Mine" and row["calls"] == 4
-    assert row["milliseconds"] > 0 and row["compiled"] > 0
-    assert f"__main__.Mine: {row['milliseconds']:.2f} ms, compiled {row['compiled']:.2f}" in done.stderr
+    assert row["class"] == "__main__.Mine" and row["calls"] == 3
+    ((line, took),) = row["lines"].items()
+    assert line == "dfgnn.compile(model)" and row["milliseconds"] > 0 and took > 0
+    assert f"a call of __main__.Mine, forward and backward, takes {row['milliseconds']:.2f} ms" in done.stderr
+    assert f"    {line}: {took:.2f} ms, " in done.stderr
