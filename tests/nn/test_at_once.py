@@ -5,7 +5,6 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from covering import covered
 from graphs import make_graph
 from torch import nn
@@ -15,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dfgnn import nn as layers
 from dfgnn.engine.autograd import Layer
 from dfgnn.nn import fused as _fused
-from dfgnn.nn.whole import padding as _padding
+from dfgnn.nn.whole import gated as _gated
 from dfgnn.nn.whole.spec import LayerSpec
 from dfgnn.runtime.arguments import LayerTensors as _LayerTensors
 
@@ -240,30 +239,26 @@ def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, compute_as, 
 
 
 @pytest.mark.gpu
-def test_padding_first_used_in_a_cuda_graph():
-    """A constant of padding that is made while a CUDA graph is captured gets its value only at a replay: it
-    must not be cached for other calls."""
-    _padding._constants.clear()
-    x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
+def test_a_constant_first_used_in_a_cuda_graph():
+    """It gets its value only at a replay: it must not be cached for other calls."""
+    _gated._constants.clear()
+    like, stream = (torch.float32, torch.device("cuda")), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        inside = _padding.extended(x, 1, 1)
-    assert not _padding._constants
-    expected = F.pad(x, (0, 1))
-    assert torch.equal(_padding.extended(x, 1, 1), expected)
+        inside = _gated.constant(1, *like)
+    assert not _gated._constants
+    assert _gated.constant(1, *like) == 1
     graph.replay()
-    assert torch.equal(inside, expected) and _padding._constants
+    assert inside == 1 and _gated._constants
 
 
-def test_padding_within_inference_mode_serves_training():
-    _padding._constants.clear()
-    x = torch.randn(5, 7, requires_grad=True)
+def test_a_constant_made_within_inference_mode_serves_training():
+    _gated._constants.clear()
+    x, like = torch.randn(5, requires_grad=True), (torch.float32, torch.device("cpu"))
     with torch.inference_mode():
-        _padding.extended(x, 1, 1)
-    found = _padding.extended(x, 1, 1)
-    assert torch.equal(found, F.pad(x, (0, 1)))
-    (grad,) = torch.autograd.grad((found * found).sum(), x)
-    assert torch.equal(grad, 2 * x)
+        _gated.constant(2, *like)
+    (grad,) = torch.autograd.grad((_gated.constant(2, *like) * x).sum(), x)
+    assert torch.equal(grad, torch.full((5,), 2.0))
 
 
 def calls(device, shape=(2, 4), dtype=torch.float64, dropout_p=0.0):
