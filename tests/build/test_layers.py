@@ -141,8 +141,8 @@ def test_private_names_of_torch_are_in_one_file():
 
 
 def test_every_fault_can_be_made(monkeypatch):
-    """Each fault of scripts/mutants.txt finds the lines that it replaces exactly once in its file. Those of C++
-    are all in one library, where the switch MUTATED turns one of them on."""
+    """Each fault of scripts/mutants.txt finds the lines that it replaces exactly once in its file. Those of
+    C++ are all in one library, where the switch MUTATED turns one of them on."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import mutants
 
