@@ -55,7 +55,7 @@ UPSTREAM = ("eager", "inductor", "reduce-overhead")
 WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
 #: How far the times of the first way may differ, before and after those of the others; pairs of turns.
-AGREE, ATTEMPTS = 0.05, 3
+AGREE, ATTEMPTS = 0.05, 5
 _PRODUCTS = re.compile(r"gemm|cutlass|nvjet|xmma|splitK|cublas", re.IGNORECASE)
 
 
