@@ -2,13 +2,13 @@
 
     python benchmarks/own_attention.py
     python benchmarks/own_attention.py --device cuda --modes default,reduce-overhead --scale 8
-    python benchmarks/own_attention.py --cases weather,mlp --repeats 20
+    python benchmarks/own_attention.py --device cuda --cases gat --edges 8192,65536,524288
 
 A step is forward and backward of a model of two layers: "eager", "inductor" (``torch.compile``) and "dfgnn"
 (``dfgnn.compile``) one after the other in one process, the latter two in each of --modes. Printed are the
 least time of a step (on a CPU processor time of one thread, on a GPU from idle to idle), the seconds of
-the first step, which compiles, the memory that a step adds on a GPU, and the largest difference of gradients
-from the eager ones, relative to the largest gradient. The cases:
+the first step, which compiles, on a GPU the memory that a step adds, its kernels and their time, and the
+largest difference of gradients from the eager ones, relative to the largest gradient. The cases:
 
 weather   a mesh: dot products with a projected edge in key and value, 16 heads of 16
 motion    the same with two different projections of 128 attributes, 8 heads of 16
@@ -16,6 +16,7 @@ exp       exponentials of clamped scores, divided after the sum (Exphormer, DGL'
 mlp       scores and values by MLPs at edges, 16 heads of 8
 gat       GAT on a wide graph, 4 heads of 32
 gatv2     GATv2 likewise
+hgn       GAT whose weights are mixed with others, as in Simple-HGN, 8 heads of 64
 """
 
 import argparse
@@ -85,10 +86,13 @@ class Layer(nn.Module):
             score = self.score(torch.cat([gathered(x, dst), gathered(x, src), attr], 1))
             value = self.value(torch.cat([gathered(x, src), attr], 1)).view(-1, self.heads, self.dim)
             out = summed(value * softmax(score, dst, count).unsqueeze(-1), dst, count)
-        elif self.kind == "gat":
+        elif self.kind in ("gat", "hgn"):
             of_src, of_dst = ((v * vector).sum(-1) for vector in self.vector)
             score = F.leaky_relu(gathered(of_src, src) + gathered(of_dst, dst), 0.2)
-            out = summed(gathered(v, src) * softmax(score, dst, count).unsqueeze(-1), dst, count)
+            weight = softmax(score, dst, count)
+            if self.kind == "hgn":
+                weight = 0.95 * weight + 0.05 * attr
+            out = summed(gathered(v, src) * weight.unsqueeze(-1), dst, count)
         else:
             score = (F.leaky_relu(gathered(v, src) + gathered(q, dst), 0.2) * self.vector[0]).sum(-1)
             out = summed(gathered(v, src) * softmax(score, dst, count).unsqueeze(-1), dst, count)
@@ -103,6 +107,7 @@ CASES = {
     "mlp": (400, 12800, 16, 8, 84),
     "gat": (13752, 491722, 4, 32, 1),
     "gatv2": (13752, 491722, 4, 32, 1),
+    "hgn": (21420, 108062, 8, 64, 8),
 }
 
 
@@ -117,18 +122,29 @@ class Model(nn.Module):
         return x.square().mean()
 
 
-def contestants(model: Model, modes: list[str]) -> dict[str, Callable]:
+def contestants(model: Model, modes: list[str], options: dict | None) -> dict[str, Callable]:
     made: dict[str, Callable] = {"eager": model}
     for mode in modes:
         given = None if mode == "default" else mode
         made[f"inductor, {mode}"] = torch.compile(model, mode=given)
-        made[f"dfgnn, {mode}"] = dfgnn.compile(model, mode=given)
+        made[f"dfgnn, {mode}"] = dfgnn.compile(model, mode=given, options=options)
     return made
 
 
-def measure(case: str, args: argparse.Namespace) -> None:
-    nodes, edges, heads, dim, attributes = CASES[case]
-    nodes, edges, cuda = nodes * args.scale, edges * args.scale, args.device.startswith("cuda")
+def kernels(run: Callable) -> str:
+    """How many kernels a call launches, and their time."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        run()
+    found = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return f"{len(found):4} kernels {sum(event.self_device_time_total for event in found) / 1e3:7.2f} ms"
+
+
+def measure(case: str, edges: int, args: argparse.Namespace) -> None:
+    """edges: 0: the case's number."""
+    nodes, given, heads, dim, attributes = CASES[case]
+    nodes, edges = (nodes * edges // given, edges) if edges else (nodes * args.scale, given * args.scale)
+    cuda = args.device.startswith("cuda")
     torch.manual_seed(0)
     model = Model(case, heads, dim, attributes).to(args.device)
     x = torch.randn(nodes, heads * dim, device=args.device)
@@ -142,7 +158,8 @@ def measure(case: str, args: argparse.Namespace) -> None:
             torch.cuda.synchronize()
         return [p.grad for p in model.parameters() if p.grad is not None]
 
-    runs, first, least, memory, differs, exact = contestants(model, args.modes), {}, {}, {}, {}, []
+    runs, first, least, memory, differs = contestants(model, args.modes, args.options), {}, {}, {}, {}
+    launched, exact = {}, list[Tensor]()
     for name, run in list(runs.items()):
         torch._dynamo.reset()
         begin = time.perf_counter()
@@ -168,11 +185,13 @@ def measure(case: str, args: argparse.Namespace) -> None:
             if cuda:
                 memory[name] = torch.cuda.max_memory_allocated() - before
         least[name] = min(times)
+        launched[name] = kernels(lambda run=run: step(run)) if cuda else ""
         gc.collect()
     for name in runs:
         size = f"{memory[name] / 2**20:9.0f} MiB" if name in memory else ""
         print(
-            f"{case:8} {name:26} {1e3 * least[name]:9.2f} ms  first {first[name]:6.1f} s {size}  "
+            f"{case:8} {edges:8} {name:26} {1e3 * least[name]:9.2f} ms  first {first[name]:6.1f} s {size}  "
+            f"{launched[name]}  "
             f"differs {differs[name]:.1e}",
             flush=True,
         )
@@ -193,6 +212,14 @@ def main(argv: list[str] | None = None) -> None:
         "--modes", type=lambda text: text.split(","), default=["default"], help="Inductor's modes"
     )
     parser.add_argument("--scale", type=programs.integer(1), default=1, help="multiplies nodes and edges")
+    parser.add_argument(
+        "--edges", type=lambda text: [int(x) for x in text.split(",")], default=[0],
+        help="numbers of edges in place of the cases', with nodes in proportion",
+    )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_const", const={"dfgnn.min_elements": 0}, dest="options",
+        help="rewrite attention of any size",
+    )  # fmt: skip
     parser.add_argument("--repeats", type=programs.integer(1), default=10, help="steps that are timed")
     parser.add_argument("--warmup", type=programs.integer(0), default=3, help="steps before them")
     args = parser.parse_args(argv)
@@ -203,7 +230,8 @@ def main(argv: list[str] | None = None) -> None:
     listeners.append(told)
     try:
         for case in args.cases:
-            measure(case, args)
+            for edges in args.edges:
+                measure(case, edges, args)
     finally:
         listeners.remove(told)
 

@@ -171,11 +171,17 @@ def turns(sides: dict[str, Side], epoch: int, args: argparse.Namespace) -> dict[
     return steps
 
 
+def commit_of(checkout: Path) -> str:
+    """The commit of a checkout, or the one that the file .commit names where there is no history."""
+    named = checkout / ".commit"
+    if named.exists():
+        return named.read_text().strip()
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def measure(case: repositories.Repository, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     checkout = folder / case.folder
-    commit = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     with tempfile.TemporaryDirectory() as temporary:
         into = Path(temporary)
         theirs, ours = into / "theirs", into / "ours"
@@ -200,7 +206,7 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
         return {
             "case": case.case,
             "repository": case.source,
-            "commit": commit,
+            "commit": commit_of(checkout),
             "what": case.what,
             "options": list(case.options),
             "lines": sum(len(change.new.splitlines()) or 1 for change in case.lines),

@@ -11,8 +11,8 @@ compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-ov
 
 A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once. While steps
 of one are timed, in turns, all processes of the others are stopped (SIGSTOP), so that nothing else runs on
-the machine or its GPU. The first way is timed once more at the end: where its two times differ by more than
-a twentieth, all are timed again, and a row whose times never agreed says by how much (`disagreement`).
+the machine or its GPU. Where the first way's times before and after those of the others differ by more than a
+twentieth, more turns are taken; a row whose times never agreed says by how much (`disagreement`).
 
 Written per case and size, in float32 and with ``--bfloat16`` under bfloat16's autocast: the first losses;
 milliseconds of each step; how much memory a step takes beyond what was allocated before it; and of the
@@ -54,8 +54,8 @@ import users
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
 WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
-#: How far two times of the same way may differ, before and after those of the others.
-AGREE, ATTEMPTS = 0.05, 3
+#: How far the times of the first way may differ, before and after those of the others; pairs of turns.
+AGREE, ATTEMPTS = 0.05, 5
 _PRODUCTS = re.compile(r"gemm|cutlass|nvjet|xmma|splitK|cublas", re.IGNORECASE)
 
 
@@ -382,8 +382,9 @@ class Driver:
             ways = {way: self.started(command, into / f"{way}.log") for way, command in commands.items()}
             row = {
                 "case": case.case, "repository": case.source,
-                "commit": commit_of(self.args.folder / case.folder), "what": case.what, "scale": case.large,
-                "lines": len(lines_of(case)), "tolerance": case.tolerance, "configurations": {},
+                "commit": users.commit_of(self.args.folder / case.folder), "what": case.what,
+                "scale": case.large, "lines": len(lines_of(case)), "tolerance": case.tolerance,
+                "configurations": {},
             }  # fmt: skip
             self.rows.append(row)
             try:
@@ -447,23 +448,19 @@ class Driver:
                 if found[name].get("memory_ran_out"):  # beside other cases: once more alone
                     found[name] = asked(name, do="prepare", size=size, dtype=dtype)
             timed = [name for name in alive if "failed" not in found[name]]
-            least = 1.0
-            for _ in range(ATTEMPTS):
-                rounds = [*(timed * self.args.rounds), *timed[:1]]
-                took: dict[str, list[list[float]]] = {name: [] for name in timed}
-                for name in rounds:
+            disagreement = 1.0
+            for k in range(2 * ATTEMPTS):
+                for name in timed:
                     if "failed" not in found[name]:
                         got = asked(name, do="time", seconds=self.args.block)
-                        took[name].append(got.pop("ms", []))
+                        found[name].setdefault("blocks", []).append(got.pop("ms", []))
                         found[name].update(got)
-                ends = [min(took[timed[0]][k], default=1.0) for k in (0, -1)] if timed else [1.0, 1.0]
-                disagreement = abs(ends[0] - ends[1]) / min(ends)
-                if disagreement < least:
-                    least = disagreement
-                    for name in timed:
-                        found[name]["ms"] = [*itertools.chain.from_iterable(took[name])]
-                if least <= AGREE or time.monotonic() > self.end:
+                if k % 2 and timed:
+                    disagreement = of_halves(found[timed[0]]["blocks"])
+                if k % 2 and (disagreement <= AGREE or time.monotonic() > self.end):
                     break
+            for name in timed:
+                found[name]["ms"] = [*itertools.chain.from_iterable(found[name].pop("blocks"))]
             timed = [name for name in timed if "failed" not in found[name] and found[name].get("ms")]
             ours = [name for name in timed if name not in UPSTREAM]
             fastest = min(ours, key=lambda name: min(found[name]["ms"]), default=None)
@@ -471,7 +468,7 @@ class Driver:
                 found[name].update(asked(name, do="memory"))
                 if name in ("eager", "run", fastest):
                     found[name].update(asked(name, do="record"))
-        return {"ways": found, "disagreement": round(least, 4)}
+        return {"ways": found, "disagreement": round(disagreement, 4)}
 
     def stop(self, *_: Any) -> None:
         for process in self.processes:
@@ -490,19 +487,17 @@ class Driver:
         return 0
 
 
+def of_halves(blocks: list[list[float]]) -> float:
+    """How far the least times of the first and of the last half of blocks of timing differ, relatively."""
+    half = len(blocks) // 2
+    least = [min(itertools.chain.from_iterable(some), default=1.0) for some in (blocks[:half], blocks[half:])]
+    return abs(least[0] - least[1]) / min(least)
+
+
 def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:
     """Those of the case, or of the same one by one call."""
     one_call = repositories.all_repositories().get(f"{case.case}, one call", case)
     return case.lines or one_call.lines
-
-
-def commit_of(checkout: Path) -> str:
-    """The commit of a checkout, or the one that the file .commit names where there is no history."""
-    named = checkout / ".commit"
-    if named.exists():
-        return named.read_text().strip()
-    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -517,7 +512,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=3, help="cases that are prepared at once")
     parser.add_argument("--seconds", type=float, default=150, help="after which a way is given up")
     parser.add_argument("--until", type=float, default=1e6, help="seconds after which nothing is begun")
-    parser.add_argument("--rounds", type=int, default=2, help="of timing, in turns")
     parser.add_argument("--block", type=float, default=0.1, help="seconds of timing per way and round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where rows are written")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where logs of the ways are kept")

@@ -1,6 +1,6 @@
 """The table of public code on a GPU, and what is kept of a run:
 
-python scripts/users_table.py RUN.json [--keep FILE] [--page docs/users.md]
+python scripts/users_table.py RUN.json ... [--keep FILE] [--page docs/users.md]
 """
 
 from __future__ import annotations
@@ -20,27 +20,43 @@ _KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_se
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the median and the least of its times, and how far losses differ from eager's."""
+    """A row with the median and the least of its times, how many times as fast as the unchanged way each is,
+    and how far losses differ from its."""
     made = {key: value for key, value in row.items() if key not in ("configurations", "reports")}
     made["configurations"] = {}
     for name, measured in row["configurations"].items():
-        ways = measured["ways"]
-        expected = ways.get("eager", {}).get("losses")
-        found = {}
-        for way, got in ways.items():
-            if got.get("failed"):
-                found[way] = {"failed": got["failed"].partition("\n")[0][:80]}
+        eager, found = measured["ways"].get("eager", {}), {}
+        if not eager.get("ms"):
+            continue
+        for way, got in measured["ways"].items():
+            if got.get("failed") or not got.get("ms"):
+                found[way] = {"failed": got.get("failed", "").partition("\n")[0][:80]}
                 continue
-            ms = got["ms"]
-            found[way] = {"ms": round(statistics.median(ms), 3), "least_ms": round(min(ms), 3)}
+            least = min(got["ms"])
+            found[way] = {"ms": round(statistics.median(got["ms"]), 3), "least_ms": round(least, 3)}
             found[way] |= {key: got[key] for key in _KEPT if key in got}
-            if expected is not None and way != "eager":
-                pairs = zip(expected, got["losses"], strict=True)
-                most = max(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)
-                found[way]["losses_differ"] = float(f"{most:.1e}")
-        if any("ms" in got for got in found.values()):
-            made["configurations"][name] = {"ways": found, "disagreement": measured["disagreement"]}
+            pairs = zip(eager["losses"], got["losses"], strict=True)
+            most = max(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)
+            found[way] |= {"times": round(min(eager["ms"]) / least, 4), "losses_differ": float(f"{most:.1e}")}
+        made["configurations"][name] = {"ways": found, "disagreement": measured["disagreement"]}
     return made
+
+
+def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """All rows. Where a case was measured in several runs, the last one counts, and of the others those ways
+    that it lacks; measurements that disagree count where there are no others."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in (row for run in runs for row in run["rows"]):
+        before = rows.setdefault(row["case"], row)["configurations"]
+        for name, now in row["configurations"].items() if before is not row["configurations"] else ():
+            old = before.get(name, now)
+            worse, better = sorted((old, now), key=lambda x: x["disagreement"] <= AGREE)
+            if better["disagreement"] <= AGREE < worse["disagreement"]:
+                before[name] = better
+            else:
+                ways = {way: got for way, got in now["ways"].items() if "ms" in got or way not in old["ways"]}
+                before[name] = {**now, "ways": {**old["ways"], **ways}}
+    return {"environment": runs[-1]["environment"], "rows": list(rows.values())}
 
 
 def write(path: Path, run: dict[str, Any]) -> None:
@@ -50,8 +66,8 @@ def write(path: Path, run: dict[str, Any]) -> None:
 
 def _fastest(ways: dict[str, dict], names: tuple[str, ...]) -> tuple[str, dict[str, Any]] | None:
     """The way that takes least time, and its figures."""
-    measured = [(ways[name]["least_ms"], name) for name in names if "ms" in ways.get(name, {})]
-    return (name := min(measured)[1], ways[name]) if measured else None
+    measured = [(ways[name]["times"], name) for name in names if "ms" in ways.get(name, {})]
+    return (name := max(measured)[1], ways[name]) if measured else None
 
 
 def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
@@ -61,19 +77,19 @@ def compared(run: dict[str, Any]) -> list[dict[str, Any]]:
         for configuration, measured in row["configurations"].items():
             most = 10 * row["tolerance"] * (1 if configuration.endswith("float32") else 20)
             ways = right_ways(measured["ways"], most)
-            upstream, ours = _fastest(ways, UPSTREAM), _fastest(ways, ONE_LINE)
-            if upstream is None or ours is None or "ms" not in ways.get("eager", {}):
+            ours = _fastest(ways, ONE_LINE)
+            if ours is None or "ms" not in ways.get("eager", {}):
                 continue
-            eager = ways["eager"]
-            run_ms = ways.get("run", {}).get("least_ms")
+            compiled = _fastest(ways, UPSTREAM[1:])
+            strongest = max(1.0, compiled[1]["times"] if compiled else 1.0)
+            memory = ours[1]["memory"] / max(ways["eager"]["memory"], 1)
             found.append({
-                "row": row, "configuration": configuration, "eager": eager, "upstream": upstream,
-                "compiled": _fastest(ways, UPSTREAM[1:]), "refused": measured["disagreement"] > AGREE,
-                "run": run_ms and eager["least_ms"] / run_ms, "ours": ours,
-                "line": eager["least_ms"] / ours[1]["least_ms"],
-                "strongest": upstream[1]["least_ms"] / ours[1]["least_ms"],
+                "row": row, "configuration": configuration, "eager": ways["eager"], "compiled": compiled,
+                "refused": measured["disagreement"] > AGREE, "ours": ours,
+                "run": ways.get("run", {}).get("times"), "line": ours[1]["times"],
+                "strongest": ours[1]["times"] / strongest if compiled else None,
                 # What lies in the memory pool of CUDA graphs is not counted.
-                "memory": None if "reduce" in ours[0] else ours[1]["memory"] / max(eager["memory"], 1),
+                "memory": None if "reduce" in ours[0] or ours[0] == "capture" else memory,
             })  # fmt: skip
     return sorted(found, key=lambda x: (x["refused"], x["line"]))
 
@@ -98,20 +114,19 @@ def _share(got: dict[str, Any]) -> str:
 
 def table(run: dict[str, Any]) -> str:
     lines = [
-        "| repository | size | unchanged, ms | GPU busy | compiled, ms | `dfgnn.run` | one line | which "
+        "| repository | size | unchanged, ms | GPU busy | compiled | `dfgnn.run` | one line | which "
         "| than the strongest without | memory | GPU busy |",
         "|---|---|--:|--:|--:|--:|--:|---|--:|--:|--:|",
     ]
     for x in compared(run):
         row, (way, ours) = x["row"], x["ours"]
-        compiled = x["compiled"]
         name = f"[{row['case']}](https://github.com/{row['repository']}/tree/{row['commit'][:12]})"
         cells = [
             name, _size(row, x["configuration"]), f"{x['eager']['least_ms']:.1f}", _share(x["eager"]),
-            "–" if compiled is None else f"{compiled[1]['least_ms']:.1f}",
+            "–" if x["compiled"] is None else f"{x['compiled'][1]['times']:.2f}",
             "–" if x["run"] is None else f"{x['run']:.2f}", f"{x['line']:.2f}",
             f"{way} (refused)" if x["refused"] else way,
-            f"{x['strongest']:.2f}",
+            "–" if x["strongest"] is None else f"{x['strongest']:.2f}",
             "–" if x["memory"] is None else f"{x['memory']:.2f}", _share(ours),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
@@ -129,14 +144,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path, help="what scripts/users.py --device cuda --json has written")
+    parser.add_argument("runs", type=Path, nargs="+", help="what users.py --device cuda --json has written")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="where a shorter record is written")
     parser.add_argument("--page", type=Path, metavar="FILE", help="where the table is written, too")
     args = parser.parse_args()
-    run = json.loads(args.run.read_text())
-    if any("ms" in x and isinstance(x["ms"], list) for r in run["rows"] for c in r["configurations"].values()
-           for x in c["ways"].values()):  # fmt: skip
-        run["rows"] = [row for row in map(kept, run["rows"]) if row["configurations"]]
+    runs = [json.loads(file.read_text()) for file in args.runs]
+    for run in runs:
+        if any("reports" in row for row in run["rows"]):  # not shortened yet
+            run["rows"] = [row for row in map(kept, run["rows"]) if row["configurations"]]
+    run = joined(runs)
     if args.keep:
         write(args.keep, run)
     text = table(run)

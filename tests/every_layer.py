@@ -155,6 +155,10 @@ LAYERS = {
         lambda l: l.GraphTransformerConv(8, 4, 2, edge_dim=3), lambda x, g, a: (g, x, None, None, False, a)
     ),
     "GraphTransformerLayer": Layer(lambda l: l.GraphTransformerLayer(8, 2, norm="layer"), on_graph),
+    "GraphTransformerLayer attributes": Layer(
+        lambda l: l.GraphTransformerLayer(8, 2, norm="layer", edge_dim=3),
+        lambda x, g, a: (g, x, None, False, a),
+    ),
     "EdgeGraphTransformerConv": Layer(
         lambda l: l.EdgeGraphTransformerConv(8, 3, 4, 2, bias=True), on_graph_attributed
     ),
@@ -177,8 +181,7 @@ VARIANTS = {
         lambda l: l.FAConv(8, normalize=False), lambda x, e, a: (x, x, e, a[..., 0])
     ),
     "pyg RGATConv, within": Layer(
-        lambda l: l.RGATConv(8, 4, 2, attention_mechanism="within-relation"),
-        lambda x, e, a: (x, e, types(a)),
+        lambda l: l.RGATConv(8, 4, 2, attention_mechanism="within-relation"), lambda x, e, a: (x, e, types(a))
     ),
     "pyg SoftmaxAggregation, ptr": Layer(
         lambda l: l.SoftmaxAggregation(), lambda x, e, a: (x, None, torch.tensor([0, 3, 3, 9, len(x)]))

@@ -25,6 +25,16 @@ struct CheckedLayer {
     void *ready_weight = nullptr, *ready_bias = nullptr;  // cast and padded; null where the given ones do
   };
 
+  // A term of an additive score that is computed without rows of heads: attn . (weight x) = (attn weight) .
+  // x. Without x the layer has none.
+  struct Term {
+    const Tensor* x = nullptr;
+    const Tensor* weight = nullptr;
+    const Tensor* attn = nullptr;
+    void* folded = nullptr;  // attn weight, [H, features of x], in the dtype of x
+    int64_t features() const { return x->size(1); }
+  };
+
   // A call whose arguments have been checked, and where in one tensor of memory everything lies that forward
   // computes for backward beside the result.
   struct Layer {
@@ -36,13 +46,14 @@ struct CheckedLayer {
     const int64_t n, m, edges;
     HeadLayout heads;
     Projection value, key, query, skip, edge;
+    Term of_dst, of_edges;  // of_dst: of an additive score whose destinations have a projection of their own
     const OptTensor* bias =
         nullptr;             // what the attention adds to its result: out_bias, or the bias of `skip`
     bool is_result = false;  // whether the attention's result is the layer's
 
     Workspace memory;
     OptTensor held;  // the tensor with this memory, in the dtype of x
-    void *attn = nullptr, *ready_bias = nullptr, *scores = nullptr, *folded = nullptr, *alpha_src = nullptr,
+    void *attn = nullptr, *ready_bias = nullptr, *scores = nullptr, *alpha_src = nullptr,
          *alpha_dst = nullptr, *stats = nullptr, *positive = nullptr, *positive_mass = nullptr,
          *out = nullptr;
 
@@ -73,16 +84,18 @@ struct CheckedLayer {
       const Tensor* const x_dst = c.x_dst ? &*c.x_dst : &c.x;
       value = projection("value", c.x, c.value_weight, c.value_bias);
       key = projection("key", c.x, c.key_weight, c.key_bias);
-      query = projection("query", *x_dst, c.query_weight, c.query_bias);
+      if (score != Score::additive) query = projection("query", *x_dst, c.query_weight, c.query_bias);
       skip = projection("skip", *x_dst, c.skip_weight, c.skip_bias);
       vectors();
+      if (score == Score::additive && c.query_weight)
+        of_dst = term("query", *x_dst, c.query_weight, c.attn_dst);
       if (c.edge_attr) {
         check.require(c.edge_weight.has_value(), "edge_weight: needed with edge_attr");
         check.tensor("edge_attr", *c.edge_attr, {edges, -1}, {c.edge_attr->scalar_type()});
         if (score != Score::additive)
           edge = projection("edge", *c.edge_attr, c.edge_weight, c.edge_bias);
         else
-          scored_edges();
+          of_edges = term("edge", *c.edge_attr, c.edge_weight, c.attn_edge);
       }
       const bool same = c.dtype == type;
       const OptTensor& own = c.out_bias ? c.out_bias : c.skip_bias;
@@ -113,16 +126,17 @@ struct CheckedLayer {
                       " elements, heads of one size, on the device of x");
     }
 
-    // The edges' term of an additive score. Its tensors may have another dtype than the features.
-    void scored_edges() {
-      check.require(c.attn_edge.has_value(), "attn_edge: needed with edge_attr in an additive score");
-      const ScalarType own = c.edge_attr->scalar_type();
-      check.require(own == type || own == acc, "edge_attr: expected the dtype of x or the type of sums");
-      check.tensor("edge_weight", *c.edge_weight, {heads.width(), c.edge_attr->size(1)}, {own});
-      check.require(c.attn_edge->scalar_type() == own, "attn_edge: expected the dtype of edge_attr");
+    // Checks a term of an additive score. Those of edges may have another dtype than the features.
+    Term term(const char* name, const Tensor& x, const OptTensor& weight, const OptTensor& attn) {
+      const ScalarType own = x.scalar_type();
+      check.require(weight && attn, name, ": an additive score needs a weight and an attention vector");
+      check.require(own == type || (own == acc && c.edge_attr && &x == &*c.edge_attr), name,
+                    ": expected features of the dtype of x, or edge_attr in the type of sums");
+      check.tensor(name, *weight, {heads.width(), x.size(1)}, {own});
+      check.require(attn->scalar_type() == own, name,
+                    ": expected an attention vector of the features' dtype");
+      return {&x, &*weight, &*attn};
     }
-
-    bool scores_edges() const { return c.edge_attr && score == Score::additive; }
 
     void lay_out() {
       const int64_t wide = heads.padded_width(), head = heads.size + heads.padding;
@@ -139,10 +153,9 @@ struct CheckedLayer {
       const bool vector = score == Score::additive_v2;
       memory.add(attn, vector && (heads.padding || c.attn->scalar_type() != type), {wide}, type);
       memory.add(ready_bias, bias && (heads.padding || (**bias).scalar_type() != type), {wide}, type);
-      if (scores_edges()) {
-        memory.add(scores, true, {edges, heads.heads}, c.edge_attr->scalar_type());
-        memory.add(folded, true, {heads.heads, c.edge_attr->size(1)}, c.edge_attr->scalar_type());
-      }
+      memory.add(scores, of_edges.x, {edges, heads.heads}, of_edges.x ? of_edges.x->scalar_type() : type);
+      for (Term* t : {&of_dst, &of_edges})
+        if (t->x) memory.add(t->folded, true, {heads.heads, t->features()}, t->x->scalar_type());
       const bool additive = score == Score::additive, sums = additive && c.train;
       memory.add(alpha_src, additive, {n, heads.heads}, acc);
       memory.add(alpha_dst, additive, {m, heads.heads}, acc);
@@ -166,6 +179,9 @@ struct CheckedLayer {
     Tensor rows(const Projection& p) const {
       return on(p.rows, {p.x->size(0), heads.heads, heads.size + heads.padding}, type);
     }
+    Tensor folded(const Term& t) const {
+      return on(t.folded, {heads.heads, t.features()}, t.x->scalar_type());
+    }
     Tensor weight(const Projection& p) const {
       if (!p.ready_weight) return *p.weight;
       const int64_t count = &p == &skip ? heads.width() : heads.padded_width();
@@ -188,7 +204,7 @@ struct CheckedLayer {
       if (score == Score::additive_v2) in.attn = by_head(*c.attn, attn);
       if (edge.x) in.feat = rows(edge), in.flags = Base::kFeatInKey;
       if (edge.x && score == Score::dot) in.flags |= Base::kFeatInValue;
-      if (scores_edges()) in.bias = on(scores, {edges, heads.heads}, c.edge_attr->scalar_type());
+      if (of_edges.x) in.bias = on(scores, {edges, heads.heads}, of_edges.x->scalar_type());
       if (bias) in.out_bias = by_head(**bias, ready_bias);
       in.num_dst = m, in.negative_slope = c.negative_slope, in.scale = c.scale, in.dropout_p = c.dropout_p;
       in.unwritten = c.unwritten, in.of_layer = true;
@@ -202,8 +218,9 @@ struct CheckedLayer {
       if (score == Score::additive) p.alpha_src = alpha_src, p.alpha_dst = alpha_dst;
       return in;
     }
+    // The terms that are made of the value's rows: without those of the destinations if `of_dst` has these.
     TermsParams terms(const Tensor& feat) const {
-      TermsParams t = Gat::terms_params(check, feat, flat(*c.attn), flat(*c.attn_dst), m);
+      TermsParams t = Gat::terms_params(check, feat, flat(*c.attn), flat(*c.attn_dst), of_dst.x ? 0 : m);
       t.terms[0] = alpha_src, t.terms[1] = alpha_dst;
       return t;
     }

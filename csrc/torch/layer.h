@@ -41,16 +41,17 @@ struct Layers {
     l.heads.pad_rows(ready, reshaped(dense(vector), {1, l.heads.width()}));
   }
 
-  // The term of an edge and head, attn . (weight attr), is computed as (attn weight) . attr, so that there is
-  // no tensor of E x H x D.
-  static void score_edges(const Layer& l) {
-    const ScalarType type = l.c.edge_attr->scalar_type();
-    const int64_t h = l.heads.heads, size = l.heads.size, features = l.c.edge_attr->size(1);
-    const Tensor folded = l.on(l.folded, {h, features}, type), by_head = reshaped(folded, {h, 1, features});
-    Tensor scores = l.on(l.scores, {l.edges, h}, type);
-    Backend::bmm(by_head, reshaped(dense(*l.c.attn_edge), {h, 1, size}),
-                 reshaped(dense(*l.c.edge_weight), {h, size, features}));
-    Backend::mm(scores, *l.c.edge_attr, transposed(folded));
+  // Computes a term of an additive score, [rows of its features, H].
+  static void score(const Layer& l, const typename CheckedLayer<Backend>::Term& t, const Tensor& to) {
+    const int64_t h = l.heads.heads, size = l.heads.size, features = t.features();
+    const Tensor folded = l.folded(t);
+    Backend::bmm(reshaped(folded, {h, 1, features}), reshaped(dense(*t.attn), {h, 1, size}),
+                 reshaped(dense(*t.weight), {h, size, features}));
+    if (to.scalar_type() == folded.scalar_type()) {
+      Backend::mm(to, *t.x, transposed(folded));
+    } else {
+      copy(to, Product::product(*t.x, transposed(folded), to.scalar_type()));
+    }
   }
 
   static std::tuple<Tensor, OptTensor, bool> forward(const LayerCall& c) {
@@ -62,7 +63,9 @@ struct Layers {
       if (p->x) project(l, *p);
     if (l.attn) make_ready(l, *c.attn, l.attn);
     if (l.bias) make_ready(l, **l.bias, l.ready_bias);
-    if (l.scores_edges()) score_edges(l);
+    if (l.of_edges.x)
+      score(l, l.of_edges, l.on(l.scores, {l.edges, l.heads.heads}, c.edge_attr->scalar_type()));
+    if (l.of_dst.x) score(l, l.of_dst, l.on(l.alpha_dst, {l.m, l.heads.heads}, l.acc));
     ForwardParams p{};
     const Inputs in = l.fill(p);
     if (l.score == Score::additive) Backend::terms(l.terms(in.value), c.x);
@@ -154,7 +157,13 @@ struct Layers {
 
     if (additive) {
       terms_backward(l, in, p, of_terms, g, need, found);
-      if (need_edges) edges_backward(l, *g.bias, need, found);
+      if (need_edges)
+        term_backward(l, l.of_edges, *g.bias, {need.edge_attr, need.edge_weight, need.attn_edge},
+                      {&found.edge_attr, &found.edge_weight, &found.attn_edge});
+      if (l.of_dst.x)
+        term_backward(l, l.of_dst, on_memory(p.grad_alpha_dst, c.x, {l.m, l.heads.heads}, l.acc),
+                      {c.x_dst ? need.x_dst : need.x, need.query_weight, need.attn_dst},
+                      {c.x_dst ? &found.x_dst : &found.x, &found.query_weight, &found.attn_dst});
     }
     if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l, *g.attn, *c.attn);
     std::vector<Part> parts = parts_of(l, g, flat, need, found);
@@ -177,37 +186,37 @@ struct Layers {
                              LayerGradients& found) {
     const LayerCall& c = l.c;
     q.grad_terms[0] = p.grad_alpha_src, q.grad_terms[1] = p.grad_alpha_dst;
-    const bool sums_bias = need.out_bias && l.bias == &c.out_bias;
+    const bool sums_bias = need.out_bias && l.bias == &c.out_bias && !l.of_dst.x;
     q.grad_out = sums_bias ? p.grad_out : nullptr;
     Tensor grad_feat = *g.value;
     q.grad_feat = grad_feat.mutable_data_ptr();
     const auto made = Gat::run_terms_backward(in.value, *c.attn, *c.attn_dst, q,
                                               sums_bias ? c.out_bias : OptTensor(), true);
     if (need.attn) found.attn = made.src;
-    if (need.attn_dst) found.attn_dst = made.dst;
+    if (need.attn_dst && !l.of_dst.x) found.attn_dst = made.dst;
     if (sums_bias) found.out_bias = made.bias;
   }
 
-  // The gradients of the edges' attributes, weight and vector, from those of their terms [E, H].
-  static void edges_backward(const Layer& l, const Tensor& of_scores, const LayerNeed& need,
-                             LayerGradients& found) {
-    const LayerCall& c = l.c;
-    const ScalarType type = c.edge_attr->scalar_type();
-    const int64_t h = l.heads.heads, size = l.heads.size, features = c.edge_attr->size(1);
-    const Tensor grad = as_type(of_scores, type);
-    if (need.edge_attr) Product::add_product(found.edge_attr, grad, l.on(l.folded, {h, features}, type));
-    if (!need.edge_weight && !need.attn_edge) return;
-    const Tensor of_folded = Product::product(transposed(grad), *c.edge_attr, type);
-    const Tensor attn = dense(*c.attn_edge);
-    if (need.edge_weight) {
-      found.edge_weight = make(attn, {h * size, features}, type);
-      Backend::bmm(reshaped(*found.edge_weight, {h, size, features}), reshaped(attn, {h, size, 1}),
+  // The gradients of a term's features, weight and vector, from that of the term, [rows of its features, H].
+  static void term_backward(const Layer& l, const typename CheckedLayer<Backend>::Term& t,
+                            const Tensor& of_term, std::array<bool, 3> need,
+                            std::array<OptTensor*, 3> found) {
+    const ScalarType type = t.x->scalar_type();
+    const int64_t h = l.heads.heads, size = l.heads.size, features = t.features();
+    const auto [need_x, need_weight, need_attn] = need;
+    const auto [of_x, of_weight, of_attn] = found;
+    const Tensor grad = as_type(of_term, type);
+    if (need_x) Product::add_product(*of_x, grad, l.folded(t));
+    if (!need_weight && !need_attn) return;
+    const Tensor of_folded = Product::product(transposed(grad), *t.x, type), attn = dense(*t.attn);
+    if (need_weight) {
+      *of_weight = make(attn, {h * size, features}, type);
+      Backend::bmm(reshaped(**of_weight, {h, size, features}), reshaped(attn, {h, size, 1}),
                    reshaped(of_folded, {h, 1, features}));
     }
-    if (need.attn_edge) {
-      found.attn_edge = make(attn, sizes_of(attn), type);
-      Backend::bmm(reshaped(*found.attn_edge, {h, size, 1}),
-                   reshaped(dense(*c.edge_weight), {h, size, features}),
+    if (need_attn) {
+      *of_attn = make(attn, sizes_of(attn), type);
+      Backend::bmm(reshaped(**of_attn, {h, size, 1}), reshaped(dense(*t.weight), {h, size, features}),
                    reshaped(of_folded, {h, features, 1}));
     }
   }

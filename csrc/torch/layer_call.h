@@ -30,6 +30,7 @@ namespace dfgnn {
 // x [num_src, F] are the sources' features, x_dst [num_dst, F_dst] those of the destinations: x or its first
 // rows if missing. After the features of each projection come its weight [H D, F] and bias [H D]. Value and
 // key project the sources, query and skip the destinations; without key or query the value's rows are taken.
+// The query of an additive score has no bias and a term of the score alone.
 // skip is added to the result. edge_attr [E, F_e] is projected, too. attn, attn_dst and attn_edge are vectors
 // of H D elements: GAT has those of sources, destinations and edges, GATv2 has one. out_bias [H D] is added
 // to the result. seed, int64 [1], is that of dropout.

@@ -58,7 +58,7 @@ class Padding(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        rule = _RULES.get(func)
+        rule = _RULES.get(func) or _RULES.get(getattr(func, "__wrapped__", None))
         if rule is None:
             return func(*args, **kwargs)
         return rule(self, func, args, kwargs)

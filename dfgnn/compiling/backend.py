@@ -14,6 +14,8 @@ from .report import Report
 from .rewrite import rewritten
 
 _log = logging.getLogger("dfgnn.compile")
+#: The backend's option beside Inductor's: see `compile`.
+MIN_ELEMENTS = "dfgnn.min_elements"
 #: Called with the report of each compiled graph.
 listeners: list[Callable[[Report], None]] = []
 
@@ -22,14 +24,30 @@ def backend(
     graph_module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Any = None
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
-    return internals.compile_fx(told(graph_module), example_inputs, mode, options)
+    options, least = _options(mode, options)
+    made = told(graph_module, least)
+    return internals.compile_fx(made, example_inputs, mode, options, ours=made is not graph_module)
 
 
-def told(graph_module: GraphModule) -> GraphModule:
+def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:
+    """(Inductor's options, our own)."""
+    of_inductor = dict(options or {})
+    least = of_inductor.pop(MIN_ELEMENTS, None)
+    if least is not None and (not isinstance(least, int) or least < 0):
+        raise ValueError(f"dfgnn.compile: options: expected {MIN_ELEMENTS} of at least 0, got {least!r}")
+    if mode is not None and of_inductor:
+        raise ValueError(
+            f"dfgnn.compile: options: expected none but {MIN_ELEMENTS} with a mode, which is a set of "
+            f"options, got {', '.join(of_inductor)}"
+        )
+    return of_inductor, least
+
+
+def told(graph_module: GraphModule, min_elements: int | None = None) -> GraphModule:
     """The rewritten graph, when it was told what was found."""
-    made, report = rewritten(graph_module)
+    made, report = rewritten(graph_module, min_elements)
     for found in report.found:
-        (_log.info if found.form else _log.warning)("%s", found)
+        (_log.info if found.form or found.left else _log.warning)("%s", found)
     for listen in listeners:
         listen(report)
     return made
@@ -56,13 +74,15 @@ def compile(
         model: a module or function; None: returns a decorator.
         dynamic: as in ``torch.compile``; None: sizes that change are symbolic from the second compilation on.
         mode: Inductor's, such as "default", "reduce-overhead" or "max-autotune".
-        options: Inductor's, as ``torch.compile(options=)`` takes them.
+        options: Inductor's, as ``torch.compile(options=)`` takes them, and ``"dfgnn.min_elements"``:
+            attention of fewer numbers, edges times heads times columns in the mean over a compiled graph, is
+            left to Inductor. By default 0 on a CPU, and on a GPU what was measured to gain; 0 rewrites all.
         fullgraph: raise an error where Dynamo breaks the graph.
 
     Returns:
         What ``torch.compile`` returns. :func:`dfgnn.explain` of it says which attention was found, and for
         each softmax that was left as it is the reason and the line. The logger ``dfgnn.compile`` says it
-        when a graph is compiled: at the level INFO, and at WARNING what was left.
+        when a graph is compiled: at the level INFO, and at WARNING what was not recognised.
 
     Raises:
         TypeError, ValueError: as ``torch.compile`` does. Errors in arguments of the attention, such as an
@@ -73,10 +93,7 @@ def compile(
         >>> loss = model(x, edge_index).square().mean()
         >>> loss.backward()
     """
-    if mode is not None and options is not None:
-        raise ValueError(
-            "dfgnn.compile: options: expected None with a mode, got both; a mode is a set of options"
-        )
+    _options(mode, options)
 
     def call(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return backend(graph_module, example_inputs, mode=mode, options=options)

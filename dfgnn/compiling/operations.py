@@ -116,9 +116,14 @@ def same(a: Any, b: Any) -> bool:
 
 def found_equal(a: Any, b: Any) -> bool:
     """Whether two sizes are equal in this compilation, which a guard then makes sure of."""
+    return same(a, b) or found_true(a == b)
+
+
+def found_true(condition: Any) -> bool:
+    """Whether a condition of sizes holds in this compilation, which a guard then makes sure of."""
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-    return same(a, b) or bool(guard_or_false(a == b))
+    return bool(guard_or_false(condition))
 
 
 # ---- operations in place ----------------------------------------------------------------------------------

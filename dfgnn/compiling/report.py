@@ -24,11 +24,13 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A softmax, weighted sum or segment sum. form: what it was rewritten into; "" for not at all."""
+    """A softmax, weighted sum or segment sum. form: what it was rewritten into; "" for not at all. left: it
+    could have been, and is too small."""
 
     place: Place
     form: str
     reason: str
+    left: bool = False
 
     def __str__(self) -> str:
         return f"{self.place}: {self.form or f'as it was: {self.reason}'}"

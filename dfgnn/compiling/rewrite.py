@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..engine.compiler_graph import edge_pair
 from . import calls, operations, padded, report, scores
 from .normal_forms import Index
 from .operations import arguments, name, shape, value
@@ -15,9 +15,14 @@ from .products import Products, Rows
 from .recognise import Recogniser, Softmax, WeightedSum
 from .report import Found, Report
 
+# Attention of fewer numbers, edges x heads x columns in the mean over a graph, is left to Inductor, by the
+# type of device: launches are most of its time there.
+MIN_ELEMENTS = {"cuda": 2**24}
 
-def rewritten(graph_module: GraphModule) -> tuple[GraphModule, Report]:
-    """The module with its attention rewritten, or the module itself where nothing is; and what was found."""
+
+def rewritten(graph_module: GraphModule, min_elements: int | None = None) -> tuple[GraphModule, Report]:
+    """The module with its attention rewritten, or the module itself where nothing is; and what was found.
+    min_elements: in place of `MIN_ELEMENTS`."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     output = graph.graph_copy(graph_module.graph, copies)
@@ -25,7 +30,7 @@ def rewritten(graph_module: GraphModule) -> tuple[GraphModule, Report]:
         place = next(node for node in graph_module.graph.nodes if node.op == "output")
         graph.output(output).meta = dict(place.meta)
     work = _Rewriter(graph)
-    work.run()
+    work.run(min_elements)
     if not work.changed:
         return graph_module, work.report
     graph.lint()
@@ -51,7 +56,7 @@ class _Rewriter:
         self._replaced: dict[Node, Node] = {}
         self._calls: dict[Node, scores.Call | None] = {}
 
-    def run(self) -> None:
+    def run(self, min_elements: int | None) -> None:
         nodes = list(self.graph.nodes)
         operations.without_likeness(self.graph)
         self.forms = Products(operations.without_writes(self.graph))
@@ -66,6 +71,8 @@ class _Rewriter:
             if w.softmax is not None and w.node is not w.sum.node and self._may(w.softmax)
         }
         weighted = found.weighted
+        if self._left(softmaxes | divided, weighted, min_elements):
+            softmaxes, divided, weighted = {}, {}, []
         whole, beside = self._whole(nodes, softmaxes | divided, weighted)
         order = {node: k for k, node in enumerate(nodes)}
         plans = [self._attention(w) for w in weighted if w.softmax is not None and w.softmax.node in whole]
@@ -85,6 +92,27 @@ class _Rewriter:
             reason = "a part of it is computed under no_grad"
             self.report.found.append(Found(report.place_of(softmax.node), "", reason))
             return False
+        return True
+
+    def _left(self, softmaxes: dict[Node, Softmax], weighted: list[WeightedSum], least: int | None) -> bool:
+        """Whether the graph's attention is so small that it is left to Inductor, which is told. One decision
+        for all of it makes one guard on sizes that are symbolic."""
+        total: Any = 0
+        sizes = {}
+        for s in softmaxes.values():
+            (edges, *rest) = shape(s.node)[s.dim :] + shape(s.node)[: s.dim]
+            found = [w for w in weighted if w.softmax is not None and w.softmax.node is s.node]
+            columns = max((math.prod(w.product.shape) // math.prod(rest) for w in found), default=1)
+            sizes[s.node] = edges, math.prod(rest), columns
+            total = total + math.prod(sizes[s.node])
+        if least is None:
+            least = MIN_ELEMENTS.get(value(next(iter(sizes))).device.type, 0) if sizes else 0
+        if not operations.found_true(total < least * len(sizes)):
+            return False
+        for node, (edges, heads, columns) in sizes.items():
+            number = f"{edges:,} " if isinstance(edges, int) else ""
+            reason = f"left to Inductor: {number}edges x {heads} heads x {columns} columns < {least:,}"
+            self.report.found.append(Found(report.place_of(node), "", reason, left=True))
         return True
 
     def _alike(self, w: WeightedSum, leaves: tuple) -> bool:
@@ -221,7 +249,7 @@ class _Rewriter:
             return first
         if ends not in self._pairs:
             rows = (-1 if first_row is None else first_row), (-1 if second_row is None else second_row)
-            self._pairs[ends] = self.graph.call_function(edge_pair, (first, rows[0], second, rows[1]))
+            self._pairs[ends] = self.graph.call_function(calls.edge_pair, (first, rows[0], second, rows[1]))
         return self._pairs[ends]
 
     def _remove_unused(self, nodes: list[Node]) -> None:

@@ -79,6 +79,12 @@ def sums(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
     return operators.index_sum(flat, index, num_groups).view(shape)
 
 
+def rows(x: Tensor, index: Tensor) -> Tensor:
+    """``[E, ...]``: x[index]. IndexError or RuntimeError: a number is negative or out of range."""
+    flat = x if x.dim() == 2 else _flat(x)
+    return rules.apply(_Rows(len(x)), flat, index).view(len(index), *x.shape[1:])
+
+
 def is_few(num_elements: int) -> bool:
     """Whether PyTorch's own operations on a tensor of this size, on the CPU, take less time than the call of
     a kernel from Python; in training, less than autograd takes to call a Python function."""

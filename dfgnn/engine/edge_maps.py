@@ -421,8 +421,8 @@ def _by_head(x: Tensor, w: Tensor) -> Tensor:
     """[N, H, a] x [H, a, b] -> [H, N, b]."""
     if not (_splits(x) and torch.is_grad_enabled()):
         return torch.bmm(x.transpose(0, 1), w)
-    # A factor for each chunk, so that autograd sums the gradient over each chunk by itself. Chunks are copies,
-    # which take as long as the products: where autograd does not record, they would serve nothing.
+    # A factor for each chunk, so that autograd sums the gradient over each chunk by itself. Chunks are
+    # copies, which take as long as the products: where autograd does not record, they would serve nothing.
     chunks = _chunks(x)
     count = chunks.shape[0] // w.shape[0]
     products = torch.bmm(chunks, w.expand(count, *w.shape).flatten(0, 1))

@@ -167,10 +167,13 @@ def _attention(graph: Graph, n: Any, t: Any, value, key, query, edges) -> Tensor
     score = SCORE_OF_NUMBER[n.score]
     options: dict[str, Any] = {"dropout_p": n.dropout_p, "generator": t.seed}
     if score == "additive":
-        src, dst = ((value * attn.view(value.shape[1:])).sum(-1) for attn in (t.attn, t.attn_dst))
+        query = value[: graph.num_dst] if query is None else query
+        src, dst = (
+            (rows * attn.view(value.shape[1:])).sum(-1)
+            for rows, attn in ((value, t.attn), (query, t.attn_dst))
+        )
         if edges is not None:
             options["edge"] = EdgeTerm(score=edges)
-        dst = dst[: graph.num_dst]
         return gat(graph, value, src, dst, negative_slope=n.negative_slope, **options)
     query = value[: graph.num_dst] if query is None else query
     if score == "additive_v2":
@@ -317,8 +320,8 @@ def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: T
         if found is None:
             return _PROJECTION
         parameters += found
-    weight, of_value, of_keys, _, of_queries, _, of_skip, _ = parameters
-    if additive and of_value is not None:
+    weight, of_value, of_keys, _, of_queries, query_bias, of_skip, _ = parameters
+    if additive and (of_value is not None or query_bias is not None):
         return _PROJECTION
     if type(graph) is not Graph or not runs_eagerly(x) or x.dim() != 2 or x.layout is not torch.strided:
         return _TENSORS
@@ -341,6 +344,8 @@ def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: T
         or (of_queries is not None and of_queries.shape != (width, at_dst))
         or (of_skip is not None and of_skip.shape != (width, at_dst))
         or (x_dst is not None and not _fits_destinations(graph, x_dst, of_queries, of_skip, autocast))
+        # The destinations' term is a product of matrices of one dtype.
+        or (additive and of_queries is not None and not of_queries.dtype is vectors[1].dtype is own)
         or not _are_sized(width, spec.heads, vectors, bias)
     ):
         return _TENSORS

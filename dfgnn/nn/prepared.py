@@ -31,6 +31,10 @@ __all__ = ["again", "forget", "prepare"]
 
 _NONE = None, None, None
 _KEY = "_dfgnn_prepared"  # the name among the layer's attributes
+#: Layers whose last usual call could not be prepared -> (how many calls are not asked then; how many of these
+#: are left).
+_refused: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
+_LONGEST_WAIT = 63
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
 _kind_of = attrgetter("dtype", "shape")
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -123,38 +127,54 @@ class Known:
 
 
 def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> None:
-    """Prepares the next usual call after one with arguments of this kind, if one operator computes it."""
+    """Prepares the next usual call after one with arguments of this kind, if one operator computes it.
+
+    A layer for which none does is asked again after twice as many calls as before, since a hook may have gone
+    or another kind of call begun."""
     # A class of another module is a user's, which may replace methods.
     is_ours = type(layer).__module__.startswith(f"{__package__}.")
     if not is_ours or layer._usual_spec is None or paths.recorder is not None:
         return
+    waits, left = _refused.get(layer, (0, 0))
+    if left:
+        _refused[layer] = waits, left - 1
+    elif _prepares(layer, x, edges, edge_attr):
+        _refused.pop(layer, None)
+    else:
+        waits = min(2 * waits + 1, _LONGEST_WAIT)
+        _refused[layer] = waits, waits
+
+
+def _prepares(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None) -> bool:
+    """Whether one operator computes calls of this kind, which then are prepared."""
     x_dst: Any
     x, x_dst = x if type(x) is tuple and len(x) == 2 else (x, None)
     if not _is_rows(x) or (x_dst is not None and not _is_rows(x_dst)):
-        return
+        return False
     edges = layer._usual_edges(x, x_dst, edges, edge_attr)
     spec = None if edges is None else layer._usual_spec(x, x_dst, edges[1])
     if spec is None:
-        return
+        return False
     (graph, edge_attr), is_pair = edges, x_dst is not None
     same_nodes, two_ends = is_pair and spec.query is None, spec.query is not None or spec.skip is not None
     if same_nodes and not fused.is_first_rows(x_dst, x):
-        return
+        return False
     found = fused.checked_tensors(layer, spec, graph, x, x_dst if two_ends else None)
     if type(found) is str:
-        return
+        return False
     known = layer.__dict__.get(_KEY)
     if known is None or not known.holds(layer):
         layer.__dict__.pop(_KEY, None)
         known = Known(layer)
         if any(known.empty):
-            return
+            return False
         layer.__dict__[_KEY] = known  # the last of the attributes
     tensors, dtype = found
     known.weight, known.same_nodes, autocast = tensors.value_weight, same_nodes, _autocast(x)
     kind: tuple = x.dtype, is_pair, edge_attr is not None, autocast
     kind = kind if autocast is None else (*kind, tensors.x.dtype)
     known.calls[kind] = fused.Call(spec, tensors, dtype), is_pair and two_ends, layer._finisher()
+    return True
 
 
 def forget(layer: Any) -> None:

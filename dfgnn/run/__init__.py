@@ -28,5 +28,6 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``program``    runs a script or module as ``__main__``, as the interpreter does
 ``layers``     counts the layers that are constructed meanwhile, also in processes that the script starts
 ``compiled``   compiles modules with message passing of their own
+``indexing``   takes rows of tensors by an index
 ``own``        finds attention that a script computes itself
 """

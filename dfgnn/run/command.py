@@ -17,7 +17,7 @@ import torch
 
 from ..compat import install_as_dgl
 from ..switch import pieces
-from . import own
+from . import indexing, own
 from .compiled import Compiled
 from .gains import Gains
 from .gains import lines as of_gains
@@ -121,6 +121,8 @@ class _Run:
         if self.in_calling_thread:
             torch.autograd.set_multithreading_enabled(False)
         self.layers.install()
+        if self.args.impl == "dfgnn":
+            indexing.install()
         if self.compiled is not None:
             self.compiled.install()
         if self.gains is not None:
@@ -173,6 +175,7 @@ class _Run:
         if self.gains is not None:
             self.gains.remove()
         self.layers.remove()
+        indexing.remove()
         self._say(text(report))
         if self.json is not None:
             try:
@@ -206,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         "--compile", action="store_true", help="compile modules with message passing of their own"
     )
     parser.add_argument(
-        "--gain", action="store_true", help="measure what compiling these modules would gain, in the script"
+        "--gain", action="store_true", help="measure in the script what one line more would gain"
     )
     parser.add_argument("--as-dgl", action="store_true", help="dgl is dfgnn's, for scripts that import it")
     parser.add_argument("--force", action="store_true", help="with --as-dgl: also where DGL is installed")

@@ -1,8 +1,8 @@
-"""What compiling a script's own message passing would gain, measured in the script: ``dfgnn.run --gain``.
+"""What a script would gain by one line more, measured in the script: ``dfgnn.run --gain``.
 
-Of each class that `compiled.Compiled` would compile, one call in training is taken as a sample: copies of the
-module, as it is and compiled, run forward and backward on copies of its arguments. Nothing of the script's
-own is changed, its random numbers included.
+Of each class of models that pass messages, one call in training is taken as a sample: copies of the model, as
+it is and by each line, run forward and backward on copies of its arguments. A model is a module that no other
+one calls. Nothing of the script's own is changed, its random numbers included.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ..capturing import capture
 from ..compiling import backend
+from ..switch.replace import is_convolution
 from .compiled import passes_messages
+
+COMPILE, CAPTURE = "dfgnn.compile(model)", "dfgnn.capture(loss, model, optimizer)"
 
 #: The call of a class that is the sample: what a first call prepares is done.
 _SAMPLE = 3
@@ -26,12 +31,15 @@ _STEPS = 5
 
 
 class Gains:
-    """Measures, while it is installed, a call of each class with message passing of its own."""
+    """Measures, while it is installed, a call of each class of models."""
 
     def __init__(self) -> None:
         self.calls: Counter[type] = Counter()
         self.found: dict[type, dict[str, Any]] = {}
         self._call: Callable[..., Any] | None = None  # nn.Module's own
+        # A module that was called -> whether it passes messages.
+        self._is_model: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+        self._inside = False
 
     def install(self) -> Gains:
         if self._call is None:
@@ -39,8 +47,14 @@ class Gains:
             before = self._before
 
             def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+                if self._inside or torch.compiler.is_compiling():
+                    return call(module, *args, **kwargs)
                 before(module, args, kwargs)
-                return call(module, *args, **kwargs)
+                self._inside = True
+                try:
+                    return call(module, *args, **kwargs)
+                finally:
+                    self._inside = False
 
             nn.Module.__call__ = __call__  # type: ignore[method-assign, assignment]
         return self
@@ -52,7 +66,7 @@ class Gains:
 
     def _before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         cls = type(module)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not passes_messages(cls):
+        if cls in self.found or not torch.is_grad_enabled() or not self._passes_messages(module):
             return
         self.calls[cls] += 1
         if self.calls[cls] != _SAMPLE:
@@ -61,22 +75,37 @@ class Gains:
         try:
             self.found[cls] = self._measured(module, args, kwargs)
         except Exception as error:
-            self.found[cls] = {"failed": f"{type(error).__name__}: {error}".partition("\n")[0]}
+            self.found[cls] = {"failed": _said(error)}
         finally:
             self.install()
+
+    def _passes_messages(self, model: nn.Module) -> bool:
+        if model not in self._is_model:
+            classes = {type(module) for module in model.modules()}
+            bases = {base for cls in classes for base in cls.__mro__}
+            self._is_model[model] = any(map(passes_messages, classes)) or any(
+                is_convolution(base) or base.__module__.startswith("dfgnn.nn.") for base in bases
+            )
+        return self._is_model[model]
 
     def _measured(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         devices = {x.device for x in tensors if x.is_cuda}
-        seconds = []
+        found: dict[str, Any] = {"milliseconds": 0.0, "lines": {}}
         with torch.random.fork_rng(list(devices)):
-            for compiled in (False, True):
+            for line in ("", COMPILE, *[CAPTURE] * bool(devices)):
                 copied = copy.deepcopy(module)
-                if compiled:
-                    copied.compile(backend=backend)
                 given: Any = tree_map(_copied, args), tree_map(_copied, kwargs)
-                seconds.append(_least_seconds(copied, given[0], given[1], bool(devices)))
-        return {"milliseconds": round(1000 * seconds[0], 3), "compiled": round(1000 * seconds[1], 3)}
+                try:
+                    took = round(1000 * _least_seconds(copied, given, line, bool(devices)), 3)
+                except Exception as error:
+                    if not line:
+                        raise
+                    found["lines"][line] = _said(error)
+                else:
+                    found["lines"] |= {line: took} if line else {}
+                    found["milliseconds"] = found["milliseconds"] or took
+        return found
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -92,17 +121,35 @@ def _copied(x: Any) -> Any:
     return copy.deepcopy(x)
 
 
-def _least_seconds(module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> float:
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _least_seconds(module: nn.Module, given: Any, line: str, on_gpu: bool) -> float:
     """Of a call, forward and backward."""
+    args, kwargs = given
+    if line == COMPILE:
+        module.compile(backend=backend)
+
+    def loss() -> Tensor:
+        outputs = [x for x in tree_flatten(module(*args, **kwargs))[0] if isinstance(x, Tensor)]
+        return sum(x.float().sum() for x in outputs if x.requires_grad)  # type: ignore[return-value]
+
+    def backward() -> None:
+        module.zero_grad()
+        total = loss()
+        if isinstance(total, Tensor):
+            total.backward()
+
+    step = backward
+    if line == CAPTURE:
+        step = capture(loss, module, torch.optim.SGD(module.parameters(), lr=0.0))
     least = float("inf")
-    for _ in range(2 + _STEPS):
+    for _ in range(3 + _STEPS):
         if on_gpu:
             torch.cuda.synchronize()
         start = time.perf_counter()
-        outputs = [x for x in tree_flatten(module(*args, **kwargs))[0] if isinstance(x, Tensor)]
-        total = sum(x.float().sum() for x in outputs if x.requires_grad)
-        if isinstance(total, Tensor):
-            total.backward()
+        step()
         if on_gpu:
             torch.cuda.synchronize()
         least = min(least, time.perf_counter() - start)
@@ -110,13 +157,22 @@ def _least_seconds(module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gp
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Of the report, for a terminal."""
-    said = ["  what `model = dfgnn.compile(model)` would gain, in one call, forward and backward:"]
+    """Of the report, for a terminal: two of each model."""
+    said = []
     for row in rows:
         if "failed" in row:
-            said.append(f"    {row['class']}: not measured, {row['failed']}")
+            said.append(f"  {row['class']}: what one line more would gain was not measured, {row['failed']}")
             continue
-        before, after = row["milliseconds"], row["compiled"]
-        worth = f"{before / after:.2f} times as fast" if after < before else "nothing"
-        said.append(f"    {row['class']}: {before:.2f} ms, compiled {after:.2f}: {worth}")
-    return said if rows else ["  --gain: no module with message passing of its own was trained"]
+        before = row["milliseconds"]
+        said.append(
+            f"  one line more: a call of {row['class']}, forward and backward, takes {before:.2f} ms as it is"
+        )
+        parts = []
+        for line, took in row["lines"].items():
+            if isinstance(took, str):
+                parts.append(f"{line}: not possible ({took})")
+            else:
+                worth = f"{before / took:.2f} times as fast" if took < before else "nothing gained"
+                parts.append(f"{line}: {took:.2f} ms, {worth}")
+        said.append(f"    {'; '.join(parts)}")
+    return said or ["  --gain: no model with message passing was trained for three calls"]

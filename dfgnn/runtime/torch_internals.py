@@ -145,32 +145,28 @@ def inductor_cuts_cuda_graphs() -> bool:
     return inductor_uses_cuda_graphs() and getattr(inductor, "graph_partition", False)
 
 
-def can_override_kernels() -> bool:
-    """Whether PyTorch hands out the kernel that an overriding one can call (since 2.9)."""
-    return hasattr(torch.library, "get_kernel")
-
-
 def storage_of(x: Any) -> Any:
     """What is equal for tensors that share memory, also for tensors without values; None for layouts without
     one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""
     return x.untyped_storage()._cdata if x.layout == torch.strided else None
 
 
-#: Of torch 2.11, seen on a GPU. A graph that is cut at an operator which a CUDA graph cannot contain adds
-#: rows up in memory that another of its parts has cleared, and gets other numbers: such a graph runs without
-#: CUDA graphs. Tiles from an analysis of strides let a sum over the rows of a slice read at addresses that
-#: are not aligned.
+#: Of torch 2.11, seen on a GPU with dfgnn's operators. A graph that is cut at an operator which a CUDA graph
+#: cannot contain adds rows up in memory that another of its parts has cleared, and gets other numbers: such
+#: a graph runs without CUDA graphs. Tiles from an analysis of strides let a sum over the rows of a slice read
+#: at addresses that are not aligned.
 _AVOIDED = {"graph_partition": False, "triton.coalesce_tiling_analysis": False}
 
 
-def compile_fx(graph_module: Any, example_inputs: Any, mode: str | None, options: Any) -> Any:
-    """What ``torch.compile(backend="inductor", mode=mode, options=options)`` makes of Dynamo's graph, but for
-    what Inductor is known to get wrong there. It has no public name for it."""
+def compile_fx(graph_module: Any, example_inputs: Any, mode: str | None, options: Any, ours: bool) -> Any:
+    """What ``torch.compile(backend="inductor", mode=mode, options=options)`` makes of Dynamo's graph, but, if
+    there are operators of ours in it, for what Inductor is known to get wrong there. It has no public name
+    for it."""
     from torch._inductor import config as known
     from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx as inductor
 
-    avoided = {name: value for name, value in _AVOIDED.items() if name in known.get_config_copy()}
+    avoided = {name: value for name, value in _AVOIDED.items() if ours and name in known.get_config_copy()}
     config = {**avoided, **(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
     return inductor(graph_module, example_inputs, config_patches=config)
 

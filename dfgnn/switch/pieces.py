@@ -23,14 +23,11 @@ from ..engine import by_index
 from ..nn._fused_or_upstream import foreign_mode
 from ..nn._graph import as_graph
 from ..runtime import torch_internals as internals
-from .indexing import GradientOfIndexing
 
 #: Name of the original -> number of calls that the kernels have computed.
 served: Counter[str] = Counter()
 #: The libraries that are currently patched.
 active: set[str] = set()
-#: On a GPU, while a library is patched.
-gradient_of_indexing = GradientOfIndexing(served)
 
 # A sum of fewer than _LEAST_SUM elements goes to the original. So does one that needs gradients and has fewer
 # than _LEAST_SUM_ROWS rows or _LEAST_SUM_TRAINED elements: an autograd function in Python costs about 20 µs

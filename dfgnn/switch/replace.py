@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from ..nn._errors import remember_parameters
@@ -236,8 +235,6 @@ class _Names:
         """Let names that stand for a layer stand for dfgnn's, in all modules that are loaded now."""
         self._ours = {**self._layers, **pieces.of(self._library)}
         pieces.active.add(self._library)
-        if torch.cuda.is_available():
-            pieces.gradient_of_indexing.put()
         for in_library, module, name, cls in self._where(self._ours):
             setattr(module, name, self._ours[cls])
             if not in_library:
@@ -250,8 +247,6 @@ class _Names:
         """Undo `put`: in all of the library, which may have loaded more modules since; elsewhere for the
         names that it changed."""
         pieces.active.discard(self._library)
-        if not pieces.active:
-            pieces.gradient_of_indexing.take_back()
         theirs = {ours: cls for cls, ours in self._ours.items()}
         for in_library, module, name, ours in self._where(theirs):
             if in_library:

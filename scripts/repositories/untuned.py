@@ -173,3 +173,55 @@ def g_retriever(root: Path, scale: int = 1):
     n, e = 160 * scale, edges.shape[1]
     x, attr, target = torch.randn(n, 1024), torch.randn(e, 1024), torch.randn(n, 1024)
     return model, lambda: (model(x, edges, attr)[0] - target).square().mean()
+
+
+@repository(
+    "DiffAttConv",
+    "A-ICLR/ICLR-2026-submit",
+    "MPNNs of DiffAttConv, 3 layers of 64, 4 heads; 22,662 nodes, 65,854 edges (Roman-empire)",
+    needs=("scipy",),
+)
+def difference_attention(root: Path, scale: int = 1):
+    put_on_path(root / "heterophilic_test" / "medium_graph")
+    network = importlib.import_module("model").MPNNs
+    model = network(300, 64, 18, local_layers=3, dropout=0.0, heads=4, res=True, ln=True, gnn="DTrans")
+    n = 22_662 * scale
+    x, labels = torch.randn(n, 300), torch.randint(18, (n,))
+    half = random_edges(n, n, 32_927 * scale)
+    edges = torch.cat([half, half.flip(0)], 1)
+    return model, lambda: F.cross_entropy(model(x, edges), labels)
+
+
+@repository(
+    "predicting-choice",
+    "wilsoncwc/predicting-choice",
+    "GAIN (attention of GAT in GIN), 3 layers of 128, 8 heads; street network of 20,000 nodes, 50,000 edges",
+)
+def predicting_choice(root: Path, scale: int = 1):
+    put_on_path(root)
+    without_init(root, "models")
+    absent("torch_sparse")
+    model = importlib.import_module("models.gain").GAIN(24, 128, 3, 10, heads=8)
+    n = 20_000 * scale
+    x, edges, labels = torch.randn(n, 24), random_edges(n, n, 50_000 * scale), torch.randint(10, (n,))
+    return model, lambda: F.cross_entropy(model(x, edges), labels)
+
+
+@repository(
+    "method-embedding",
+    "VitalyRomanov/method-embedding",
+    "GAT of DGL's GATConv, 3 layers, 8, 8 and 1 heads of 64; source code as 20,000 nodes, 80,000 edges",
+    large=0,
+)
+def method_embedding(root: Path, scale: int = 1):
+    put_on_path(root)
+    without_init(root, "SourceCodeTools", "SourceCodeTools.models", "SourceCodeTools.models.graph")
+    absent("SourceCodeTools.models.Embedder")
+    dgl = importlib.import_module("dgl")
+    network = importlib.import_module("SourceCodeTools.models.graph.gat").GAT
+    n = 20_000 * scale
+    graph = dgl.add_self_loop(dgl.graph(tuple(random_edges(n, n, 60_000 * scale)), num_nodes=n))
+    model = network(graph, 2, 100, 64, 50, [8, 8, 1], F.elu, 0.0, 0.0, 0.2, False)
+    torch.nn.init.normal_(model.embed)
+    labels = torch.randint(50, (n,))
+    return model, lambda: F.cross_entropy(model(), labels)

@@ -43,6 +43,14 @@ def test_the_page_shows_the_results(users):
         assert row["lines"] <= 3
 
 
+def test_the_page_shows_the_results_of_a_gpu(plain_python):
+    results = RESULTS.with_name("h200-users.json")
+    program = ROOT / "scripts" / "users_table.py"
+    table = plain_python.forks.program(program, results, environment={"PYTHONPATH": str(ROOT)}).stdout
+    page = (ROOT / "docs" / "users.md").read_text()
+    assert f"<!-- users on a GPU -->\n{table}<!-- /users on a GPU -->" in page
+
+
 SCALES = {
     "the same": "1.0",
     # With dfgnn the losses are others; the program must say so in its exit status and in a line.

@@ -85,11 +85,7 @@ def includes() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
 def test_python():
     floor = {room: i for i, rooms in enumerate(FLOORS.split("\n")) for room in rooms.split()}
     found = imports()
-    assert found["plan/tuning"] >= {
-        "runtime/arguments",
-        "runtime/timing",
-        "plan/planner",
-    }
+    assert found["plan/tuning"] >= {"runtime/arguments", "runtime/timing", "plan/planner"}
     assert found["bench/workloads"] >= {"functional/__init__", "graph/__init__"}
     for name, targets in found.items():
         room = name.split("/")[0]

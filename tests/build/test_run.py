@@ -443,9 +443,7 @@ MORE_PROGRAMS = [
 
 
 @pytest.mark.parametrize(
-    "words",
-    [*PROGRAMS, *(pytest.param(words, marks=exhaustive) for words in MORE_PROGRAMS)],
-    ids=" ".join,
+    "words", [*PROGRAMS, *(pytest.param(words, marks=exhaustive) for words in MORE_PROGRAMS)], ids=" ".join
 )
 def test_as_python_does(words, programs, dfgnn_run):
     """The same output, exit status and traceback as with the interpreter itself, but for lines in which the

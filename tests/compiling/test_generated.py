@@ -92,14 +92,14 @@ def attentions(draw):
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(attentions())
-def test_generated(drawn):
+@given(drawn=attentions())
+def test_generated(device, drawn):
     """Against the code as it is, in float64, with gradients, static and then symbolic sizes."""
     _, fn = drawn
     torch._dynamo.reset()
     reports: list = []
     compiled = torch.compile(fn, backend=rewriting(reports))
     for k, sizes in enumerate(((6, 6, 20), (9, 9, 14))):
-        x = inputs(*sizes, seed=k)
+        x = inputs(*sizes, seed=k, device=device)
         check(gradients(compiled, x), gradients(fn, x), 1e-8)
     assert all(report.rewritten for report in reports), reports

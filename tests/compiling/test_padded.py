@@ -96,16 +96,16 @@ def results(model, function, x, mask):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_same_as_theirs(name):
+def test_same_as_theirs(name, device):
     """At all rows, also those that pad; for another batch with symbolic sizes."""
     torch._dynamo.reset()
     torch.manual_seed(1)
-    model, reports = MODELS[name](), []
+    model, reports = MODELS[name]().to(device), []
     compiled = torch.compile(model, backend=rewriting(reports), fullgraph=True)
     for sizes, longest in (([3, 6, 1], 6), ([5, 2, 6, 6, 1], 6), ([2, 7], 7))[
         : 2 if name == "other keys" else 3
     ]:
-        x, mask = batches(sizes, longest)
+        x, mask = (t.to(device) for t in batches(sizes, longest))
         for found, right in zip(results(model, compiled, x, mask), results(model, model, x, mask)):
             torch.testing.assert_close(found, right)
     assert [f.form for report in reports for f in report.found] == ["block_attention"] * len(reports)

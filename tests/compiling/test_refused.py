@@ -240,11 +240,11 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
-def test_same_numbers(fn):
+def test_same_numbers(fn, device):
     torch._dynamo.reset()
     reports: list = []
     compiled = torch.compile(fn, backend=rewriting(reports), dynamic=False)
-    x = inputs(9, 9, 40)
+    x = inputs(9, 9, 40, device=device)
     check(gradients(compiled, x), gradients(fn, x))
     reason = FUNCTIONS[fn]
     if reason is not None:

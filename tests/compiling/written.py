@@ -41,16 +41,19 @@ class Inputs(NamedTuple):
         return self.edge_index[1]
 
 
-def inputs(num_src: int, num_dst: int, num_edges: int, seed: int = 0, dtype=torch.float64) -> Inputs:
+def inputs(
+    num_src: int, num_dst: int, num_edges: int, seed: int = 0, dtype=torch.float64, device="cpu"
+) -> Inputs:
     make = torch.Generator().manual_seed(seed)
 
     def rand(*shape):
-        return torch.randn(*shape, generator=make, dtype=torch.float64).to(dtype).requires_grad_()
+        made = torch.randn(*shape, generator=make, dtype=torch.float64)
+        return made.to(device, dtype).requires_grad_()
 
     ends = [torch.randint(0, max(count, 1), (num_edges,), generator=make) for count in (num_src, num_dst)]
     return Inputs(
-        torch.stack(ends), rand(num_dst, H, D), rand(num_src, H, D), rand(num_src, H, D), rand(num_dst, H),
-        rand(num_src, H), rand(num_edges, H, D), rand(num_edges, H, D), rand(num_edges, H),
+        torch.stack(ends).to(device), rand(num_dst, H, D), rand(num_src, H, D), rand(num_src, H, D),
+        rand(num_dst, H), rand(num_src, H), rand(num_edges, H, D), rand(num_edges, H, D), rand(num_edges, H),
         rand(num_edges, H), rand(num_edges, A), rand(H * D, A), rand(1, H, D),
     )  # fmt: skip
 
@@ -82,8 +85,12 @@ GATHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # ---- segment sums along the first dimension ----------------------------------------------------------------
 
 
+def zeros(n, x):
+    return torch.zeros(n, *x.shape[1:], dtype=x.dtype, device=x.device)
+
+
 def _index_add_in_place(x, i, n):
-    out = torch.zeros(n, *x.shape[1:], dtype=x.dtype)
+    out = zeros(n, x)
     out.index_add_(0, i, x)
     return out
 
@@ -96,24 +103,24 @@ def _index_put_in_place(x, i, n):
 
 SUMS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "new_zeros.scatter_add_": lambda x, i, n: x.new_zeros(n, *x.shape[1:]).scatter_add_(0, wide(i, x), x),
-    "zeros.scatter_add": lambda x, i, n: torch.zeros(n, *x.shape[1:], dtype=x.dtype).scatter_add(
-        0, wide(i, x), x
-    ),
+    "zeros.scatter_add": lambda x, i, n: zeros(n, x).scatter_add(0, wide(i, x), x),
     "torch.scatter_add": lambda x, i, n: torch.scatter_add(x.new_zeros((n,) + x.shape[1:]), 0, wide(i, x), x),
-    "repeated index": lambda x, i, n: torch.zeros(n, *x.shape[1:], dtype=x.dtype).scatter_add(
+    "repeated index": lambda x, i, n: zeros(n, x).scatter_add(
         0, i.reshape(-1, *[1] * (x.dim() - 1)).repeat(1, *x.shape[1:]), x
     ),
     "scatter_reduce": lambda x, i, n: x.new_zeros(n, *x.shape[1:]).scatter_reduce(0, wide(i, x), x, "sum"),
     "scatter_reduce_ without self": lambda x, i, n: x.new_zeros(n, *x.shape[1:]).scatter_reduce_(
         0, wide(i, x), x, reduce="sum", include_self=False
     ),
-    "index_add": lambda x, i, n: torch.zeros(n, *x.shape[1:], dtype=x.dtype).index_add(0, i, x),
+    "index_add": lambda x, i, n: zeros(n, x).index_add(0, i, x),
     "torch.index_add": lambda x, i, n: torch.index_add(x.new_zeros(n, *x.shape[1:]), 0, i, x),
     "index_add_ in place": _index_add_in_place,
     "index_put": lambda x, i, n: x.new_zeros(n, *x.shape[1:]).index_put((i,), x, accumulate=True),
     "index_put_ in place": _index_put_in_place,
     "torch_geometric": lambda x, i, n: pyg_scatter(x, i, 0, n, "sum"),
-    "full": lambda x, i, n: torch.full((n, *x.shape[1:]), 0.0, dtype=x.dtype).index_add(0, i, x),
+    "full": lambda x, i, n: torch.full((n, *x.shape[1:]), 0.0, dtype=x.dtype, device=x.device).index_add(
+        0, i, x
+    ),
 }
 
 # ---- segment softmaxes along the first dimension -----------------------------------------------------------
@@ -125,7 +132,7 @@ def _maximum(s, i, n):
 
 def _raw(s, i, n):
     e = torch.exp(s - _maximum(s.detach(), i, n)[i])
-    return e / torch.zeros(n, *s.shape[1:], dtype=s.dtype).index_add(0, i, e)[i]
+    return e / zeros(n, s).index_add(0, i, e)[i]
 
 
 def _not_detached(s, i, n):
@@ -156,6 +163,20 @@ def _as_torch_scatter(s, i, n):
     return e / total.gather(0, index)
 
 
+# As torch_scatter with its library calls torch.ops.torch_scatter.scatter_max.
+_library = torch.library.Library("written", "DEF")
+_library.define("scatter_max(Tensor src, Tensor index, int count) -> Tensor")
+_library.impl("scatter_max", lambda s, i, n: _maximum(s, i, n), "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "written::scatter_max", lambda s, i, n: s.new_empty(n, *s.shape[1:]), lib=_library
+)
+
+
+def _maximum_of_a_library(s, i, n):
+    e = (s - torch.ops.written.scatter_max(s.detach(), i, n).gather(0, wide(i, s))).exp_()
+    return e.div(zeros(n, s).scatter_add_(0, wide(i, s), e).gather(0, wide(i, s)))
+
+
 def _under_no_grad(s, i, n):
     with torch.no_grad():
         most = _maximum(s, i, n)
@@ -178,6 +199,7 @@ SOFTMAXES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "no maximum, eps": _no_maximum_eps,
     "overall maximum": _overall_maximum,
     "as torch_scatter": _as_torch_scatter,
+    "maximum of a library": _maximum_of_a_library,
     "maximum under no_grad": _under_no_grad,
     "in place": _in_place,
 }

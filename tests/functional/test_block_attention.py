@@ -216,47 +216,6 @@ def test_strided_inputs(device):
     assert torch.equal(found, functional.block_attention(odd, key, value, offsets.repeat(2)[:3]))
 
 
-def test_compilers_see_an_operator(device):
-    tensors, offsets, _ = make([5, 0, 9], None, 2, 16, 16, torch.float32, device, True)
-    leaves = [x.requires_grad_() for x in tensors]
-
-    def step(query, key, value, bias, sink, offsets):
-        out = functional.block_attention(query * 1.5, key, value, offsets, key_bias=bias, sink=sink)
-        return out, *torch.autograd.grad(out.square().sum(), (query, key, value, bias, sink))
-
-    def loss(query, key, value, bias, sink):
-        out = functional.block_attention(query * 1.5, key, value, offsets, key_bias=bias, sink=sink)
-        return out.square().sum()
-
-    right = step(*leaves, offsets)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    found = torch.autograd.grad(compiled(*leaves), leaves)
-    for x, y in zip(found, right[1:]):
-        torch.testing.assert_close(x, y)
-
-
-def test_transforms(device):
-    tensors, offsets, _ = make([5, 0, 9], None, 2, 16, 16, torch.float64, device, True)
-
-    def loss(query, key, value, bias, sink):
-        out = functional.block_attention(query * 1.5, key, value, offsets, key_bias=bias, sink=sink)
-        return out.square().sum()
-
-    leaves = [x.requires_grad_() for x in tensors]
-    right = torch.autograd.grad(loss(*leaves), leaves)
-    plain = [x.detach() for x in tensors]
-    for x, y in zip(torch.func.grad(loss, argnums=(0, 1, 2, 3, 4))(*plain), right):
-        torch.testing.assert_close(x, y)
-    queries = torch.stack([plain[0], plain[0] * 0.5])
-    mapped = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, *[None] * 4))(
-        queries, *plain[1:]
-    )
-    for k in range(2):
-        leaves[0] = queries[k].clone().requires_grad_()
-        for x, y in zip(mapped, torch.autograd.grad(loss(*leaves), leaves[:2])):
-            torch.testing.assert_close(x[k], y)
-
-
 def test_export_with_dynamic_sizes():
     class Model(torch.nn.Module):
         def forward(self, rows, offsets):

@@ -128,9 +128,11 @@ def test_without_rows_or_keys(device, sizes, keys):
     assert not any(x.any() for x in results(functional, tensors, {**options, **offsets}))
 
 
-@pytest.mark.parametrize("name", ["a bias of pairs", "a softcap", "weights"])
+@pytest.mark.parametrize("name", [None, "a bias of pairs", "a softcap", "weights"])
 def test_compilers(device, name):
-    tensors, options, offsets = inputs(BLOCKS, torch.float32, device, OPTIONS[name])
+    """Also the call by blocks (None)."""
+    given = OPTIONS[name] if name else dict(key_bias=True, sink=True)
+    tensors, options, offsets = inputs(BLOCKS, torch.float32, device, given)
     leaves = {name: x.requires_grad_() for name, x in tensors.items()}
 
     def loss(leaves, offsets):

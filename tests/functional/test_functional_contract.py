@@ -112,16 +112,6 @@ def test_dropout_follows_torchs_seed(device, score):
     assert not torch.equal(results[0]["attention"], results[2]["attention"])
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_successive_calls_draw_other_masks(device, score):
-    graph = make_graph("random", device)
-    inputs = make_inputs(score, graph, 3, 8)
-    first, second = (
-        function(score)(graph, **inputs, dropout_p=0.5, return_attention=True)[1] for _ in range(2)
-    )
-    assert not torch.equal(first, second)
-
-
 @covered(1, p=[0.1, 0.5, 0.9], score=SCORES)
 def test_dropout_distribution(device, score, p):
     graph = make_graph("super_row", device)

@@ -9,7 +9,7 @@ from attention import SCORES, function, make_inputs
 from graphs import make_graph
 
 
-def gradients(attention, graph, inputs, modify, options, wrap=lambda f, *args: f(*args), times=1):
+def gradients(attention, graph, inputs, modify, options, wrap=lambda f, *args: f(*args)):
     torch.manual_seed(0)
     leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
 
@@ -20,8 +20,7 @@ def gradients(attention, graph, inputs, modify, options, wrap=lambda f, *args: f
 
     results = wrap(forward, *leaves.values())
     loss = sum((x * torch.linspace(-1, 1, x.numel(), device=x.device).view_as(x)).sum() for x in results)
-    for k in range(times):
-        loss.backward(retain_graph=k + 1 < times)
+    loss.backward()
     return [x.detach() for x in results] + [x.grad for x in leaves.values()]
 
 
@@ -59,24 +58,6 @@ def test_hooks_see_the_result(device):
 
 def inputs_of(graph):
     return make_inputs("gat", graph, 2, 4)
-
-
-@pytest.mark.parametrize("modify", [lambda x: x.relu_(), lambda x: x], ids=["relu_", "unchanged"])
-def test_backward_twice(device, modify):
-    graph = make_graph("random", device)
-    inputs = make_inputs("gat", graph, 2, 4, torch.float64)
-    once, twice = (gradients(function("gat"), graph, inputs, modify, {}, times=n) for n in (1, 2))
-    for one, two in zip(once[1:], twice[1:]):
-        torch.testing.assert_close(2 * one, two)
-
-
-def test_second_backward_without_retaining_is_refused(device):
-    graph = make_graph("random", device)
-    inputs = {n: x.requires_grad_() for n, x in inputs_of(graph).items()}
-    out = function("gat")(graph, **inputs)
-    out.sum().backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        out.sum().backward()
 
 
 def test_a_modified_input_is_refused(device):

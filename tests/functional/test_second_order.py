@@ -11,16 +11,9 @@ from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
 from dfgnn.functional import EdgeTerm, Projected
 
-OPTIONS = {
-    "plain": {},
-    "bias": {"term": True, "weight": 1},
-    "gate": {"gate": 1, "weight": "H", "edge": True},
-}
+OPTIONS = {"plain": {}, "bias": {"term": True, "weight": 1}, "gate": {"gate": 1, "weight": "H", "edge": True}}
 
-MORE_OPTIONS = {
-    **OPTIONS,
-    "all": {"term": True, "gate": "H", "weight": "H", "edge": True},
-}
+MORE_OPTIONS = {**OPTIONS, "all": {"term": True, "gate": "H", "weight": "H", "edge": True}}
 HARD = [name for name in GRAPHS if name not in ("power_law", "complete")]
 
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}

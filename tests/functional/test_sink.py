@@ -10,12 +10,7 @@ from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
 
-OPTIONS = (
-    {},
-    {"term": True, "weight": "H"},
-    {"gate": "H"},
-    {"edge": True},
-)
+OPTIONS = ({}, {"term": True, "weight": "H"}, {"gate": "H"}, {"edge": True})
 
 
 @pytest.fixture(autouse=True)

@@ -51,12 +51,7 @@ def rand(*shape, dtype=torch.float32):
 # ---- functions -----------------------------------------------------------------------------------
 
 _SRC, _DST = (N_SRC, HEADS, DIM), (N_DST, HEADS, DIM)
-_PER_EDGE = {
-    "bias": (EDGES, HEADS),
-    "weight": (EDGES,),
-    "mask": (EDGES,),
-    "sink": (HEADS,),
-}
+_PER_EDGE = {"bias": (EDGES, HEADS), "weight": (EDGES,), "mask": (EDGES,), "sink": (HEADS,)}
 # Tensors by name with right shapes; the first one says which dtype the others have.
 FUNCTIONS = {
     "gat_attention": {"value": _SRC, "score_src": _SRC[:2], "score_dst": _DST[:2], **_PER_EDGE},

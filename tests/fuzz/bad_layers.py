@@ -180,7 +180,7 @@ def _dgl_constructor_cases():
             ("EdgeGATConv", nn.dgl.EdgeGATConv, sizes | dict(edge_feats=5)),
             ("GraphTransformerConv", nn.GraphTransformerConv, sizes),
             ("GraphTransformerLayer", nn.GraphTransformerLayer, dict(feats=8, num_heads=2)),
-        ],
+        ]
     )
     for layer in ("GATConv", "GATv2Conv", "EdgeGATConv"):
         cls = getattr(nn.dgl, layer)

@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 import torch
+from every_layer import arguments, floats, made
 
-from dfgnn import Graph, functional, nn, reference
+from dfgnn import Graph, functional, reference
 from dfgnn.engine.edge_maps import sum_of_edges
 
 NODES, EDGES = 50, 700
@@ -91,23 +92,6 @@ def test_results_before_outlive_a_copy(device):
     assert gradients[0].abs().sum() > 0 and gradients[0].equal(gradients[1])
 
 
-def pyg_layers():
-    pytest.importorskip("torch_geometric")
-    from dfgnn.nn import pyg
-
-    return {
-        "gat": pyg.GATConv(8, 4, heads=2),
-        "gat_edges": pyg.GATConv(8, 4, heads=2, edge_dim=3),
-        "gatv2": pyg.GATv2Conv(8, 4, heads=2, edge_dim=3, fill_value="max"),
-        "transformer": pyg.TransformerConv(8, 4, heads=2, edge_dim=3),
-        "agnn": pyg.AGNNConv(),
-        "gated": pyg.ResGatedGraphConv(8, 4, edge_dim=3, aggr="mean"),
-        "gate": pyg.GATEConv(8, 8, edge_dim=3),
-        "gen": pyg.GENConv(8, 4, edge_dim=3, norm=None),
-        "general": pyg.GeneralConv(8, 4, in_edge_channels=3, attention=True, heads=2),
-    }
-
-
 def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, padding):
     """What ``call`` computes on both, and its gradients; checks that no gradient goes to unused edges.
 
@@ -133,65 +117,59 @@ def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, paddin
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+# Compiled layers with loops gather edge attributes by positions that are computed from the edges.
+COMPILED = [
+    "GATConv",
+    "TransformerConv",
+    "AGNNConv",
+    "ResGatedGraphConv attributes",
+    "GENConv",
+    "GeneralConv",
+]
+EAGER = [*COMPILED, "GATConv attributes", "GATv2Conv attributes", "TransformerConv attributes", "GATEConv"]
+
+
 @pytest.mark.parametrize(
-    "name, compiled",
-    [
-        *(
-            (name, False)
-            for name in (
-                "gat",
-                "gat_edges",
-                "gatv2",
-                "transformer",
-                "agnn",
-                "gated",
-                "gate",
-                "gen",
-                "general",
-            )
-        ),
-        # Compiled layers with loops gather edge attributes by positions that are computed from the edges.
-        *((name, True) for name in ("gat", "transformer", "agnn", "gated", "gen", "general")),
-    ],
+    "name, compiled", [*((name, False) for name in EAGER), *((name, True) for name in COMPILED)]
 )
 def test_layers_of_pyg_find_it_by_its_edge_index(device, name, compiled):
     """The edges contain loops, which the layers replace by loops of their own with filled-in attributes."""
-    layer = pyg_layers()[name].to(device)
+    pytest.importorskip("torch_geometric")
+    layer = made(f"pyg {name}").to(device).eval()
     fused = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
     graph = Graph.with_capacity(NODES, EDGES, device=device)
 
-    def call(where, x, *attr):
-        return (fused if where is graph else layer)(x, where.edge_index, *attr)
+    def call(where, x, attr=None):
+        run = fused if where is graph else layer
+        return floats(run(*arguments(f"pyg {name}", x, attr, where.edge_index)))[0]
 
     padding = 5.0 if compiled else float("nan")  # compiled layers multiply numbers of unused edges by 0
     for num_nodes, num_edges in ((NODES, 120), *BATCHES[:2]) if compiled else BATCHES[:4]:
         edge_index = edges_of(num_nodes, num_edges, device)
         edge_index[:, : num_edges // 4] = edge_index[0, : num_edges // 4]  # loops
-        inputs = [torch.randn(num_nodes, 8, device=device), torch.randn(num_edges, 3, device=device)]
-        given = inputs[:1] if name in ("gat", "agnn") else inputs
+        inputs = features(num_nodes, num_edges, device)
+        given = inputs[:1] if name in ("GATConv", "TransformerConv", "AGNNConv") else inputs
         on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, given, padding)
 
 
+def features(num_nodes, num_edges, device):
+    return [torch.randn(n, k, device=device).double() for n, k in ((num_nodes, 8), (num_edges, 3))]
+
+
 @pytest.mark.parametrize(
-    "name", ["GraphTransformerConv", "EdgeGraphTransformerConv", "EdgeGATConv", "EGATConv"]
+    "name", ["GraphTransformerConv attributes", "EdgeGraphTransformerConv", "dgl EdgeGATConv", "dgl EGATConv"]
 )
 def test_layers_of_a_graph_leave_out_unused_edges(device, name):
-    options = {"allow_zero_in_degree": True}
-    layer = {
-        "GraphTransformerConv": lambda: nn.GraphTransformerConv(8, 4, 2, edge_dim=3, **options),
-        "EdgeGraphTransformerConv": lambda: nn.EdgeGraphTransformerConv(8, 3, 4, 2, **options),
-        "EdgeGATConv": lambda: nn.dgl.EdgeGATConv(8, 3, 4, 2, **options),
-        "EGATConv": lambda: nn.dgl.EGATConv(8, 3, 4, 5, 2, **options),
-    }[name]().to(device)
+    layer = made(name).to(device)
+    layer.set_allow_zero_in_degree(True)
 
     def call(where, x, attr):
-        out = layer(where, x, edge_attr=attr) if name == "GraphTransformerConv" else layer(where, x, attr)
-        return out[0] if isinstance(out, tuple) else out
+        return floats(layer(*arguments(name, x, attr, where)))[0]
 
     graph = Graph.with_capacity(NODES, EDGES, device=device)
     for num_nodes, num_edges in BATCHES[:3]:
         edge_index = edges_of(num_nodes, num_edges, device)
-        inputs = [torch.randn(num_nodes, 8, device=device), torch.randn(num_edges, 3, device=device)]
+        inputs = features(num_nodes, num_edges, device)
         on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, float("nan"))
 
 

@@ -53,19 +53,6 @@ def test_from_csr(name, validate, dtype, device):
     check_graph(graph, src, dst, num_src, num_dst, device)
 
 
-def test_random_graphs(device):
-    generator = torch.Generator().manual_seed(0)
-    for trial in range(60):
-        num_src, num_dst, num_edges = torch.randint(1, 12, (3,), generator=generator).tolist()
-        src = torch.randint(num_src, (num_edges,), generator=generator)
-        dst = torch.randint(num_dst, (num_edges,), generator=generator)
-        if trial % 3:  # two trials in three: edges sorted by destination, or by source
-            order = torch.argsort(dst if trial % 3 == 1 else src, stable=True)
-            src, dst = src[order], dst[order]
-        graph = Graph.from_coo(src.to(device), dst.to(device), num_src=num_src, num_dst=num_dst)
-        check_graph(graph, src, dst, num_src, num_dst, device)
-
-
 def test_edges_of_a_row_keep_the_users_order(device):
     src, dst, num_src, num_dst = edges("duplicates", device)
     graph = Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)

@@ -318,10 +318,7 @@ def test_community_puts_the_highest_degree_first():
 
 @pytest.mark.parametrize(
     "method, module, package",
-    [
-        ("rcm", "scipy.sparse.csgraph", "scipy"),
-        ("community", "sknetwork.clustering", "scikit-network"),
-    ],
+    [("rcm", "scipy.sparse.csgraph", "scipy"), ("community", "sknetwork.clustering", "scikit-network")],
 )
 def test_missing_library_is_named(method, module, package, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)

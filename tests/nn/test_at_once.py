@@ -5,7 +5,6 @@ import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 from covering import covered
 from graphs import make_graph
 from torch import nn
@@ -15,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from dfgnn import nn as layers
 from dfgnn.engine.autograd import Layer
 from dfgnn.nn import fused as _fused
-from dfgnn.nn.whole import padding as _padding
+from dfgnn.nn.whole import gated as _gated
 from dfgnn.nn.whole.spec import LayerSpec
 from dfgnn.runtime.arguments import LayerTensors as _LayerTensors
 
@@ -72,16 +71,20 @@ def make_pair(
     def random(*shape):
         return (torch.randn(shape) / 2).to(graph.device, dtype).requires_grad_()
 
-    width, v2 = heads * size, score == "additive_v2"
-    names = {"value", "query"} | ({"skip"} if skip else set()) | (set() if v2 else {"key"})
+    width, vectors = (
+        heads * size,
+        {"dot": [], "additive_v2": ["attn"], "additive": ["attn", "attn_dst"]}[score],
+    )
+    names = {"value", "query"} | ({"skip"} if skip else set()) | ({"key"} if score == "dot" else set())
     sizes = dict.fromkeys(sorted(names - set(shared)), IN) | ({"edge": attributes} if attributes else {})
     tensors = {f"{name}_weight": random(width, columns) for name, columns in sizes.items()}
     if bias:
-        tensors |= {f"{name}_bias": random(width) for name in (*sizes, "out")}
-    if v2:
-        tensors["attn"] = random(1, heads, size)
+        biased = ["skip"] * skip if score == "additive" else sizes
+        tensors |= {f"{name}_bias": random(width) for name in (*biased, "out")}
     if attributes:
         tensors["edge_attr"] = random(graph.num_edges, attributes)
+        vectors += ["attn_edge"] * (score == "additive")
+    tensors |= {name: random(1, heads, size) for name in vectors}
     x, x_dst = random(graph.num_src, IN), random(graph.num_dst, IN) if two_ends else None
     return LayerTensors(x, x_dst, **tensors)
 
@@ -103,7 +106,7 @@ def run_gat(graph, tensors, dropout_p=0.0, edges=(None, None, None)):
 
 
 def run_pair(graph, tensors, score, heads, dropout_p=0.0):
-    slope = 0.2 if score == "additive_v2" else 1.0
+    slope = 1.0 if score == "dot" else 0.2
     return run(graph, _LayerTensors(*tensors), dropout_p, score, heads, negative_slope=slope, scale=0.5)
 
 
@@ -184,6 +187,9 @@ def test_gat_with_vectors_in_float32(device, monkeypatch, compute_as, kind):
 
 
 PAIRS = {
+    "gat": ("additive", {"skip": False}),
+    "gat two ends": ("additive", {"two_ends": True}),
+    "gat with attributes, two ends": ("additive", {"attributes": 3, "two_ends": True, "bias": False}),
     "v2": ("additive_v2", {"skip": False}),
     "v2 one projection": ("additive_v2", {"skip": False, "shared": ("query",)}),
     "v2 two ends": ("additive_v2", {"skip": False, "two_ends": True}),
@@ -233,30 +239,26 @@ def test_attributes_of_edges_that_learn_or_not(device, monkeypatch, compute_as, 
 
 
 @pytest.mark.gpu
-def test_padding_first_used_in_a_cuda_graph():
-    """A constant of padding that is made while a CUDA graph is captured gets its value only at a replay: it
-    must not be cached for other calls."""
-    _padding._constants.clear()
-    x, stream = torch.ones(5, 7, device="cuda"), torch.cuda.Stream()
+def test_a_constant_first_used_in_a_cuda_graph():
+    """It gets its value only at a replay: it must not be cached for other calls."""
+    _gated._constants.clear()
+    like, stream = (torch.float32, torch.device("cuda")), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        inside = _padding.extended(x, 1, 1)
-    assert not _padding._constants
-    expected = F.pad(x, (0, 1))
-    assert torch.equal(_padding.extended(x, 1, 1), expected)
+        inside = _gated.constant(1, *like)
+    assert not _gated._constants
+    assert _gated.constant(1, *like) == 1
     graph.replay()
-    assert torch.equal(inside, expected) and _padding._constants
+    assert inside == 1 and _gated._constants
 
 
-def test_padding_within_inference_mode_serves_training():
-    _padding._constants.clear()
-    x = torch.randn(5, 7, requires_grad=True)
+def test_a_constant_made_within_inference_mode_serves_training():
+    _gated._constants.clear()
+    x, like = torch.randn(5, requires_grad=True), (torch.float32, torch.device("cpu"))
     with torch.inference_mode():
-        _padding.extended(x, 1, 1)
-    found = _padding.extended(x, 1, 1)
-    assert torch.equal(found, F.pad(x, (0, 1)))
-    (grad,) = torch.autograd.grad((found * found).sum(), x)
-    assert torch.equal(grad, 2 * x)
+        _gated.constant(2, *like)
+    (grad,) = torch.autograd.grad((_gated.constant(2, *like) * x).sum(), x)
+    assert torch.equal(grad, torch.full((5,), 2.0))
 
 
 def calls(device, shape=(2, 4), dtype=torch.float64, dropout_p=0.0):

@@ -175,7 +175,7 @@ def check_sets(layer, call, dim, *sets):
 def test_sets_of_features(device, name):
     layer, dim = on_device(name, device).eval(), dimension_of_sets(name)
     x = torch.randn(SETS, N, 8, dtype=X.dtype, device=device).movedim(0, dim)
-    shared = of(name) == "pyg" or name == "GraphTransformerConv attributes"
+    shared = of(name) == "pyg" or "GraphTransformer" in name and "attributes" in name
     if shared or "attributed" not in LAYERS[name].arguments.__name__:
         check_sets(layer, lambda x: layer(*arguments(name, x, ATTR.to(device))), dim, x)
     else:

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from graphs import make_graph
 
 from dfgnn import reference
-from dfgnn.functional import EdgeTerm
 from dfgnn.nn import GraphTransformerLayer
 
 FEATS, HEADS = 12, 3
@@ -213,39 +212,3 @@ def test_state():
     changed = {key for key, x in layer.state_dict().items() if not torch.equal(x, before[key])}
     assert changed >= {f"{n}.weight" for n in names[:6]}
     assert "feats=12" in repr(layer)
-
-
-@pytest.mark.parametrize("edge_dim", [2, 6])
-def test_edge_features(edge_dim):
-    """edge_dim reach the attention, with one set of features and with several."""
-    graph = make_graph("random")
-    layer = make_layer(edge_dim=edge_dim)
-    feat = torch.randn(2, 50, FEATS, dtype=torch.float64)
-    attr = torch.randn(400, edge_dim, dtype=torch.float64)
-    plain = make_layer()
-    plain.load_state_dict({k: x for k, x in layer.state_dict().items() if "fc_edge" not in k})
-    edge_feat = (attr @ layer.conv.fc_edge.weight.T).view(400, HEADS, -1)
-    term = EdgeTerm(edge_feat, edge_feat)
-    plain.conv.attention = lambda *a, **o: reference.dot_attention(*a, **o, edge=term)
-    expected = torch.stack([plain.eval()(graph, x) for x in feat])
-    found = layer.eval()(graph, feat, edge_attr=attr)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(layer(graph, feat[0], edge_attr=attr), expected[0])
-    out, attention = layer(graph, feat, edge_attr=attr, return_attention=True)
-    torch.testing.assert_close(out, expected)
-    assert attention.shape == (2, 400, HEADS)
-    with pytest.raises(ValueError, match="edge_attr: expected"):
-        layer(graph, feat)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_edge_features_of_several_sets_under_autocast(dtype):
-    """Autocast casts float32 alone, and the attributes of edges as it casts the rest."""
-    graph = make_graph("random").add_self_loops()
-    layer = GraphTransformerLayer(16, 2, norm=None, edge_dim=3).to(dtype)
-    x, attr = torch.randn(2, graph.num_src, 16, dtype=dtype), torch.randn(graph.num_edges, 3, dtype=dtype)
-    exact = layer(graph, x, edge_attr=attr)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = layer(graph, x, edge_attr=attr)
-    tolerance = 0 if dtype == torch.float64 else 0.1
-    torch.testing.assert_close(out.to(dtype), exact, rtol=tolerance, atol=tolerance)

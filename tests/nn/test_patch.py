@@ -16,10 +16,7 @@ import dfgnn
 dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 
-PLACES = {
-    "dgl": (dgl.nn, dgl.nn.pytorch, dgl.nn.pytorch.conv, dgl.nn.conv),
-    "pyg": (pyg.nn, pyg.nn.conv),
-}
+PLACES = {"dgl": (dgl.nn, dgl.nn.pytorch, dgl.nn.pytorch.conv, dgl.nn.conv), "pyg": (pyg.nn, pyg.nn.conv)}
 NAMES = {
     "dgl": ["AGNNConv", "DotGatConv", "EGATConv", "EdgeGATConv", "GATConv", "GATv2Conv", "HGTConv"],
     "pyg": [

@@ -6,7 +6,6 @@ import itertools
 import sys
 import types
 import warnings
-from collections import Counter
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch import nn
 import dfgnn
 from dfgnn.engine import by_index, operators
 from dfgnn.switch import pieces
-from dfgnn.switch.indexing import GradientOfIndexing
 
 pyg = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
 import torch_geometric.nn as pygnn  # noqa: E402
@@ -410,77 +408,3 @@ def test_gradients_of_a_large_sum():
     given = torch.randn(256, 100).t()  # not contiguous
     (got,) = torch.autograd.grad(by_index.sums(rows, index, 100), rows, given)
     assert torch.equal(got, given[index])
-
-
-@pytest.fixture(params=["CPU", "CUDA"])
-def indexing(request, monkeypatch):
-    """(device, counts of what is served): x[index] while its gradient is ours, on small tensors, too."""
-    if request.param == "CUDA" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    monkeypatch.setattr("dfgnn.switch.indexing._MANY", 1)
-    monkeypatch.setattr("dfgnn.switch.indexing._FEW", 1)
-    served = Counter()
-    ours = GradientOfIndexing(served, request.param)
-    ours.put()
-    yield request.param.lower(), served
-    ours.take_back()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_indexing(indexing, kind, shape, dtype):
-    device, served = indexing
-    index = indices(kind).to(device)
-    x = torch.randn(N, *shape, dtype=dtype, device=device, requires_grad=True)
-    weight = torch.randn(E, *shape, dtype=dtype, device=device)
-    (found,) = torch.autograd.grad((x[index] * weight).sum(), x)
-    right = torch.zeros_like(x, dtype=torch.float64).index_add(0, index, weight.double())
-    torch.testing.assert_close(found, right.to(dtype), rtol=1e-5, atol=1e-4)
-    (pairs,) = torch.autograd.grad((x[index.view(2, -1)] * weight.view(2, -1, *shape)).sum(), x)
-    assert torch.equal(pairs, found)  # the same order of additions
-    assert served == {"gradient of x[index]": 2}
-    again = x[index].square().sum()
-    (first,) = torch.autograd.grad(again, x, create_graph=True)
-    (second,) = torch.autograd.grad((first * x.detach()).sum(), x)
-    torch.testing.assert_close(second, first.detach(), rtol=1e-5, atol=1e-3)
-
-
-def test_other_indexing_is_pytorchs(indexing):
-    device, served = indexing
-    x = torch.randn(N, 3, device=device, requires_grad=True)
-    y = torch.randn(N, 3, device=device, requires_grad=True)
-    ids = indices("random").to(device)
-    for index in (ids - N, ids.int(), (ids, ids % 3), ids[:0], (slice(None), ids % 3)):
-        (found,) = torch.autograd.grad((x[index] * y[index].detach()).sum(), x)
-        expected = torch.zeros(N, 3, dtype=torch.float64)
-        places = torch.arange(3 * N, device=device).view(N, 3)[index].reshape(-1)
-        expected.view(-1).index_add_(0, places.cpu(), y.detach()[index].reshape(-1).double().cpu())
-        torch.testing.assert_close(found.cpu(), expected.float(), rtol=1e-3, atol=1e-3)
-    x.detach().index_put_((ids,), torch.ones(E, 3, device=device), accumulate=True)  # a user's own
-    x.detach()[ids] = 1.0
-    assert not served
-
-
-def test_indexing_by_a_changed_index(indexing):
-    device, _ = indexing
-    index = indices("random").to(device)
-    x = torch.randn(N, 3, device=device, requires_grad=True)
-    for _ in range(3):
-        (found,) = torch.autograd.grad(x[index].sum(), x)
-        assert torch.equal(found[:, 0], index.bincount(minlength=N).to(x))
-        index.copy_(index.flip(0) // 2)
-
-
-def test_a_patch_gives_the_kernel_back():
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.randn(4, 300, device=device, requires_grad=True)
-    index = torch.zeros(2000, dtype=torch.int64, device=device)
-    pieces.served.clear()
-    with dfgnn.patch("pyg"):
-        x[index].sum().backward()
-        expected = 1 if device == "cuda" else 0
-        assert pieces.served["gradient of x[index]"] == expected
-    x[index].sum().backward()
-    assert pieces.served["gradient of x[index]"] == expected
-    assert torch.equal(x.grad[0], torch.full_like(x.grad[0], 4000))

@@ -163,8 +163,7 @@ class EarlierGAT(nn.Module):
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(
-    "lin, att",
-    [(("lin_l", "lin_r"), ("att_l", "att_r")), (("lin_src", "lin_dst"), ("att_src", "att_dst"))],
+    "lin, att", [(("lin_l", "lin_r"), ("att_l", "att_r")), (("lin_src", "lin_dst"), ("att_src", "att_dst"))]
 )
 def test_gat_of_earlier_versions(lin, att, shared):
     pyg = pytest.importorskip("dfgnn.nn.pyg")

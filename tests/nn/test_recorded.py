@@ -91,7 +91,7 @@ def test_one_operator_each_way(name, device):
 @some(["GATConv", "TransformerConv edges"], [*OF_EVERY_SCORE, "DGL DotGatConv"])
 def test_rows_with_padding(name, device, monkeypatch):
     """Rows in which each head is padded, as CUDA kernels need it; here on every device."""
-    monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced._Rows(heads, size, 3))
+    monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced.Rows(heads, size, 3))
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     inputs = given(name, device)

@@ -74,10 +74,12 @@ class AdditiveConv(LeakyLayer):
         out, attention = self._unpack(result, prefix)
         return (out if bias is None else out + bias), attention
 
-    def _spec(self) -> LayerSpec:
-        bias = self.bias
+    def _spec(self, shared: bool) -> LayerSpec:
+        """shared: the destinations are the first sources."""
+        bias, (fc_src, fc_dst) = self.bias, self._projections()
+        query = None if shared and fc_src is fc_dst else fc_dst
         return LayerSpec(
-            "additive", self.num_heads, self._projections()[0], vectors=(self.attn_l, self.attn_r), bias=bias,
+            "additive", self.num_heads, fc_src, query=query, vectors=(self.attn_l, self.attn_r), bias=bias,
             negative_slope=self.negative_slope, dropout_p=dropout_p(self.attn_drop), wide=bias,
         )  # fmt: skip
 
@@ -86,7 +88,7 @@ class AdditiveConv(LeakyLayer):
 
         shared: the destinations are the first sources.
         """
-        refuse_parameters(self, self._spec())
+        refuse_parameters(self, self._spec(shared))
         fc_src, fc_dst = self._projections()
         feat_src = self._heads(projected(self, "feat" if shared else "feat[0]", fc_src, h_src))
         if not shared:
@@ -174,7 +176,9 @@ class GATConv(AdditiveConv):
         self.activation = activation
 
     def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        return self._spec() if hasattr(self, "fc") and self._keeps_features() else None
+        if not self._keeps_features():
+            return None
+        return self._spec(x_dst is None or is_first_rows(x_dst, x))
 
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
@@ -213,10 +217,11 @@ class GATConv(AdditiveConv):
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)
-        fc_src, fc_dst = self._projections()
         whole, options = None, {} if edge_weight is None else {"weight": edge_weight}
-        if edge_weight is None and fc_src is fc_dst and (shared or is_first_rows(h_dst, h_src)):
-            whole, seed = fused_layer(self, self._spec(), fused, h_src, None, get_attention)
+        if edge_weight is None:
+            spec = self._spec(shared or is_first_rows(h_dst, h_src))
+            end = None if spec.query is None or h_dst is h_src else h_dst
+            whole, seed = fused_layer(self, spec, fused, h_src, end, get_attention)
             if whole is not None and not get_attention:
                 return self._finish(self._heads(whole), h_dst)
             options = {} if seed is None else {"generator": seed}

@@ -85,11 +85,10 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         if edge_attr is not None and _is_empty(edge_attr):
             edge_attr = None  # as in torch_geometric: the projection's gradient is then None, and not zero
         is_square = x_dst is x_src or (x_dst is not None and is_first_rows(x_dst, x_src))
-        shared = is_square and self.lin is not None
         out = seed = None
-        if shared:
-            spec = self._spec(edge_attr)
-            end = None if spec.skip is None or x_dst is x_src else x_dst
+        if x_dst is not None:
+            spec = self._spec(edge_attr, is_square)
+            end = None if x_dst is x_src or (spec.query is None and spec.skip is None) else x_dst
             out, seed = self._fused(spec, graph, x_src, end, x_dst, wanted)
             if out is not None and not wanted:
                 return out
@@ -108,15 +107,18 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         return self._returned(edge_index, graph, out, attention)
 
     def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        return None if self.lin is None else self._spec(edge_attr)
+        return self._spec(edge_attr, x_dst is None or is_first_rows(x_dst, x))
 
-    def _spec(self, edge_attr: Tensor | None) -> LayerSpec:
+    def _spec(self, edge_attr: Tensor | None, is_square: bool) -> LayerSpec:
+        """is_square: the destinations are the first sources."""
         vectors: tuple[Tensor, ...] = self.att_src, self.att_dst
-        edges, joined = None, self._joins_heads()
+        edges, joined, shared = None, self._joins_heads(), self.lin
         if edge_attr is not None:
             vectors, edges = (*vectors, self.att_edge), (edge_attr, self.lin_edge)
         return LayerSpec(
-            "additive", self.heads, self.lin, skip=self.res if joined else None, edges=edges, vectors=vectors,
+            "additive", self.heads, self.lin_src if shared is None else shared,
+            query=self.lin_dst if shared is None else None if is_square else shared,
+            skip=self.res if joined else None, edges=edges, vectors=vectors,
             bias=self.bias if joined else None,
             negative_slope=self.negative_slope, dropout_p=self.dropout if self.training else 0.0,
             wide=vectors[0],
@@ -124,7 +126,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
 
     def _project(self, x_src: Tensor, x_dst: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Projected sources ``[N_src, H, C]`` and both score terms ``[N, H]``."""
-        refuse_parameters(self, self._spec(None))
+        refuse_parameters(self, self._spec(None, True))
         lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = self._heads(projected(self, source, lin_src, x_src))

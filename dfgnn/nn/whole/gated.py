@@ -21,7 +21,6 @@ from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
 from ...runtime.arguments import LayerTensors
-from .padding import constant
 from .spec import LayerSpec, spelled
 
 __all__ = ["gated_layer", "why_not"]
@@ -39,6 +38,23 @@ def why_not(graph: Graph, t: LayerTensors) -> str | None:
     if t.x.is_cuda and len(t.key_weight) * t.x.element_size() % 16:  # type: ignore[arg-type]
         return "rows are not a multiple of 16 bytes, which the kernels load at a time"
     return None if graph.num_src == graph.num_dst else "sources and destinations differ"
+
+
+_constants: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A cached tensor without dimensions."""
+    found = _constants.get((value, dtype, device))
+    if found is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            # While a CUDA graph is captured the tensor is not cached: it has no value before the first
+            # replay.
+            return torch.full((), value, dtype=dtype, device=device)
+        # Made on the CPU and copied: the copy waits until it is done, so that any stream may read the tensor.
+        with torch.inference_mode(False):
+            found = _constants[value, dtype, device] = torch.full((), value, dtype=dtype).to(device)
+    return found
 
 
 class _GraphOfGates(NamedTuple):

@@ -23,7 +23,7 @@ class LayerSpec(NamedTuple):
     heads: int
     #: Linear modules, each with H * D columns. ``value`` and ``key`` project the sources, ``query`` and
     #: ``skip`` the destinations. Without key or query, the projection by ``value`` is used. ``skip`` is added
-    #: to the attention's result.
+    #: to the attention's result. The query of an additive layer has a term of the score alone.
     value: Any
     key: Any = None
     query: Any = None
@@ -47,7 +47,7 @@ class LayerSpec(NamedTuple):
 # Score -> the projections in the order in which torch_geometric calls them. The order matters because a lazy
 # module draws its parameters at its first call.
 _PROJECTIONS = {
-    "additive": ("value",),
+    "additive": ("value", "query"),
     "additive_v2": ("value", "query"),
     "dot": ("query", "key", "value"),
     "gate": ("query", "key", "value"),

@@ -19,10 +19,9 @@ from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors
 from ...runtime.compiling import is_exporting
 from .._terms import is_lazy, plain_linear
-from .padding import LOAD
 from .spec import LayerSpec, spelled
 
-__all__ = ["MOST_UNFOLDED", "folds", "traced_layer"]
+__all__ = ["MOST_UNFOLDED", "Rows", "folds", "traced_layer"]
 
 #: Device type -> the largest number of elements of projected edge attributes with which they are computed,
 #: although the projection could be folded into the attention (see `engine.edge_projection`): folding takes
@@ -43,12 +42,21 @@ def folds(attr: Tensor, heads: int, width: int, score: str = "dot") -> bool:
     return (learns or attr.shape[1] * heads < width) and most is not None and len(attr) * width > most
 
 
-class _Rows(NamedTuple):
+#: Bytes that a CUDA kernel loads at a time, so that it needs zeros at the end of heads of other sizes.
+_LOAD = 16
+
+
+class Rows(NamedTuple):
     """Rows of heads, each with the padding that CUDA's kernels need."""
 
     heads: int
     size: int
     padding: int
+
+    @classmethod
+    def on(cls, device: str, heads: int, size: int, dtype: torch.dtype) -> Rows:
+        """The rows that kernels on this type of device take."""
+        return cls(heads, size, -size % (_LOAD // dtype.itemsize) if device == "cuda" else 0)
 
     def pad(self, x: Tensor | None) -> Tensor | None:
         """A weight [heads * size, F], or a vector, with the padding."""
@@ -56,6 +64,10 @@ class _Rows(NamedTuple):
             return x
         by_head = x.unflatten(0, (self.heads, self.size))
         return F.pad(by_head, (0, 0) * (x.dim() - 1) + (0, self.padding)).flatten(0, 1)
+
+    def pad_columns(self, x: Tensor) -> Tensor:
+        """Rows [N, heads * size] with the padding."""
+        return F.pad(x.unflatten(1, (self.heads, self.size)), (0, self.padding)).flatten(1)
 
     def cut(self, x: Tensor) -> Tensor:
         """An operator's result [N, heads * size] without the padding."""
@@ -71,15 +83,15 @@ class _Rows(NamedTuple):
         return F.linear(x, self.pad(weight), self.pad(bias))  # type: ignore[arg-type]
 
 
-def _rows(heads: int, size: int, x: Tensor, linears: tuple[Any, ...]) -> _Rows | None:
+def _rows(heads: int, size: int, x: Tensor, linears: tuple[Any, ...]) -> Rows | None:
     """How rows are padded; None if they need padding that these modules cannot be given."""
     kind, dtype = x.device.type, x.dtype
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    padding = -size % (LOAD // dtype.itemsize) if kind == "cuda" else 0
-    if padding and any(linear is not None and plain_linear(linear) is None for linear in linears):
+    rows = Rows.on(kind, heads, size, dtype)
+    if rows.padding and any(linear is not None and plain_linear(linear) is None for linear in linears):
         return None
-    return _Rows(heads, size, padding)
+    return rows
 
 
 def _traced_graph(graph: Any, x: Tensor) -> EdgeList | None:
@@ -119,6 +131,8 @@ def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -
     # A lazy module has no size yet, and the layer calls such modules in torch_geometric's order.
     if spec.score == "gate" or is_lazy(spec.skip) or any(map(is_lazy, linears)):
         return None
+    if spec.score == "additive" and spec.query is not None:
+        return None
     size = _size(spec)
     if size is None:
         return None
@@ -148,7 +162,7 @@ def _seed(spec: LayerSpec, x: Tensor) -> Tensor | None:
     return torch.randint(0, 2**62, (1,), device=x.device) if spec.dropout_p > 0 else None
 
 
-def _bias(spec: LayerSpec, rows: _Rows, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _bias(spec: LayerSpec, rows: Rows, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """(bias that the operator adds, bias that is added later): one of them is None."""
     later = rows.padding or spec.bias is None or spec.bias.dtype != x.dtype
     return (None, spec.bias) if later else (spec.bias, None)
@@ -158,7 +172,7 @@ def _needs_backward(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _finished(spec: LayerSpec, rows: _Rows, out: Tensor, train: bool, bias: Tensor | None) -> Tensor:
+def _finished(spec: LayerSpec, rows: Rows, out: Tensor, train: bool, bias: Tensor | None) -> Tensor:
     # In training the result is a copy, because the caller may modify it and backward reads the operator's
     # own.
     out = rows.cut(out.clone() if train else out)
@@ -168,7 +182,7 @@ def _finished(spec: LayerSpec, rows: _Rows, out: Tensor, train: bool, bias: Tens
     return out if bias is None else out + bias
 
 
-def _gat(spec: LayerSpec, edges: EdgeList, rows: _Rows, feat: Tensor, *_: None) -> Tensor:
+def _gat(spec: LayerSpec, edges: EdgeList, rows: Rows, feat: Tensor, *_: None) -> Tensor:
     attn_src, attn_dst = spec.vectors
     if feat.dtype not in (attn_src.dtype, torch.float16, torch.bfloat16):
         attn_src, attn_dst = attn_src.to(feat.dtype), attn_dst.to(feat.dtype)
@@ -180,7 +194,7 @@ def _gat(spec: LayerSpec, edges: EdgeList, rows: _Rows, feat: Tensor, *_: None) 
 
 
 def _attend(
-    spec: LayerSpec, edges: EdgeList, rows: _Rows, value: Tensor, key: Any, query: Any, of_edges: Any
+    spec: LayerSpec, edges: EdgeList, rows: Rows, value: Tensor, key: Any, query: Any, of_edges: Any
 ) -> Tensor:
     if query is None:
         query = value if edges.num_src == edges.num_dst else value[: edges.num_dst]

@@ -18,7 +18,7 @@ from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
 from ...runtime.eager import in_autocast
 from ..fused import can_fuse
-from .padding import cut_columns, cut_rows, pad_columns, pad_rows, padding_of
+from .traced import Rows
 
 __all__ = ["TypedSpec", "typed_attention", "typed_layer"]
 
@@ -60,8 +60,7 @@ class _Typed(NamedTuple):
     spec: TypedSpec
     handle: Any  # a GraphHandle
     heads: int
-    size: int  # columns of a head, without padding
-    padding: int
+    rows: Rows  # those of queries, keys and values, with padding
     # The other attributes that `operators.attend_rows` reads are the same for all calls: additive scores that
     # consist of the edge bias alone, without LeakyReLU and dropout.
     score: str = "additive"
@@ -70,14 +69,14 @@ class _Typed(NamedTuple):
     def forward(self, tensors):
         x, weight, factor = tensors
         types, (_, _, scale, clamp) = len(factor), self.spec
-        if self.padding:
-            weight = pad_rows(weight, self.size, self.padding)
-            factor = pad_columns(factor, self.heads, self.size, self.padding)
+        if self.rows.padding:
+            weight = self.of_all().pad(weight)
+            factor = self.rows.pad_columns(factor)
         factor = (factor * scale).unsqueeze(1)
         by_kind = weight.view(3, -1, x.shape[1]).transpose(1, 2)
         projected = torch.bmm(x.expand(3, *x.shape), by_kind)
         query, key, value = projected.unbind()
-        keys = (key * factor).view(-1, self.heads, self.size + self.padding)
+        keys = (key * factor).view(-1, self.heads, self.rows.size + self.rows.padding)
         values = value.expand(types, *value.shape).reshape(-1, value.shape[1])
         edges = _edges(self.spec.graph, keys)
         score = operators.sddmm_op(self.by_head(query), keys, *edges.forward)
@@ -85,7 +84,12 @@ class _Typed(NamedTuple):
             score.clamp_(-clamp, clamp)
         out, saved = operators.attend_rows(self, self.inputs(keys, values, score), False)
         made = weight, factor, projected, keys, values, score, saved
-        return cut_columns(out, self.heads, self.size, self.padding) if self.padding else out, made, out
+        # Contiguous: autograd does not let a user modify in place a view that an autograd function made.
+        return self.rows.cut(out).contiguous(), made, out
+
+    def of_all(self) -> Rows:
+        """The rows of the weight, which projects to queries, keys and values."""
+        return self.rows._replace(heads=3 * self.heads)
 
     def by_head(self, x: Tensor) -> Tensor:
         return x.view(len(x), self.heads, -1)
@@ -103,8 +107,8 @@ class _Typed(NamedTuple):
         (graph, _, scale, clamp) = self.spec
         edges = _edges(graph, keys)
         n, types, width = len(x), len(factor), query.shape[1]
-        if self.padding:
-            grad = pad_columns(grad, self.heads, self.size, self.padding)
+        if self.rows.padding:
+            grad = self.rows.pad_columns(grad)
         of_values, _, _, _, of_score, *_ = operators.attend_rows_backward(
             self, grad, self.inputs(keys, values, score), out, saved, False, NEED_BIAS
         )
@@ -117,14 +121,14 @@ class _Typed(NamedTuple):
         found: list[Tensor | None] = [None, None, None]
         if need[2]:
             of_factor = (of_keys * key).sum(1).mul_(scale)
-            found[2] = cut_columns(of_factor, self.heads, self.size, self.padding)
+            found[2] = self.rows.cut(of_factor)
         if need[0] or need[1]:
             of_value, of_key = of_values.view(types, n, width).sum(0), (of_keys * factor).sum(0)
             together = torch.cat([of_query.flatten(1), of_key, of_value], 1)
             if need[0]:
                 found[0] = together.mm(weight)
             if need[1]:
-                found[1] = cut_rows(together.t().mm(x), self.size, self.padding)
+                found[1] = self.of_all().cut(together.t().mm(x).t()).t()
         return found
 
     def formula(self, x: Tensor, weight: Tensor, factor: Tensor) -> Tensor:
@@ -142,11 +146,10 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
         and not in_autocast(x)
     ):
         return typed_attention(spec, F.linear(x, weight), factor)
-    size = factor.shape[1] // heads
-    padding = padding_of(x, size)
+    rows = Rows.on(x.device.type, heads, factor.shape[1] // heads, x.dtype)
     train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-    handle = graph._planner.handle(heads, size + padding, x.dtype, "gat", "auto", True, train)
-    call = _Typed(spec, handle, heads, size, padding)
+    handle = graph._planner.handle(heads, rows.size + rows.padding, x.dtype, "gat", "auto", True, train)
+    call = _Typed(spec, handle, heads, rows)
     return FusedFunction.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
 
 

@@ -14,10 +14,6 @@ TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
 
-def name_options(options):
-    return "-".join(f"{k}={getattr(v, '__name__', v)}" for k, v in options.items()) or "defaults"
-
-
 def dgl_graph(name="random", index_dtype=torch.int64):
     """A square graph as DGLGraph, in which every node has an in-edge."""
     graph = make_graph(name)
@@ -194,29 +190,6 @@ class Contract:
             sum(x.sum() for x in outs).backward()
             shapes = [x.shape[1:] for x in as_tuple(ours(dgl_graph(), *self.inputs(dgl_graph())))]
             assert [x.shape for x in outs] == [(0, *shape) for shape in shapes]
-
-    # ---- state -------------------------------------------------------------------------------------------
-
-    def test_state_and_initialisation(self):
-        for in_feats in (9, 10, (9, 6), (10, 10))[: 4 if self.pairs else 2]:
-            for options in self.options:
-                torch.manual_seed(5)
-                theirs = self.theirs(*self.arguments(in_feats), **options)
-                torch.manual_seed(5)
-                ours = self.layer(*self.arguments(in_feats), **options)
-                expected, actual = theirs.state_dict(), ours.state_dict()
-                assert list(expected.keys() ^ actual.keys()) == []
-                # The same numbers are drawn in the same order.
-                assert all(torch.equal(expected[name], actual[name]) for name in expected), options
-                theirs.load_state_dict(actual)
-                if hasattr(theirs, "reset_parameters"):
-                    torch.manual_seed(6)
-                    theirs.reset_parameters()
-                    torch.manual_seed(6)
-                    ours.reset_parameters()
-                    assert all(torch.equal(expected[name], x) for name, x in ours.state_dict().items())
-
-    # ---- precision and input -----------------------------------------------------------------------------
 
 
 class DropoutContract(Contract):

@@ -22,6 +22,7 @@ CASES = [
     ("EdgeGATConv", (6, 3, 4, 2), {}),
     ("EdgeGATConv", ((6, 7), 3, 4, 2), {"residual": False, "bias": False}),
     ("GATConv", (6, 4, 2), {}),
+    ("GATConv", ((8, 8), 4, 2), {"residual": True}),
     ("GATConv", (6, 4, 2), {"residual": True, "negative_slope": 0.3}),
     ("GATConv", ((6, 8), 4, 2), {"residual": True, "activation": torch.nn.ELU()}),
     ("GATConv", (6, 4, 2), {"bias": False, "feat_drop": 0.1, "attn_drop": 0.2}),
@@ -65,6 +66,11 @@ def test_is_dgls(name, args, options):
     state = theirs.state_dict()
     assert list(ours.state_dict()) == list(state)
     assert all(torch.equal(x, state[key]) for key, x in ours.state_dict().items())
+    if hasattr(theirs, "reset_parameters"):
+        for layer in (ours, theirs):
+            torch.manual_seed(6)
+            layer.reset_parameters()
+        assert all(torch.equal(x, theirs.state_dict()[key]) for key, x in ours.state_dict().items())
     for duplicate in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         assert type(duplicate) is cls and repr(duplicate) == repr(theirs)
     theirs.load_state_dict(ours.state_dict())

@@ -15,14 +15,7 @@ from dfgnn.nn import (
     _upstream,  # tells which methods of a class count as replaced
     pyg,
 )
-from dfgnn.nn.pyg import (
-    AGNNConv,
-    GATConv,
-    GATv2Conv,
-    TransformerConv,
-    _x_and_edge_index,
-    gat,
-)
+from dfgnn.nn.pyg import AGNNConv, GATConv, GATv2Conv, TransformerConv, _x_and_edge_index, gat
 
 N = 50  # nodes of the graph "random"
 PyG = torch_geometric.nn

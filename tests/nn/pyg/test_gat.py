@@ -103,8 +103,10 @@ def test_no_projection_of_destinations_where_it_is_not_needed():
     assert run(layer, (torch.randn(30, 9), torch.randn(80, 6)), edges("fewer_sources"))[
         "grad lin_dst.weight"
     ].any()
+    pair = torch.randn(30, 9), torch.randn(80, 6)
+    assert layer(pair, edges("fewer_sources")).grad_fn.name() == "LayerBackward"
     with torch.profiler.profile(record_shapes=True) as seen:
-        layer((torch.randn(30, 9), torch.randn(80, 6)), edges("fewer_sources"))
+        layer(pair, edges("fewer_sources"), return_attention_weights=True)
     shapes = [event.input_shapes[:2] for event in seen.events() if event.name == "aten::linear"]
     assert [[30, 9], [10, 9]] in shapes and [[80, 6], [10, 6]] not in shapes
 

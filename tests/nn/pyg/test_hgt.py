@@ -69,9 +69,6 @@ def test_no_edges_of_some_types():
     compare(theirs, ours, features(sizes=SIZES | {"c": 0, "d": 0}), nothing)
 
 
-EDGE = "a", "x", "b"
-
-
 # ---- rows and caches -------------------------------------------------------------------------------------
 
 

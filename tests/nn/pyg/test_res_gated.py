@@ -5,14 +5,7 @@ import copy
 import pytest
 import torch
 from covering import covered
-from pyg_compare import (
-    assert_same,
-    compare,
-    edges,
-    pair,
-    run,
-    torch_geometric,
-)
+from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
 from dfgnn.nn import FallbackWarning, pyg

@@ -1,0 +1,112 @@
+"""Rows by an index, ``x[index]``, while a script runs under ``python -m dfgnn.run``.
+
+PyTorch's indexing takes rows of any shape by any indices. On the CPU both directions take two to six times as
+long as a gather and a sum of rows. On a GPU its backward adds the gradients of a row one after the other, so
+that a table of a few relations, which 200,000 edges index, takes tens of milliseconds; there the sums are
+products with the matrix of which edge has which row, in an order that is the same at every run.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine import by_index
+from ..nn._fused_or_upstream import foreign_mode
+from ..runtime import eager, rules
+from ..runtime import torch_internals as internals
+from ..switch.pieces import served
+
+_original: Any = Tensor.__getitem__
+# An autograd function in Python costs about 20 µs more than PyTorch's.
+_LEAST, _LEAST_TRAINED = 1 << 14, 1 << 16
+# Rows of a table on a GPU whose gradients are products; edges per row; edges per product.
+_MOST_ROWS, _LEAST_EDGES, _CHUNK = 64, 256, 1024
+
+
+@functools.wraps(_original)
+def getitem(x: Any, index: Any) -> Any:
+    """``torch.Tensor.__getitem__``"""
+    if type(index) is Tensor and type(x) in eager.PLAIN_TYPES and index.dtype == torch.int64:
+        out = _rows(x, index)
+        if out is not None:
+            served["torch.Tensor.__getitem__"] += 1
+            return out
+    return _original(x, index)
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor | None:
+    if internals.tracing_state() is not None or index.dim() != 1 or x.dim() < 2 or not len(x):
+        return None
+    if x.is_cuda and len(x) > _MOST_ROWS:  # the most frequent case, where a step may wait for Python
+        return None
+    if torch.compiler.is_compiling() or foreign_mode() is not None or x.dtype not in by_index.DTYPES:
+        return None
+    trains = x.requires_grad and torch.is_grad_enabled()
+    if x.is_cuda:
+        few = trains and len(index) >= _LEAST_EDGES * len(x)
+        if not few or not index.is_cuda or not (eager.is_eager(x) and eager.is_eager(index)):
+            return None
+        return rules.apply(_Table(len(x)), x, index)
+    numbers = len(index) * (x.numel() // len(x))
+    if numbers < (_LEAST_TRAINED if trains else _LEAST) or not by_index.takes_rows(x):
+        return None
+    if not x.is_contiguous() or not index.is_cpu or not eager.is_eager(index):
+        return None
+    try:
+        return by_index.rows(x, index)
+    except (IndexError, RuntimeError):  # a negative number, which only the original takes, or its own error
+        return None
+
+
+class _Table(rules.Rule):
+    """x[index] for a table x of few rows."""
+
+    __slots__ = ("num_rows",)
+
+    def __init__(self, num_rows: int):
+        self.num_rows = num_rows
+
+    def forward(self, x, index):
+        return _original(x, index)
+
+    def saved(self, tensors, result):
+        return tensors[1:]
+
+    def gradients(self, need, saved, grad):
+        return table_sums(grad, saved[0], self.num_rows), None
+
+
+def table_sums(grad: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """``[num_rows, ...]``: the sums of the rows ``[E, ...]`` of the same number, which may be negative."""
+    if grad.dtype == torch.float32 and _rounds_products():
+        zeros = grad.new_zeros(num_rows, *grad.shape[1:])
+        return zeros.index_put((index,), grad, accumulate=True)
+    flat, numbers = grad.flatten(1), torch.arange(num_rows, device=index.device)
+    which = (index.remainder(num_rows) == numbers.unsqueeze(1)).to(grad.dtype)
+    whole = len(index) // _CHUNK * _CHUNK
+    with eager.without_autocast(grad):
+        parts = which[:, :whole].view(num_rows, -1, _CHUNK).transpose(0, 1)
+        out = (parts @ flat[:whole].view(-1, _CHUNK, flat.shape[1])).sum(0)
+        out = out + which[:, whole:] @ flat[whole:]
+    return out.view(num_rows, *grad.shape[1:])
+
+
+def _rounds_products() -> bool:
+    """Whether products of float32 on a GPU may be taken in TF32, which sums by indexing never are."""
+    try:
+        return torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:  # it was set by another of PyTorch's names
+        return True
+
+
+def install() -> None:
+    Tensor.__getitem__ = getitem  # type: ignore[method-assign]
+
+
+def remove() -> None:
+    if vars(Tensor).get("__getitem__") is getitem:
+        del Tensor.__getitem__
