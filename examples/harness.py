@@ -6,6 +6,7 @@ dfgnn``) and, where the script says so, on DGL's (``--impl dgl``).
 """
 
 import contextlib
+import gc
 import importlib.util
 import json
 import random
@@ -202,8 +203,10 @@ class Replayed:
             return self.out
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
+            gc.disable()  # a CUDA graph that is freed meanwhile would end the capture
             with torch.cuda.graph(self.graph, stream=self.stream):
                 self.out = self.fn()
+            gc.enable()
             # Capturing begins by writing the state of dropout's generator, on its own stream; the replay
             # below reads that state.
             torch.cuda.current_stream().wait_stream(self.stream)
