@@ -201,7 +201,9 @@ def predicting_choice(root: Path, scale: int = 1):
     put_on_path(root)
     without_init(root, "models")
     absent("torch_sparse")
-    model = importlib.import_module("models.gain").GAIN(24, 128, 3, 10, heads=8)
+    network = importlib.import_module("models.gain").GAIN
+    network.supports_edge_weight = network.supports_edge_attr = False  # what PyG asks its models today
+    model = network(24, 128, 3, 10, heads=8)
     n = 20_000 * scale
     x, edges, labels = torch.randn(n, 24), random_edges(n, n, 50_000 * scale), torch.randint(10, (n,))
     return model, lambda: F.cross_entropy(model(x, edges), labels)
