@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from ..engine import compiler_graph
 from ..engine.compiler_graph import EdgeList, kept
 from ..engine.edge_maps import by_edges
+from ..graph import in_cuda_graphs
 from ..graph.cache import graph_of
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.attention_options import EdgeTerm, Projected
 from ..runtime.compiling import is_plain
+from .operations import found_true
 
 #: A tensor, and the steps that make rows of it.
 Spec: TypeAlias = tuple[Tensor, tuple]
@@ -37,7 +40,18 @@ Summed: TypeAlias = tuple[Tensor, int, float | None, Layout]
 Softmaxed: TypeAlias = tuple[Specs, float | None, float]
 
 
+#: On a GPU, the most elements of projected attributes of edges that are computed ahead.
+MOST_UNFOLDED = 2**26
+
 # ---- edges -------------------------------------------------------------------------------------------------
+
+
+def edge_pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    """`compiler_graph.edge_pair`, or within CUDA graphs, whose replays have to read the given tensors, the
+    same in plain operations."""
+    given = first, first_row, second, second_row
+    plain = in_cuda_graphs.is_recorded(first)
+    return compiler_graph.stacked(*given) if plain else compiler_graph.edge_pair(*given)
 
 
 def _graph(edge_index: Tensor, num_src: Any, num_dst: Any) -> Any:
@@ -239,9 +253,7 @@ def _edge_terms(
     if not given:
         return None
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
-    # dot_attention folds projections into the attention. That is a product of a head's columns with all
-    # attributes per edge, which a GPU computes faster ahead where these are more than the columns.
-    projected = projected and all(not x[1].is_cuda or x[1].shape[1] * heads <= x[2].shape[0] for x in given)
+    projected = projected and all(_folds(x[1], heads, x[2].shape[0]) for x in given)
     attr = _ops.as_type(given[0][1], dtype) if projected else None
 
     def term(x, of: Layout) -> Tensor | Projected:
@@ -259,6 +271,14 @@ def _edge_terms(
     if key is not None and value_feat and _same_terms(key_feat, value_feat):
         return EdgeTerm(key, key)
     return EdgeTerm(key, term(value_feat, layouts[1]) if value_feat else None)
+
+
+def _folds(attr: Tensor, heads: int, width: int) -> bool:
+    """Whether `functional.dot_attention` folds the projection of attributes to [E, width] into the attention.
+    On a GPU that saves memory, but has more launches, and takes longer where attributes are more than a
+    head's columns."""
+    many = not attr.is_cuda or found_true(attr.shape[0] * width > MOST_UNFOLDED)
+    return many and (not attr.is_cuda or attr.shape[1] * heads <= width)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..engine.compiler_graph import edge_pair
 from . import calls, operations, padded, report, scores
 from .normal_forms import Index
 from .operations import arguments, name, shape, value
@@ -250,7 +249,7 @@ class _Rewriter:
             return first
         if ends not in self._pairs:
             rows = (-1 if first_row is None else first_row), (-1 if second_row is None else second_row)
-            self._pairs[ends] = self.graph.call_function(edge_pair, (first, rows[0], second, rows[1]))
+            self._pairs[ends] = self.graph.call_function(calls.edge_pair, (first, rows[0], second, rows[1]))
         return self._pairs[ends]
 
     def _remove_unused(self, nodes: list[Node]) -> None:

@@ -363,20 +363,23 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> T
 _KEPT = "_dfgnn_kept"
 
 
+def stacked(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
+    """[2, E] of two indices, each a row of a tensor [2, E] or, with the row -1, a tensor [E]."""
+    ends = [x if row < 0 else x[row] for x, row in ((first, first_row), (second, second_row))]
+    dtype = ends[0].dtype if ends[0].dtype == ends[1].dtype else torch.int64
+    return torch.stack([x.to(dtype) for x in ends])
+
+
 def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
     """[2, E] of two indices, each a row of a tensor [2, E] or, with the row -1, a tensor [E]. The result is
     new memory each time, as compilers expect, but it stands for a tensor that is kept as long as the given
     ones live, so that a graph is not made again for every call."""
 
-    def build() -> Tensor:
-        ends = [x if row < 0 else x[row] for x, row in ((first, first_row), (second, second_row))]
-        dtype = ends[0].dtype if ends[0].dtype == ends[1].dtype else torch.int64
-        return torch.stack([x.to(dtype) for x in ends])
-
+    given = first, first_row, second, second_row
     if first.is_cuda and torch.cuda.is_current_stream_capturing():  # a replay has to read the given tensors
-        return build()
+        return stacked(*given)
     parts = (first,) if first is second else (first, second)
-    kept: Tensor = once(parts, ("edge pair", first_row, second_row), build)
+    kept: Tensor = once(parts, ("edge pair", first_row, second_row), lambda: stacked(*given))
     made = kept.clone()
     setattr(made, _KEPT, kept)
     return made

@@ -49,7 +49,7 @@ def is_recorded(edge_index: Tensor) -> bool:
         return False
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-    return edge_index.device.type in DEVICES and guard_or_false(edge_index.shape[1] <= MOST_EDGES)
+    return edge_index.device.type in DEVICES and guard_or_false(edge_index.shape[-1] <= MOST_EDGES)
 
 
 def tell_of_cuts(edge_index: Tensor) -> None:
