@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 from typing import Any
 
@@ -130,6 +131,22 @@ def inductor_uses_cuda_graphs() -> bool:
     """Whether Inductor is loaded and set to put what it compiles into CUDA graphs."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor is not None and inductor.triton.cudagraphs
+
+
+@contextlib.contextmanager
+def recorded_into(graph: Any, **options: Any) -> Any:
+    """``torch.cuda.graph(graph, **options)`` within which no other CUDA graph is destroyed, which would end
+    the recording with an error. One in a cycle is destroyed whenever Python collects garbage, and PyTorch no
+    longer does that ahead of a recording."""
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 #: What a CUDA graph that Inductor cuts may do, and the remedy.

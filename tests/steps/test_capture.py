@@ -3,6 +3,7 @@
 ``debug=True`` is what a replay computes, eagerly, so that most of it is tested on the CPU, too.
 """
 
+import contextlib
 import copy
 import gc
 import warnings
@@ -16,6 +17,7 @@ from torch import nn
 import dfgnn
 from dfgnn.capturing import CaptureWarning
 from dfgnn.capturing.padding import KnownValues, Padding
+from dfgnn.runtime.torch_internals import recorded_into
 
 pyg = pytest.importorskip("torch_geometric.nn")
 from torch_geometric.data import Batch, Data  # noqa: E402
@@ -471,6 +473,14 @@ def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
     with pytest.raises(RuntimeError, match="the step waits for the device"):
         step(data[1])
     assert all(x.equal(before[name]) for name, x in model.state_dict().items())
+
+
+def test_no_garbage_is_collected_while_a_cuda_graph_is_recorded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: contextlib.nullcontext())
+    with pytest.raises(ValueError, match="within"), recorded_into(None, stream=None):
+        assert not gc.isenabled()
+        raise ValueError("within")
+    assert gc.isenabled()
 
 
 @pytest.mark.gpu
