@@ -419,7 +419,7 @@ for _ in range(4):
 
 
 @pytest.mark.gpu
-def test_run_measures_what_capturing_would_gain(gpu):
+def test_run_measures_what_capturing_would_gain():
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -428,8 +428,8 @@ def test_run_measures_what_capturing_would_gain(gpu):
         def forward(self, x, edge_index):
             return self.conv(x, edge_index).relu()
 
-    model = Net().to(gpu)
-    x, edge_index = torch.randn(50, 8, device=gpu), torch.randint(50, (2, 200), device=gpu)
+    model = Net().to("cuda")
+    x, edge_index = torch.randn(50, 8, device="cuda"), torch.randint(50, (2, 200), device="cuda")
     dfgnn.accelerate(model)
     gains = Gains().install()
     try:
