@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from dfgnn.runtime import programs
+from dfgnn.runtime.cuda_graphs import capturing
 from dfgnn.runtime.programs import device, file_to_write, folder_to_write, integer, number, positive
 
 missing = [name for name in ("torch_geometric", "tqdm") if importlib.util.find_spec(name) is None]
@@ -202,7 +203,7 @@ class Replayed:
             return self.out
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=self.stream):
+            with capturing(self.graph, stream=self.stream):
                 self.out = self.fn()
             # Capturing begins by writing the state of dropout's generator, on its own stream; the replay
             # below reads that state.

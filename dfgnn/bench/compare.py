@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.cuda_graphs import capturing
 from . import measure
 
 # The least and the largest number of samples of each contestant.
@@ -127,7 +128,7 @@ def captured(call: Callable[[], Any], device: torch.device) -> Step:
     torch.cuda.current_stream().wait_stream(stream)
     calls = min(max(math.ceil(SAMPLE_MS / max(milliseconds, 1e-3)), 1), 32)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for _ in range(calls):
             call()
     return Step(graph.replay, calls=calls, holds=call)

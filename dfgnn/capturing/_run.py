@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ..runtime.cuda_graphs import capturing
 from . import samples
 from .padded_batch import Buffers
 from .padding import KnownValues, Padding, WithoutDropout
@@ -106,7 +107,7 @@ class Body:
             self.clear()
         graph = torch.cuda.CUDAGraph()
         # thread_local, because a data loader may pin memory in another thread meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with capturing(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
         # Capturing sets the offset of random numbers that replays read to 0, by a kernel on `_stream`, after
         # which the replays must run.

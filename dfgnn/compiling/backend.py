@@ -25,8 +25,10 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
     options, least = _options(mode, options)
-    made = told(graph_module, least)
-    return internals.compile_fx(made, example_inputs, mode, options, ours=made is not graph_module)
+    options = internals.inductor_options(mode, options)
+    replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())
+    made = told(graph_module, least, replayed)
+    return internals.compile_fx(made, example_inputs, options, ours=made is not graph_module)
 
 
 def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:
@@ -43,9 +45,9 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str
     return of_inductor, least
 
 
-def told(graph_module: GraphModule, min_elements: int | None = None) -> GraphModule:
+def told(graph_module: GraphModule, min_elements: int | None = None, replayed: bool = False) -> GraphModule:
     """The rewritten graph, when it was told what was found."""
-    made, report = rewritten(graph_module, min_elements)
+    made, report = rewritten(graph_module, min_elements, replayed)
     for found in report.found:
         (_log.info if found.form or found.left else _log.warning)("%s", found)
     for listen in listeners:

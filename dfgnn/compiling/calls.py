@@ -277,8 +277,9 @@ def _folds(attr: Tensor, heads: int, width: int) -> bool:
     """Whether `functional.dot_attention` folds the projection of attributes to [E, width] into the attention.
     On a GPU that saves memory, but has more launches, and takes longer where attributes are more than a
     head's columns."""
-    many = not attr.is_cuda or found_true(attr.shape[0] * width > MOST_UNFOLDED)
-    return many and (not attr.is_cuda or attr.shape[1] * heads <= width)
+    if not attr.is_cuda:
+        return True
+    return attr.shape[1] * heads <= width and found_true(attr.shape[0] * width > MOST_UNFOLDED)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..runtime.cuda_graphs import capturing
 from ..sparse.csr import CSR
 
 # Up to this fanout, `_seen_before` compares all pairs of draws, which takes fewer kernels than a sort.
@@ -89,7 +90,7 @@ class ReplayedHops:
             with torch.cuda.stream(stream):
                 self._hop(k)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with capturing(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._hop(k)
             self._graphs[k] = graph
         torch.cuda.current_stream(device).wait_stream(stream)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .cuda_graphs import capturing
+
 # A CUDA graph holds as many calls as take about this number of milliseconds, so that the time of launching
 # the graph does not count.
 _GRAPH_MS = 2.0
@@ -49,7 +51,7 @@ def kernels(fn: Callable, budget: float, eager_ms: float) -> Timing:
     torch.cuda.current_stream().wait_stream(stream)
     repeats = min(math.ceil(_GRAPH_MS / eager_ms), 64)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for _ in range(repeats):
             fn()
     timing = _summary(_by_events(graph.replay), budget)

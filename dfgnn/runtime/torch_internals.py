@@ -158,17 +158,21 @@ def storage_of(x: Any) -> Any:
 _AVOIDED = {"graph_partition": False, "triton.coalesce_tiling_analysis": False}
 
 
-def compile_fx(graph_module: Any, example_inputs: Any, mode: str | None, options: Any, ours: bool) -> Any:
-    """What ``torch.compile(backend="inductor", mode=mode, options=options)`` makes of Dynamo's graph, but, if
-    there are operators of ours in it, for what Inductor is known to get wrong there. It has no public name
-    for it."""
-    from torch._inductor import config as known
+def inductor_options(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a mode is, and others."""
     from torch._inductor import list_mode_options
+
+    return {**(list_mode_options(mode) if mode and mode != "default" else {}), **options}
+
+
+def compile_fx(graph_module: Any, example_inputs: Any, options: dict[str, Any], ours: bool) -> Any:
+    """What ``torch.compile(backend="inductor", options=options)`` makes of Dynamo's graph, but, if there are
+    operators of ours in it, for what Inductor is known to get wrong there. It has no public name for it."""
+    from torch._inductor import config as known
     from torch._inductor.compile_fx import compile_fx as inductor
 
     avoided = {name: value for name, value in _AVOIDED.items() if ours and name in known.get_config_copy()}
-    config = {**avoided, **(list_mode_options(mode) if mode and mode != "default" else {}), **(options or {})}
-    return inductor(graph_module, example_inputs, config_patches=config)
+    return inductor(graph_module, example_inputs, config_patches={**avoided, **options})
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import fake_cuda
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 # Modules that programs import, and programs whose tests are in files of their own.
-ELSEWHERE = {"distributed_data", "distributed_timeline", "papers100m"}
+ELSEWHERE = {"distributed_data", "distributed_timeline", "force_fields", "papers100m"}
 PROGRAMS = {
     "reorder": ["--graphs", "cora~", "--repeats", "1"],
     "dgl_sparse": ["--nodes", "40", "--neighbours", "5", "--hidden", "8", "--heads", "2", "--repeats", "1"],
@@ -56,7 +56,7 @@ PRINTED = {
     "own_attention": (
         ["--cases", "mlp", "--repeats", "1", "--warmup", "0"],
         [r"     score_attention, values at edges",  # the form that dfgnn.compile found
-         *(rf"mlp      {name} +{TIME}  first +[\d.]+ s   differs ([\d.]+e-(0[5-9]|[1-9]\d)|0.0e\+00)"
+         *(rf"mlp +12800 {name} +{TIME}  first +[\d.]+ s +differs ([\d.]+e-(0[5-9]|[1-9]\d)|0.0e\+00)"
            for name in ("eager", "inductor, default", "dfgnn, default"))],
     ),
 }  # fmt: skip

@@ -15,9 +15,10 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
-from written import SOFTMAXES, Inputs, cases, inputs
+from written import Inputs, cases, inputs
 
 import dfgnn
+from dfgnn.compiling import rewrite
 from dfgnn.compiling.backend import listeners
 from dfgnn.compiling.rewrite import rewritten
 from dfgnn.graph import in_cuda_graphs
@@ -70,14 +71,15 @@ def test_within_cuda_graphs(device, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setattr(in_cuda_graphs, "DEVICES", ("cpu", "cuda"))
     layer = dfgnn.nn.pyg.GATConv(15, 5, heads=3).double().to(device)
+    gated = dfgnn.nn.pyg.ResGatedGraphConv(15, 15, edge_dim=4).double().to(device)
     names = "dot with projected edge; with projected edge", "dot with edge in key; with another edge"
 
     def fn(*tensors):
         x = Inputs(*tensors)
         weights = dfgnn.functional.sddmm(x.edge_index, x.query, x.key)
-        weights = SOFTMAXES["no maximum, eps"](weights, x.dst, 12)
-        out = dfgnn.functional.spmm(x.edge_index, weights, x.value)
-        out = out + layer(x.value.flatten(1), x.edge_index).view(out.shape)
+        out = dfgnn.functional.spmm(x.edge_index, weights, x.value).flatten(1)
+        out = out + layer(x.value.flatten(1), x.edge_index)
+        out = (out + gated(x.key.flatten(1), x.edge_index, x.attr)).view(x.query.shape)
         return sum((CASES[name].fn(*tensors) for name in names), out)
 
     compiled = dfgnn.compile(fn, mode="reduce-overhead", options=ALL, dynamic=False)
@@ -134,6 +136,28 @@ def test_small_attention_is_left(device):
     made.clear()
     compiled(*inputs(12, 12, 20, dtype=torch.bfloat16, device=device))
     assert {x.form for x in made[0][2].rewritten} == {"index_add in float32"}
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_small_attention_within_cuda_graphs(replayed, device, monkeypatch):
+    """The limit is twice as high, and numbers of edges that depend on values count as few."""
+    monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 600)
+    fn, left = CASES["dot; rows of sources"].fn, []
+
+    def backend(module, _):
+        made, report = rewritten(module, replayed=replayed)
+        left.append(not report.rewritten)
+        return made.forward
+
+    def masked(edge_index, *tensors):
+        return fn(edge_index[:, edge_index[0] > 3], *tensors)
+
+    for call, num_edges in ((fn, 30), (fn, 40), (fn, 90), (masked, 90)):
+        torch._dynamo.reset()
+        x = inputs(12, 12, num_edges, device=device)
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+            check([torch.compile(call, backend=backend, dynamic=False)(*x)], [call(*x)])
+    assert left == [True, replayed, False, replayed]
 
 
 def test_the_option_of_the_backend(device):
@@ -395,7 +419,7 @@ for _ in range(4):
 
 
 @pytest.mark.gpu
-def test_run_measures_what_capturing_would_gain(gpu):
+def test_run_measures_what_capturing_would_gain():
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -404,8 +428,8 @@ def test_run_measures_what_capturing_would_gain(gpu):
         def forward(self, x, edge_index):
             return self.conv(x, edge_index).relu()
 
-    model = Net().to(gpu)
-    x, edge_index = torch.randn(50, 8, device=gpu), torch.randint(50, (2, 200), device=gpu)
+    model = Net().to("cuda")
+    x, edge_index = torch.randn(50, 8, device="cuda"), torch.randint(50, (2, 200), device="cuda")
     dfgnn.accelerate(model)
     gains = Gains().install()
     try:

@@ -9,6 +9,7 @@ from covering import exhaustive
 from torch import library
 
 from dfgnn import Graph, functional, reference
+from dfgnn.runtime.cuda_graphs import capturing
 
 # The error may be twice that of the plain computation in the same precision, or this.
 LEAST = {torch.float64: 1e-13, torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -253,7 +254,7 @@ def test_a_captured_step_takes_other_offsets():
         run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with capturing(graph, stream=stream):
         run()
     captured = list(outs)
     offsets.copy_(offsets_of([3, 0, 190, 7]))

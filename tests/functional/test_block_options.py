@@ -8,6 +8,7 @@ import torch
 from test_block_attention import LEAST, error, make
 
 from dfgnn import functional, reference
+from dfgnn.runtime.cuda_graphs import capturing
 
 PAIRS = [3, 0, 1, 64, 5], [0, 4, 1, 33, 7]
 BLOCKS = [3, 0, 1, 40, 5], None
@@ -205,7 +206,7 @@ def test_in_cuda_graphs():
     tensors, options, offsets = inputs(BLOCKS, torch.float32, "cuda", OPTIONS["a bias of pairs"])
     right = functional.block_attention(**tensors, **offsets, **options)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=stream):
+    with capturing(graph, stream=stream):
         out = functional.block_attention(**tensors, **offsets, **options)
         with pytest.raises(NotImplementedError, match="before a CUDA graph is captured"):
             functional.block_attention(**tensors, offsets=copy.copy(offsets["offsets"]).clone(), **options)

@@ -10,6 +10,7 @@ from every_layer import arguments, floats, made
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine.edge_maps import sum_of_edges
+from dfgnn.runtime.cuda_graphs import capturing
 
 NODES, EDGES = 50, 700
 # (nodes, edges) in use in successive batches: none, few, all; more edges than a work item takes.
@@ -250,7 +251,7 @@ def test_in_a_cuda_graph():
         step()
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
+    with capturing(captured):
         out = step()
     for num_nodes, num_edges in BATCHES:
         edge_index = edges_of(num_nodes, num_edges, "cuda")

@@ -17,6 +17,7 @@ from dfgnn.nn import fused as _fused
 from dfgnn.nn.whole import gated as _gated
 from dfgnn.nn.whole.spec import LayerSpec
 from dfgnn.runtime.arguments import LayerTensors as _LayerTensors
+from dfgnn.runtime.cuda_graphs import capturing
 
 IN = 6
 # (heads, size of a head). On CUDA heads whose size is no multiple of 16 bytes are padded.
@@ -244,7 +245,7 @@ def test_a_constant_first_used_in_a_cuda_graph():
     _gated._constants.clear()
     like, stream = (torch.float32, torch.device("cuda")), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with capturing(graph, stream=stream):
         inside = _gated.constant(1, *like)
     assert not _gated._constants
     assert _gated.constant(1, *like) == 1
