@@ -349,6 +349,12 @@ def test_dgnn_gets_its_inputs(monkeypatch):
         peers.PEERS["dgNN"]("gatv2", graph)
 
 
+def test_turbo_gnn_has_no_gat(monkeypatch):
+    monkeypatch.setitem(sys.modules, "turbo_gnn", _turbo_gnn())
+    with pytest.raises(NotImplementedError, match="turbo-gnn has no GAT"):
+        peers.PEERS["turbo-gnn"]("gat", _blocks(num_src=9))
+
+
 @pytest.mark.parametrize(
     "argument",
     [
@@ -381,3 +387,16 @@ def test_means_are_over_graphs():
     del cases[-1]["contestants"]
     (line,) = report.means(cases)
     assert line == "  gat 4x32 train eager fp32, times byte bound: 2.00 on 2 graphs, worst 4.00 on b"
+
+
+def test_means_of_chosen_over_best():
+    def with_plans(graph, chosen, best):
+        plans = {"eager": ("a", chosen), "eager, b": ("b", best)}
+        ours = [
+            {"library": "dfgnn", "way": way, "dtype": "float32", "ms": [ms], "plan": plan}
+            for way, (plan, ms) in plans.items()
+        ]
+        return _case(graph, 1.0, oracle=True, contestants=ours)
+
+    lines = report.means([with_plans("a", 4.0, 2.0), with_plans("b", 4.0, 5.0), with_plans("c", 8.0, 2.0)])
+    assert "  gat 4x32 train chosen / best plan: 2.00 on 3 graphs, worst 4.00 on c" in lines

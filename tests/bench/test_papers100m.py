@@ -23,6 +23,17 @@ def bench():
     return module
 
 
+@pytest.fixture(scope="module")
+def case(bench):
+    """A small graph, inputs, sampled nodes, a training step and its float64 values."""
+    graph = dfgnn.Graph.from_csr(*bench.power_law(2_000, 30_000, 500, "cpu"))
+    inputs, grad_out = bench.make_inputs(graph)
+    sources = bench.sample(graph.out_degrees(), 16)
+    rows = torch.cat([bench.destinations_of(graph, sources), torch.tensor([0, 1999])]).unique()
+    exact = bench.exact_gat(graph, {k: x.detach() for k, x in inputs.items()}, grad_out, rows, sources)
+    return bench.train(graph, inputs, grad_out), exact, rows, sources
+
+
 def test_graph_has_the_sizes_and_a_bounded_tail(bench):
     indptr, indices = bench.power_law(11_105, 161_568, 1_000, "cpu")
     assert (len(indptr) - 1, int(indptr[-1]), len(indices)) == (11_105, 161_568, 161_568)
@@ -51,6 +62,29 @@ def test_float64_of_some_rows_is_that_of_the_whole_graph(bench, monkeypatch):
     dense = inputs["value"].double().flatten(1)
     sums = torch.zeros_like(dense).index_add_(0, graph.edge_index[1], dense[graph.edge_index[0]])
     torch.testing.assert_close(bench.exact_sum(graph, dense, rows), sums[rows])
+
+
+def test_right_results_are_within_the_bounds(bench, case):
+    results, exact, rows, sources = case
+    found = bench.errors(results, exact, rows, sources)
+    assert set(found) == set(bench.BOUNDS)
+    assert bench.wrong(found) == []
+
+
+@pytest.mark.parametrize("name", ["out", "value", "score_src", "score_dst"])
+@pytest.mark.parametrize("defect", [lambda x: x * 1.03, torch.zeros_like, lambda x: x * torch.nan])
+def test_a_wrong_result_is_found(bench, case, name, defect):
+    results, exact, rows, sources = case
+    found = bench.errors(results | {name: defect(results[name])}, exact, rows, sources)
+    assert bench.wrong(found) == [name]
+
+
+@pytest.mark.parametrize("name", ["out", "value"])
+def test_a_single_wrong_row_is_found(bench, case, name):
+    results, exact, rows, sources = case
+    damaged = results[name].clone()
+    damaged[-1] *= 1.02  # the last node is always sampled
+    assert bench.wrong(bench.errors(results | {name: damaged}, exact, rows, sources)) == [name]
 
 
 def test_writes_results_and_names_what_it_cannot_measure(bench, tmp_path, capsys):

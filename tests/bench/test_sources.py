@@ -46,6 +46,14 @@ def test_a_file_that_cannot_be_had_is_named(offline, tmp_path):
     assert not list((tmp_path / "root" / "github").iterdir())
 
 
+def test_checksum_is_that_of_the_undirected_graph():
+    edges = np.array([[0, 1], [1, 2], [2, 0], [2, 2], [1, 0]]).T
+    same = sources.checksum(edges[1], edges[0], 4)
+    assert sources.checksum(*edges[:, :3], 4) == same
+    assert sources.checksum(*edges[:, :2], 4) != same
+    assert sources.checksum(*edges, 5) != same
+
+
 def test_packages_of_the_highest_version_and_all_their_relations(tmp_path):
     old = "Package: a\nVersion: 1.0-2\nDepends: c\n\nPackage: b\nVersion: 1:1\nDescription: x\n Depends: a\n"
     new = (
@@ -61,6 +69,22 @@ def test_packages_of_the_highest_version_and_all_their_relations(tmp_path):
     names = "abcd"
     assert n == 4
     assert [names[i] + names[j] for i, j in zip(src, dst)] == ["ab", "ad", "ca", "cb", "cd"]
+
+
+def test_versions_sort_as_debian_does():
+    rising = [
+        "1.0~rc1-1",
+        "1.0-1",
+        "1.0-1+b1",
+        "1.0-2",
+        "1.0-10",
+        "1.0a-1",
+        "1.0+x-1",
+        "1.2",
+        "1.10",
+        "1:0.1",
+    ]
+    assert sorted(reversed(rising), key=sources._version) == rising
 
 
 @pytest.mark.parametrize("name", graphs.ALIASES)

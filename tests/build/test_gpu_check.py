@@ -46,6 +46,10 @@ def sources(tmp_path):
     return tmp_path
 
 
+def test_hash_does_not_depend_on_the_place(sources):
+    assert gpu_check.source_hash(sources) == gpu_check.source_hash()
+
+
 @pytest.mark.parametrize(
     "name",
     ["core/params.h", "cuda/attention/lanes.cuh", "cuda/attention/instances/dot_f32.cu", "torch/cuda.cpp"],
@@ -66,6 +70,19 @@ def test_hash_ignores_what_the_cuda_library_is_not_made_of(sources):
     params = sources / "csrc" / "core" / "params.h"
     params.write_text(f"// One comment.\n/* And\n another. */{params.read_text()}\n  // A third, '\"'.\n")
     assert gpu_check.source_hash(sources) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('f("// kept"); // gone', 'f("// kept");'),
+        ("a /* b\n c */ d", "a d"),
+        ("f('\"'); // a \"quoted\" word\ng('\\\\');", "f('\"'); g('\\\\');"),
+        ("int   x;\n\n\tint y;", "int x; int y;"),
+    ],
+)
+def test_comments_and_layout_are_not_code(source, expected):
+    assert gpu_check.without_comments(source) == expected
 
 
 CLEAN = {
@@ -119,6 +136,13 @@ def test_errors_in_the_output_of_the_sanitizer(output, errors):
     assert gpu_check.count_errors(output) == errors
 
 
+def test_numbers_in_a_junit_file(tmp_path):
+    path = tmp_path / "junit.xml"
+    assert gpu_check.read_junit(path) == {"passed": 0, "failed": 0, "skipped": 0}
+    path.write_text('<testsuites><testsuite tests="10" failures="1" errors="2" skipped="3"/></testsuites>')
+    assert gpu_check.read_junit(path) == {"passed": 4, "failed": 3, "skipped": 3}
+
+
 def test_a_tool_is_run_on_the_suite(tmp_path, monkeypatch, capfd):
     fake = tmp_path / "compute-sanitizer"
     fake.write_text('#!/bin/sh\necho "$@ $PYTORCH_NO_CUDA_MEMORY_CACHING"\necho "ERROR SUMMARY: 4 errors"\n')
@@ -130,6 +154,13 @@ def test_a_tool_is_run_on_the_suite(tmp_path, monkeypatch, capfd):
     assert gpu_check.run_tool(str(fake), "initcheck", 3) == {"errors": 12, "exit_code": 0}
     out = capfd.readouterr().out
     assert all(f"{said} {k}/3 1" in out for k in (1, 2, 3))
+
+
+def test_parts_of_a_tool_together():
+    clean, bad = {"errors": 0, "exit_code": 0}, {"errors": None, "exit_code": 124}
+    assert gpu_check.together([clean, clean]) == clean
+    assert gpu_check.together([clean, bad, {"errors": 3, "exit_code": 1}]) == bad
+    assert gpu_check.together([clean, {"errors": 3, "exit_code": 1}]) == {"errors": 3, "exit_code": 1}
 
 
 def test_the_parts_of_the_suite_are_all_of_it(monkeypatch):
