@@ -111,7 +111,7 @@ def load_peer(path: Path):
     return module
 
 
-def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peers) -> dict:
+def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peers=None) -> dict:
     """{name: (call, leaves)}; leaves: the tensors to differentiate beside the shared query, key and value."""
     device, num_edges = edge_index.device, edge_index.shape[1]
     graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
@@ -147,7 +147,7 @@ def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peers) -> 
         counts = [torch.bincount(x, minlength=n) for x, n in ((dst, num_dst), (src, num_src))]
         colptr, rowptr = (F.pad(c.cumsum(0), (1, 0)) for c in counts)
         ends = (src, colptr), (rowptr, src.argsort(stable=True), dst)
-    for name, module in peers.items():
+    for name, module in (peers or {}).items():
         plain = module.graph_transformer_attention_conv
         calls[name] = (lambda f=plain: f(query, key, value, projected(attr), *ends), (proj,))
         calls[f"{name} + grad"] = (
@@ -223,8 +223,8 @@ TABLE = {
 
 def table(path: Path) -> str:
     """The table of docs/performance.md, least gain first, beside the fastest way of the peer."""
-    found = []
-    for row in json.loads(path.read_text())["rows"]:
+    found, results = [], json.loads(path.read_text())
+    for row in results["rows"]:
         times = row["times"]
         ms = {name: x["training"]["median"] for name, x in times.items() if "training" in x}
         for what, (ours, *peers) in TABLE.items():
@@ -240,7 +240,8 @@ def table(path: Path) -> str:
         "| edges | times as fast | dfgnn, ms | Anemoi's, ms | PyG's, ms | ÷ without edges "
         "| dfgnn, MB | Anemoi's, MB |"
     )
-    return "\n".join([head, "|---|" + "--:|" * 7, *(line for _, line in sorted(found))])
+    environment = report.environment_line(results["environment"])
+    return "\n".join([f"{environment}\n", head, "|---|" + "--:|" * 7, *(line for _, line in sorted(found))])
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -6,7 +6,6 @@ dfgnn``) and, where the script says so, on DGL's (``--impl dgl``).
 """
 
 import contextlib
-import gc
 import importlib.util
 import json
 import random
@@ -21,6 +20,7 @@ import torch
 from torch import nn
 
 from dfgnn.runtime import programs
+from dfgnn.runtime.cuda_graphs import capturing
 from dfgnn.runtime.programs import device, file_to_write, folder_to_write, integer, number, positive
 
 missing = [name for name in ("torch_geometric", "tqdm") if importlib.util.find_spec(name) is None]
@@ -203,10 +203,8 @@ class Replayed:
             return self.out
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            gc.disable()  # a CUDA graph that is freed meanwhile would end the capture
-            with torch.cuda.graph(self.graph, stream=self.stream):
+            with capturing(self.graph, stream=self.stream):
                 self.out = self.fn()
-            gc.enable()
             # Capturing begins by writing the state of dropout's generator, on its own stream; the replay
             # below reads that state.
             torch.cuda.current_stream().wait_stream(self.stream)

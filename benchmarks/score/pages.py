@@ -517,7 +517,18 @@ def limits(results: dict) -> str:
     return table(heads, [row for _, row in rows], 2) if rows else ""
 
 
-SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {"headline": headline, "summary": summary}
+def weather(results: dict[str, dict]) -> str:
+    """The table of a file of its own, which benchmarks/weather_mesh.py writes."""
+    import weather_mesh
+
+    return weather_mesh.table(Path(__file__).parents[1] / "results" / "h200-weather-mesh.json")
+
+
+SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {
+    "headline": headline,
+    "summary": summary,
+    "weather": weather,
+}
 
 
 def main() -> None:

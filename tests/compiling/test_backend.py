@@ -432,8 +432,6 @@ for _ in range(4):
 
 @pytest.mark.gpu
 def test_run_measures_what_capturing_would_gain():
-    gpu = "cuda"
-
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -442,8 +440,8 @@ def test_run_measures_what_capturing_would_gain():
         def forward(self, x, edge_index):
             return self.conv(x, edge_index).relu()
 
-    model = Net().to(gpu)
-    x, edge_index = torch.randn(50, 8, device=gpu), torch.randint(50, (2, 200), device=gpu)
+    model = Net().to("cuda")
+    x, edge_index = torch.randn(50, 8, device="cuda"), torch.randint(50, (2, 200), device="cuda")
     dfgnn.accelerate(model)
     gains = Gains().install()
     try:

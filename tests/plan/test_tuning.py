@@ -235,8 +235,6 @@ def test_one_shot_graphs_never_wait(score):
 def test_kept_arguments_follow_the_plan(clock, long_rows, tmp_path):
     """The arguments cached for calls are made anew when autotuning has measured a plan or read it from a
     file."""
-    clock.graph = long_rows
-    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
     for graph in (long_rows, Graph.from_edge_index(long_rows.edge_index.clone(), num_nodes=100)):
 
         def used(graph=graph):
@@ -257,10 +255,10 @@ def test_kept_arguments_follow_the_plan(clock, long_rows, tmp_path):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A stand-in for the clock. Tests set times[backward or not, maximum edges per work item] in ms; `asked`
-    lists what was measured."""
-    times, asked = {}, []
+def clock(monkeypatch, long_rows):
+    """A stand-in for the clock. times[backward or not, maximum edges per work item] are in ms; `asked` lists
+    what was measured."""
+    times, asked = {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}, []
 
     def timings(call, device, budget):
         results = call()
@@ -270,7 +268,7 @@ def clock(monkeypatch):
         asked.append((backward, bound))
         return {"eager": {"median": times[asked[-1]]}}
 
-    clock = type("clock", (), {"times": times, "asked": asked, "graph": None})
+    clock = type("clock", (), {"times": times, "asked": asked, "graph": long_rows})
     monkeypatch.setattr(tuning, "timings", timings)
     return clock
 
@@ -284,7 +282,6 @@ def long_rows():
 
 
 def test_the_fastest_of_each_direction_is_kept(clock, long_rows):
-    clock.graph = long_rows
     clock.times |= {(False, 4096): 3.0, (False, 2048): 2.0, (False, 8192): 4.0}
     # 8.99 is too little below 9.0 to be more than noise: the plan stays.
     clock.times |= {(True, 4096): 9.0, (True, 2048): 8.99, (True, 8192): 9.5}
@@ -302,7 +299,6 @@ def test_the_fastest_of_each_direction_is_kept(clock, long_rows):
 
 
 def test_nothing_else_stays(clock, long_rows):
-    clock.graph = long_rows
     clock.times |= {(d, b): 1.0 for d in (False, True) for b in (4096, 2048, 8192)}
     long_rows.autotune("dot")
     planner, shape = long_rows._planner, schedule.Shape(*SHAPE.values(), "dot")
@@ -313,8 +309,7 @@ def test_nothing_else_stays(clock, long_rows):
 
 
 def test_a_failure_leaves_the_plans_alone(clock, long_rows):
-    clock.graph = long_rows
-    clock.times[False, 4096] = 1.0
+    del clock.times[False, 2048]
     long_rows.plan(**SHAPE)
     before, items = dict(long_rows._planner._plans), dict(long_rows._planner._directions[False]._items)
     with pytest.raises(KeyError):
@@ -325,8 +320,6 @@ def test_a_failure_leaves_the_plans_alone(clock, long_rows):
 
 def test_file(clock, long_rows, tmp_path):
     path = tmp_path / "new" / "plans.json"
-    clock.graph = long_rows
-    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
     long_rows.autotune("gat", file=path)
     measured = len(clock.asked)
     csr = long_rows.csr()
@@ -346,8 +339,6 @@ def test_file(clock, long_rows, tmp_path):
 
 
 def test_file_keeps_its_mode_and_its_place(clock, long_rows, tmp_path):
-    clock.graph = long_rows
-    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
     path, link = tmp_path / "shared" / "plans.json", tmp_path / "plans.json"
     link.symlink_to(path)  # its target does not exist yet
     before = os.umask(0o027)
@@ -400,8 +391,6 @@ def test_many_writers_lose_nothing(tmp_path):
     ],
 )
 def test_entries_that_are_not_known_are_measured_again(clock, long_rows, tmp_path, entry):
-    clock.graph = long_rows
-    clock.times |= {(d, b): float(b) for d in (False, True) for b in (4096, 2048, 8192)}
     path = tmp_path / "plans.json"
     long_rows.autotune("gat", file=path)
     ((key, found),) = json.loads(path.read_text()).items()

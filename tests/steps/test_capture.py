@@ -474,6 +474,19 @@ def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
 
 
 @pytest.mark.gpu
+def test_edges_that_the_step_makes_are_an_error(gpu):
+    conv, x = fused.GATConv(8, 4).to(gpu), torch.randn(50, 8, device=gpu)
+
+    def loss():
+        return conv(x, torch.randint(50, (2, 200), device=gpu)).square().mean()
+
+    step = dfgnn.capture(loss, conv, torch.optim.Adam(conv.parameters()))
+    step()
+    with pytest.raises(RuntimeError, match="the step waits for the device"):
+        step()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("workers", [0, 1])
 def test_with_a_loader_that_pins_memory(gpu, workers):
     from torch_geometric.loader import DataLoader

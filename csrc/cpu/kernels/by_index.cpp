@@ -408,6 +408,8 @@ void with_types(const ByIndexParams& p, const F& given) {
         return f(type, id, std::integral_constant<int, 1>());
       case 2:
         return f(type, id, std::integral_constant<int, 2>());
+      case 3:
+        return f(type, id, std::integral_constant<int, 3>());
       case 4:
         return f(type, id, std::integral_constant<int, 4>());
       case 8:

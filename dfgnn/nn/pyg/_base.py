@@ -144,15 +144,19 @@ class FusedConv:
         options["dropout_p"] = self.dropout if self.training else 0.0
         return options if seed is None else {**options, "generator": seed}
 
-    def _attend(
-        self, graph: Any, inputs: tuple, options: dict[str, Any], dtype: torch.dtype, residual, wanted: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """The layer's result in this dtype, with the residual and the bias; and the attention, or None."""
-        fused_bias, bias = self._split_bias(inputs[0].dtype)
-        result = self.attention(graph, *inputs, **options, out_bias=fused_bias, return_attention=wanted)
-        out, attention = result if wanted else (result, None)
-        out = self._merged(out, bias, residual, dtype)
-        return out, attention if attention is None else attention.to(dtype)
+    def _result(
+        self, edge_index: Any, graph: Any, out: Any, inputs: tuple, options: dict[str, Any],
+        dtype: torch.dtype, residual: Tensor | None, wanted: bool,
+    ) -> Any:  # fmt: skip
+        """The layer's result in this dtype, with the residual and the bias, unless it is ``out``, which was
+        computed at once; and where it is wanted, a pair with the attention (`attention_result`)."""
+        fused_bias, bias = self._split_bias(inputs[0].dtype) if out is None else (None, None)
+        found = self.attention(graph, *inputs, **options, out_bias=fused_bias, return_attention=wanted)
+        if out is None:
+            out = self._merged(found[0] if wanted else found, bias, residual, dtype)
+        if not wanted:
+            return out
+        return out, attention_result(edge_index, found[1].to(dtype), graph, self.add_self_loops)
 
     def _split_bias(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """(bias that the operator adds, because it computes in this dtype; bias that is added later): one is
@@ -168,12 +172,6 @@ class FusedConv:
         out = out if dtype is None else out.to(dtype)
         out = out if residual is None else out + residual
         return out if bias is None else out + bias
-
-    def _returned(self, edge_index: Any, graph: Any, out: Tensor, attention: Tensor | None) -> Any:
-        """The result, or if there is an attention a pair with it (`attention_result`)."""
-        if attention is None:
-            return out
-        return out, attention_result(edge_index, attention, graph, self.add_self_loops)
 
     def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
         # At the first instance of a class torch_geometric compiles that class's message passing, which the

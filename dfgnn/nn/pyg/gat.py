@@ -99,12 +99,9 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         edge = None if edge_attr is None else EdgeTerm(score=self._edge_term(edge_attr))
         dtype = torch.promote_types(feat.dtype, self.att_src.dtype)  # the dtypes differ under autocast
         options = self._options(seed, negative_slope=self.negative_slope, edge=edge)
-        if out is not None:  # one column suffices, because only the attention is needed
-            values = feat[..., :1]
-            result = self.attention(graph, values, score_src, score_dst, **options, return_attention=True)
-            return self._returned(edge_index, graph, out, result[1].to(dtype))
-        out, attention = self._attend(graph, (feat, score_src, score_dst), options, dtype, res, wanted)
-        return self._returned(edge_index, graph, out, attention)
+        values = feat if out is None else feat[..., :1]  # one column suffices for the attention alone
+        inputs = values, score_src, score_dst
+        return self._result(edge_index, graph, out, inputs, options, dtype, res, wanted)
 
     def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
         return self._spec(edge_attr, x_dst is None or is_first_rows(x_dst, x))

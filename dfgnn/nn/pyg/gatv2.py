@@ -93,11 +93,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         dtype = torch.promote_types(feat.dtype, self.att.dtype)  # the dtypes differ under autocast
         inputs = feat_dst, feat, self.att[0].to(feat.dtype)
         options = self._options(seed, negative_slope=self.negative_slope, edge=edge)
-        if out is not None:
-            result = self.attention(graph, *inputs, **options, return_attention=True)
-            return self._returned(edge_index, graph, out, result[1].to(dtype))
-        out, attention = self._attend(graph, inputs, options, dtype, res, wanted)
-        return self._returned(edge_index, graph, out, attention)
+        return self._result(edge_index, graph, out, inputs, options, dtype, res, wanted)
 
     def _shared(self, x: Tensor | tuple[Tensor, Tensor]) -> bool:
         """Whether ``lin_l`` also projects the destinations. One of the two modules may have been replaced."""
