@@ -1,5 +1,4 @@
-"""What a program sees of layers beside their numbers: types without edges, attributes of edges in other
-dtypes, and that lazy layers may be compiled first."""
+"""What a program sees of layers beside their numbers: types without edges, and attributes in other dtypes."""
 
 import copy
 import functools
@@ -125,10 +124,3 @@ def test_wide_attributes_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         want, got = (layer(*arguments) for layer in (theirs, ours))
     torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2)
-
-
-# ---- lazy layers, compiled before they have parameters ----------------------------------------------------
-
-
-def attributes(x):
-    return x, EDGES, ATTR.to(x)
