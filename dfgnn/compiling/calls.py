@@ -253,7 +253,7 @@ def _edge_terms(
     if not given:
         return None
     projected = all(x[0] == "proj" for x in given) and len({id(x[1]) for x in given}) == 1
-    projected = projected and all(_folds(x[1], heads, x[2].shape[0]) for x in given)
+    projected = projected and all(folds(x[1], heads, x[2].shape[0]) for x in given)
     attr = _ops.as_type(given[0][1], dtype) if projected else None
 
     def term(x, of: Layout) -> Tensor | Projected:
@@ -262,9 +262,9 @@ def _edge_terms(
             bias = None if bias is None else _ops.as_type(bias, dtype)
             return Projected(attr, _ops.as_type(weight, dtype), bias)
         if x[0] == "proj":
-            return _by_head(
-                torch.nn.functional.linear(*x[1:]).unflatten(1, (heads, -1)), ((heads, -1), (0,), ()), dtype
-            )
+            # Sizes are given: without edges -1 could stand for any.
+            sizes = heads, x[2].shape[0] // heads
+            return _by_head(torch.nn.functional.linear(*x[1:]).unflatten(1, sizes), (sizes, (0,), ()), dtype)
         return _by_head(total(x[1]), of, dtype)
 
     key = term(key_feat, layouts[0]) if key_feat else None
@@ -273,7 +273,7 @@ def _edge_terms(
     return EdgeTerm(key, term(value_feat, layouts[1]) if value_feat else None)
 
 
-def _folds(attr: Tensor, heads: int, width: int) -> bool:
+def folds(attr: Tensor, heads: int, width: int) -> bool:
     """Whether `functional.dot_attention` folds the projection of attributes to [E, width] into the attention.
     On a GPU that saves memory, but has more launches, and takes longer where attributes are more than a
     head's columns."""

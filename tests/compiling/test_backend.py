@@ -18,15 +18,15 @@ from torch_geometric.utils import softmax
 from written import Inputs, cases, inputs
 
 import dfgnn
-from dfgnn.compiling import rewrite
-from dfgnn.compiling.backend import listeners
+from dfgnn.compiling import calls, rewrite
+from dfgnn.compiling.backend import MIN_ELEMENTS, listeners
 from dfgnn.compiling.rewrite import rewritten
 from dfgnn.graph import in_cuda_graphs
 from dfgnn.run.gains import CAPTURE, COMPILE, Gains, lines
 
 ROOT = Path(__file__).parents[2]
 CASES = {case.name: case for case in cases()}
-ALL = {"dfgnn.min_elements": 0}  # rewrites attention of any size
+ALL = {MIN_ELEMENTS: 0}  # rewrites attention of any size
 
 
 def aot(made, example_inputs):
@@ -50,6 +50,18 @@ def test_traced_by_autograd(name, device):
         x = inputs(*sizes, seed=k, device=device)
         check(gradients(compiled, x), gradients(case.fn, x))
     assert all(report.rewritten for report in reports)
+
+
+@pytest.mark.parametrize("others", ["with projected edge", "with another edge", "rows of sources"])
+def test_projections_of_edges_computed_ahead(others, device, monkeypatch):
+    """As on a GPU where they are small, also of no edges."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(calls, "folds", lambda *_: False)
+    case = CASES[f"dot with projected edge; {others}"]
+    compiled = torch.compile(case.fn, backend=rewriting([], aot))
+    for k, sizes in enumerate(((7, 7, 25), (12, 12, 40), (5, 5, 0))):
+        x = inputs(*sizes, seed=k, device=device)
+        check(gradients(compiled, x), gradients(case.fn, x))
 
 
 @pytest.mark.slow
@@ -168,7 +180,7 @@ def test_the_option_of_the_backend(device):
         for least, attention in ((0, True), (601, False), (600, True)):
             torch._dynamo.reset()
             with torch.no_grad():
-                torch.compile(case.fn, backend="dfgnn", options={"dfgnn.min_elements": least})(*x)
+                torch.compile(case.fn, backend=dfgnn.compiling.backend, options={MIN_ELEMENTS: least})(*x)
             assert bool(forms.pop().rewritten) is attention
     finally:
         listeners.remove(forms.append)
