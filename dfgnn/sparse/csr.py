@@ -337,7 +337,7 @@ def _from_edges_on_gpu(given: UserEdges, validate: bool, with_loops: bool) -> Ed
     if not (validate or with_loops):
         _, *csr, _, rev_indptr, rev_indices, rev_eids = structure_on_gpu(*edges, False)
         return Edges(*given.sizes, CSR(*csr), False, None, CSR(rev_indptr, rev_indices, rev_eids))
-    if torch.cuda.get_sync_debug_mode() == 2:  # as PyTorch's own operations that wait
+    if given.src.is_cuda and torch.cuda.get_sync_debug_mode() == 2:  # as PyTorch's own operations that wait
         raise RuntimeError("called a synchronizing CUDA operation: dfgnn sorts new edges, and waits once")
     made = structure_read(*edges, with_loops)
     return _as_read(given, validate, with_loops, made, made[0])

@@ -158,7 +158,9 @@ def test_layers(name, dtype, train):
     autocast, dtype = dtype == "autocast", torch.float32 if dtype == "autocast" else dtype
     layer = made(name).to(dtype).train(train)
     for edges in (None, LONG if of(name) == "pyg" else Graph.from_edge_index(LONG, num_nodes=N)):
-        x, attr = (t.to(dtype).requires_grad_() for t in (X, ATTR if edges is None else ATTR.repeat(11, 1)))
+        x, attr = (
+            t.detach().to(dtype).requires_grad_() for t in (X, ATTR if edges is None else ATTR.repeat(11, 1))
+        )
 
         def call(x=x, attr=attr, edges=edges, **asked):
             bound = inspect.signature(layer.forward).bind(*arguments(name, x, attr, edges))
