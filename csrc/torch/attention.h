@@ -2,7 +2,6 @@
 // struct and launch. attention_forward and attention_backward take the tensors of the graph; attend and
 // attend_backward are those of eager calls, which name a graph by its number (graphs.h). In this folder n is
 // num_src, m num_dst, h the number of heads, d the size of a head of queries and keys, dv that of values.
-//
 // A Backend offers, beside what graphs.h needs:
 //   Scope(tensor)                  a guard that makes the tensor's device the current one
 //   check(checker, shape, dtype)   raises an error for features that it does not support
@@ -64,8 +63,7 @@ struct Attention : Graphs<Backend> {
   };
 
   // Checks the inputs, makes them dense, and fills the members that the parameter structs have in common.
-  // edges: the number of edges. of_layer: as in Inputs, so that `in` may lack the additive score's src and
-  // dst.
+  // edges: how many. of_layer: as in Inputs, so that `in` may lack an additive score's src and dst.
   template <class Params>
   static void fill(const Checker& check, Inputs& in, Params& p, int64_t edges, bool of_layer = false) {
     const ScalarType type = in.type(), acc = in.acc();
@@ -375,8 +373,7 @@ struct Attention : Graphs<Backend> {
     check.require(need >= 0 && need < 2 * kNeedFeat, "need: unknown bits: ", need);
   }
 
-  // What attention_backward and attend_backward share, for a graph of `edges` edges. read(need_positive)
-  // fills in what forward saved, plans() fills in the two directions of the graph.
+  // What both backward operators share. read(need_positive) fills in what forward saved, plans() the graph.
   template <class Read, class Plans>
   static Gradients backward_call(const Checker& check, Inputs& in, BackwardParams& p, int64_t edges,
                                  Tensor& grad_out, Tensor& out, OptTensor& grad_attention,

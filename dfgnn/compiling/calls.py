@@ -40,7 +40,8 @@ Summed: TypeAlias = tuple[Tensor, int, float | None, Layout]
 Softmaxed: TypeAlias = tuple[Specs, float | None, float]
 
 
-#: On a GPU, the most elements of projected attributes of edges that are computed ahead.
+#: On a GPU, the most elements of projected attributes of edges that are computed ahead: more than in layers
+#: (nn/whole/traced.py), as Inductor needs no launches beside the product for it.
 MOST_UNFOLDED = 2**26
 
 # ---- edges -------------------------------------------------------------------------------------------------

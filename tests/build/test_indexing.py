@@ -94,6 +94,16 @@ def test_sums_of_a_table(dtype, edges, shape):
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_stays_in_its_row(value):
+    grad, index = torch.randn(5000, 3), torch.randint(7, (5000,))
+    grad[17, 1] = value
+    exact = torch.zeros(7, 3).index_put_((index,), grad, accumulate=True)
+    got = indexing.table_sums(grad, index, 7)
+    torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert got.isfinite().sum() == got.numel() - 1
+
+
 @pytest.mark.gpu
 def test_a_table_on_a_gpu(installed):
     x = torch.randn(9, 64, device="cuda", requires_grad=True)
