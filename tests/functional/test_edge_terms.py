@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from attention import DTYPES, Made, check, function, make_inputs, run
-from graphs import GRAPHS, make_graph
+from attention import Made, check, function, make_inputs
+from graphs import make_graph
 
-from dfgnn import Graph, functional, reference
+from dfgnn import Graph, functional
 from dfgnn.engine import edge_projection
 from dfgnn.functional import EdgeTerm
 from dfgnn.functional import dot as dot_functions
@@ -64,63 +64,6 @@ def _unfolds(way, terms):
     return way == "unfolded" and not (terms.key_proj is None and terms.value_proj is None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", GRAPHS)
-def test_attention(device, name, dtype):
-    graph = make_graph(name, device)
-    turn = list(GRAPHS).index(name) * len(DTYPES) + DTYPES.index(dtype)
-    text = list(ALL)[turn % len(ALL)]
-    heads, dim = ((1, 7), (3, 1), (8, 16), (3, 33))[(turn + turn // 4) % 4]
-    features = (1, 4, 33, 128)[turn // 3 % 4]
-    if graph.num_edges * heads * max(dim, features) > 500_000:
-        heads, dim, features = 2, 7, 9
-    inputs = make_inputs("dot", graph, heads, dim, dtype)
-    with_terms(inputs, graph, ALL[text], features)
-    options = dict(return_attention=turn % 2 == 0)
-    # The terms of a bias's gradient cancel.
-    extra = 32 * torch.finfo(dtype).eps * any(name.endswith("_bias") for name in ALL[text])
-    check("dot", graph, inputs, f"{text} H={heads} D={dim} d={features}: ", extra=extra, **options)
-
-
-OPTIONS = {
-    "dropout": dict(dropout_p=0.4),
-    "dropout and attention": dict(dropout_p=0.4, return_attention=True),
-    "activation": dict(negative_slope=0.2),
-    "scale": dict(scale=2.5),
-}
-EDGES = {
-    "none": {},
-    "bias and weight": dict(term=True, weight="H"),
-    "gate": dict(gate="H", term=True, weight=1),
-}
-
-
-# The calls with a projection, which may be folded or not.
-PROJECTED = {name: terms for name, terms in ALL.items() if "edge_attr" in terms}
-
-
-@pytest.mark.parametrize(
-    "terms, way",
-    [*((name, "folded") for name in ALL), *((name, "unfolded") for name in PROJECTED)],
-    indirect=["way"],
-)
-@pytest.mark.parametrize("edges", EDGES.values(), ids=EDGES)
-def test_options(device, terms, edges, way):
-    graph, turn = make_graph("random", device), list(ALL).index(terms)
-    terms = ALL[terms]
-    options = list(OPTIONS.values())[(turn + len(edges)) % len(OPTIONS)]
-    dtype = (torch.float64, torch.float32)[turn % 2]
-    inputs = make_inputs("dot", graph, HEADS, DIM, dtype, value_dim=value_dim_of(terms), **edges)
-    with_terms(inputs, graph, terms)
-    more = dict(options)
-    if "negative_slope" in options:  # a bias is added behind the LeakyReLU, a term of the keys before it
-        inputs.pop("bias", None)
-    inputs["out_bias"] = torch.randn(HEADS, inputs["value"].shape[2]).to(device, dtype)
-    mask = torch.rand(graph.num_edges, HEADS, device=device) < 0.8
-    more |= dict(mask=mask, generator=torch.tensor([11], device=device))
-    check("dot", graph, inputs, extra=32 * torch.finfo(dtype).eps, **more)
-
-
 @pytest.mark.parametrize("way", ("folded", "unfolded"), indirect=True)
 @pytest.mark.parametrize("terms", TERMS.values(), ids=TERMS)
 def test_padded_heads(terms, way, monkeypatch):
@@ -135,28 +78,6 @@ def test_padded_heads(terms, way, monkeypatch):
     inputs = make_inputs("dot", graph, HEADS, 7, torch.float32, value_dim=VALUE_DIM)
     with_terms(inputs, graph, terms)
     check("dot", graph, inputs, extra=32 * torch.finfo(torch.float32).eps)
-
-
-def test_bias_behind_the_activation(device):
-    """The bias is added after the LeakyReLU where only the value has an edge term, or the kernels themselves
-    add the key's."""
-    graph = make_graph("mixed_degrees", device)
-    for terms in (TERMS["shared in values alone"], TERMS["in values alone"], dict(edge_both="E H D")):
-        inputs = make_inputs("dot", graph, HEADS, DIM, torch.float64, term=True)
-        with_terms(inputs, graph, terms)
-        check("dot", graph, inputs, negative_slope=0.2)
-
-
-@pytest.mark.parametrize("sizes", [(37, 8, 16, 128), (400, 8, 16, 128), (400, 2, 4, 7)], ids=str)
-def test_both_ways_where_the_sizes_decide(sizes):
-    """Whether projections are folded changes the results by rounding alone."""
-    edges, heads, dim, features = sizes
-    graph = Graph.from_edge_index(torch.randint(30, (2, edges)), num_nodes=30)
-    inputs = make_inputs("dot", graph, heads, dim, torch.float64)
-    with_terms(inputs, graph, TERMS["projections with biases"], features)
-    found = run(functional.dot_attention, graph, inputs)
-    for name, x in run(reference.dot_attention, graph, inputs).items():
-        torch.testing.assert_close(found[name], x, rtol=1e-10, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_one_tensor_in_both_is_one_term(device):

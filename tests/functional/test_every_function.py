@@ -5,9 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from covering import EXHAUSTIVE, exhaustive, some
+from attention import DTYPES, relative_error, rounding_band
+from covering import EXHAUSTIVE, covered, exhaustive, some
 from every_function import CASES, B
-from graphs import make_graph, tiny_graph
+from graphs import GRAPHS, make_graph, tiny_graph
 from torch.func import grad, jvp, vmap
 
 from dfgnn import Graph, functional, reference
@@ -34,11 +35,61 @@ def run(case, graph, tensors, module=functional, modify=lambda x: x, **more):
     return dict(enumerate(x.detach() for x in results)) | dict(zip(leaves, gradients))
 
 
-@cases
-def test_like_the_reference(device, case):
-    graph = make_graph("isolated", device)
-    tensors = case.tensors(graph, 4, 5, 3, batch=False)
-    torch.testing.assert_close(run(case, graph, tensors), run(case, graph, tensors, reference))
+SHAPES = [
+    *((1, 7, 4, 3), (3, 1, 5, 1), (8, 16, 8, 4), (3, 33, 7, 33), (2, 8, 8, 128), (4, 12, 64, 11)),
+    *((2, 7, 300, 3), (2, 256, 1, 3)),
+]  # heads, columns of keys and of values, attributes
+MORE = {
+    "alone": {},
+    "attention": {"return_attention": True},
+    "dropout": {"dropout_p": 0.4},
+    "dropout and attention": {"dropout_p": 0.4, "return_attention": True},
+    "mask": {"mask": 0.7},
+    "activation": {"negative_slope": -0.5},
+    "scale": {"scale": 2.5},
+}
+# The options that functions do not have.
+LACKS = {
+    "agnn_attention": {"negative_slope", "scale"},
+    "score_attention": {"negative_slope", "scale"},
+    "edge_product_attention": {"negative_slope", "scale"},
+    "gat": {"scale"},
+    "gatv2": {"scale"},
+}
+PIECES = "edge_softmax", "sddmm", "spmm"
+
+
+@covered(name=[n for n in CASES if "flex" not in n], dtype=DTYPES, shape=SHAPES, more=MORE)
+def test_accuracy(device, case, name, dtype, shape, more):
+    """The results and all gradients: their error may be twice that of plain PyTorch in the same dtype."""
+    turn = 5 * list(CASES).index(name) + 3 * SHAPES.index(shape) + DTYPES.index(dtype)
+    graph, (heads, *dims) = make_graph(list(GRAPHS)[turn % len(GRAPHS)], device), shape
+    if graph.num_edges * heads * max(dims) > 200_000:
+        heads, dims = 2, [7, 5, 3]
+    tensors = case.tensors(graph, *dims, dtype=dtype, batch=False, h=heads)
+    if case.function == "dot_attention":  # the same with a LeakyReLU, as layers have it
+        case = case._replace(function="dot")
+    more = {n: x for n, x in more.items() if n not in LACKS.get(case.function, ()) and n not in case.options}
+    more = {} if case.function in PIECES else more
+    if "dropout_p" in more:
+        more = {**more, "generator": torch.tensor([11], device=device)}
+    if "mask" in more:
+        more = {**more, "mask": torch.rand(graph.num_edges, heads, device=device) < more["mask"]}
+    # No clamp in 16 bits: a score may be rounded to the other side of the clamp, where its gradient is 0.
+    clamp = {"clamp": None} if "clamp" in case.options and dtype.itemsize == 2 else {}
+    # The terms of a bias's gradient cancel.
+    extra = 32 * torch.finfo(dtype).eps if any(name.endswith("_bias") for name in tensors) else 0.0
+    exact, low, found = (
+        run(case, graph, {n: x.to(kind) for n, x in tensors.items()}, module, **more, **clamp)
+        for module, kind in ((reference, torch.float64), (reference, dtype), (functional, dtype))
+    )
+    for name, expected in exact.items():
+        x, plain = found[name], low[name]
+        assert x.shape == expected.shape and x.dtype == plain.dtype and x.isfinite().all(), name
+        floor = expected.numel() ** 0.5 if name not in (0, "value") or case.function in PIECES else 0.0
+        error, allowed = (relative_error(y, expected, floor) for y in (x, plain))
+        limit = 2 * allowed + 4 * rounding_band(dtype) + extra
+        assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
 
 
 # Cases whose code other cases run, too: tested exhaustively only.

@@ -37,15 +37,6 @@ def test_sddmm_and_spmm(device, name, dtype):
         compare("spmm", graph, (weight, value), f"H={heads} D={dim}: ", 2)
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 4)])
-@pytest.mark.parametrize("name", ["mixed_degrees", "super_row", "isolated", "no_edges", "no_nodes"])
-def test_edge_softmax(device, name, shape):
-    graph = make_graph(name, device)
-    for dtype in (torch.float32, torch.float64):
-        score = torch.randn(graph.num_edges, *shape).to(device, dtype)
-        compare("edge_softmax", graph, (score,), band=4)
-
-
 def test_edge_softmax_of_masked_edges(device):
     graph = make_graph("random", device)
     score = torch.randn(graph.num_edges, 3, device=device)
@@ -55,25 +46,3 @@ def test_edge_softmax_of_masked_edges(device):
     assert functional.edge_softmax(graph, score[:, :0]).shape == (graph.num_edges, 0)
     with pytest.raises(ValueError, match="score: expected shape .*, got"):
         functional.edge_softmax(graph, score[1:])
-
-
-@pytest.mark.parametrize("name", ["mixed_degrees", "isolated", "fewer_sources"])
-def test_agnn(device, name):
-    graph = make_graph(name, device)
-    value, query = (torch.randn(n, 2, 9, device=device) for n in (graph.num_src, graph.num_dst))
-    beta = torch.tensor([0.7], device=device)
-    compare("agnn_attention", graph, (value, query), band=4, beta=2.0)
-    found = []
-    for module in (functional, reference):
-        b = beta.clone().requires_grad_()
-        found.append(
-            torch.autograd.grad(module.agnn_attention(graph, value, query, beta=b).square().sum(), b)[0]
-        )
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
-    if graph.num_src == graph.num_dst:
-        torch.testing.assert_close(
-            functional.agnn_attention(graph, value), functional.agnn_attention(graph, value, value)
-        )
-    else:
-        with pytest.raises(ValueError, match="query: expected a tensor"):
-            functional.agnn_attention(graph, value)
