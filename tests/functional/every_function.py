@@ -89,6 +89,9 @@ CASES = {
     "gatv2 projected": Case(
         "gatv2", "key:bnhd query:bmhd att:hd edge_attr:ek edge_key_weight:Dk gate:e"
     ),
+    "gat projected": Case(
+        "gat", "value:bnhd score_src:bnh score_dst:bmh edge_attr:ek edge_score_weight:hk edge_score_bias:h"
+    ),
     "gatv2 sink": Case("gatv2", "key:bnhd query:bmhd att:hd sink:h"),
     "dot": Case("dot_attention", QKV, {"scale": 0.7}),
     "dot sink": Case("dot_attention", f"{QKV} sink:h"),
@@ -119,6 +122,7 @@ CASES = {
     "flex": Case("flex_attention", f"{QKV} params:hd", {"score_fn": scores}),
     "flex edges": Case("flex_attention", f"{QKV} edge_attr:ehd params:hd", {"score_fn": scores}),
     "softmax": Case("edge_softmax", "score:eh"),
+    "softmax sink": Case("edge_softmax", "score:eh sink:h"),
     "sddmm": Case("sddmm", "query:bmhd key:bnhd"),
     "spmm": Case("spmm", "value:bnhd weight:beh"),
     "spmm shared": Case("spmm", "value:bnhd weight:e"),

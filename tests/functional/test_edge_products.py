@@ -1,11 +1,10 @@
 """Attention whose scores are products of an edge's ends and its features, and the operators behind it."""
 
 import torch
-from attention import Made
 from graphs import make_graph
 from torch import library
 
-from dfgnn import Graph, functional
+from dfgnn import functional
 from dfgnn.runtime import ops as _ops
 from dfgnn.runtime.arguments import ops
 
@@ -40,13 +39,3 @@ def test_fake_kernels():
         library.opcheck(ops.edge_products.default, (query, key, feat, *args, 0.5, flag), test_utils=tests)
         given = weight, feat if flag else None, query, key, feat, *args, 0.5, flag
         library.opcheck(ops.edge_products_backward.default, given, test_utils=tests)
-
-
-def test_no_further_tensor_of_edges_and_channels():
-    """Unless the products are returned, the only new tensor of E x H x D elements is edge_attr's gradient."""
-    graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50)
-    leaves = [x.requires_grad_() for x in make_inputs(graph, 4, 32).values()]
-
-    with Made() as made:
-        functional.edge_product_attention(graph, *leaves, clamp=5.0).sum().backward()
-    assert sum(n >= 4000 * 32 for n in made.sizes) == 1

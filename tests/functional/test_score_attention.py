@@ -8,8 +8,6 @@ from graphs import GRAPHS, make_graph
 from dfgnn import Graph, functional
 from dfgnn.graph.derived import edges_as_sources
 
-AT = ("nodes", "edges")
-
 
 def make_inputs(name, graph, heads, dim, dtype, at):
     rows = graph.num_edges if at == "edges" else graph.num_src
@@ -27,17 +25,6 @@ def make_inputs(name, graph, heads, dim, dtype, at):
 def at_rows(graph, at):
     """The graph whose sources have the rows: those of the edges or of the nodes."""
     return graph.edges_as_sources() if at == "edges" else graph
-
-
-@pytest.mark.parametrize("at", AT)
-def test_it_is_softmax_and_sum(device, at):
-    """The result is that of edge_softmax and spmm; negative scores show that there is no LeakyReLU in it."""
-    graph = make_graph("random", device)
-    inputs = make_inputs("score", graph, 2, 8, torch.float64, at)
-    inputs["score"] -= 5
-    on = at_rows(graph, at)
-    expected = functional.spmm(on, functional.edge_softmax(graph, inputs["score"]), inputs["value"])
-    torch.testing.assert_close(functional.score_attention(on, **inputs), expected)
 
 
 def test_rows_of_edges_or_of_nodes(device):

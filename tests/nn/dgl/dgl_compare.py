@@ -181,6 +181,17 @@ class Contract:
                 self.compare(self.pair(**self.allowing(), **options), g)
                 self.compare(self.pair(**self.allowing(), **options), empty_graph(5))
 
+    def test_reset_parameters(self):
+        """Both layers draw the same numbers anew."""
+        layers = self.pair()
+        for layer in layers:
+            for parameter in layer.parameters():
+                torch.nn.init.constant_(parameter, 0.3)
+            torch.manual_seed(0)
+            layer.reset_parameters()
+        theirs, ours = (layer.state_dict() for layer in layers)
+        assert all(torch.equal(ours[name], x) for name, x in theirs.items())
+
     def test_no_nodes(self):
         g = empty_graph(0)
         for options in self.options:

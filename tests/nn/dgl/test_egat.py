@@ -3,7 +3,6 @@
 import pytest
 import torch
 from dgl_compare import Contract, compare, dgl, dgl_bipartite, dgl_graph
-from graphs import make_graph
 
 from dfgnn.nn.dgl import EGATConv
 
@@ -47,24 +46,6 @@ def test_inputs(change):
             layer.requires_grad_(False)
             layer.attn.requires_grad_()
     compare(*layers, g, feat, efeats, weight if change == "weight" else None)
-
-
-def test_zero_in_degree():
-    """Rows with edges are the same as in a graph without the empty rows."""
-    graph = make_graph("isolated")
-    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
-    kept = (g.in_degrees() > 0).nonzero().squeeze(1)
-    block = dgl.to_block(g, kept, include_dst_in_src=False)
-    layer = EGATConv(9, 4, 5, 3, 2, allow_zero_in_degree=True)
-    feat, efeats = torch.randn(g.num_nodes(), 9), torch.randn(g.num_edges(), 4)
-    out, f, attention = layer(g, feat, efeats, get_attention=True)
-    ends = feat[block.srcdata[dgl.NID]], feat[kept]
-    expected, expected_f, expected_attention = layer(block, ends, efeats[block.edata[dgl.EID]], None, True)
-    assert len(kept) < g.num_nodes()
-    torch.testing.assert_close(out[kept], expected)
-    torch.testing.assert_close(f[block.edata[dgl.EID]], expected_f)
-    torch.testing.assert_close(attention[block.edata[dgl.EID]], expected_attention)
-    assert not out[g.in_degrees() == 0].any()
 
 
 @pytest.mark.parametrize("bias", [False, True])
