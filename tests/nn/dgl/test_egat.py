@@ -61,3 +61,12 @@ def test_a_replaced_edge_projection_takes_effect(bias):
         with torch.no_grad():
             ours(g, torch.randn(g.num_nodes(), 9), efeats)
     assert torch.equal(efeats, before)
+
+
+@pytest.mark.parametrize("step", [1, 40])
+def test_edges_are_summed_in_chunks(step, monkeypatch):
+    monkeypatch.setattr("dfgnn.nn.dgl._edges._STEP", {"cpu": step})
+    for g in (dgl_graph("duplicates"), dgl_bipartite()):
+        pair = g.num_src_nodes() != g.num_dst_nodes()
+        contract, sizes = TestEGATConv(), (9, 6) if pair else 9
+        contract.compare(contract.pair(sizes, torch.float64), g, sizes)
