@@ -443,17 +443,23 @@ def main(argv: list[str] | None = None) -> None:
     print(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", torch.__version__)
     if args.check:
         raise SystemExit(0 if check(args.device, [int(d) for d in args.dims.split(",")]) else 1)
+    about = environment(torch.device(args.device), args.commit)
+
+    def keep() -> None:
+        write_json(args.json, {"environment": about, "cases": RECORDS})
+
     for heads, dim in (map(int, shape.split("x")) for shape in args.heads.split(",")):
         for name in args.dtypes.split(","):
             for text in filter(None, args.blocks.split(",")):
                 training(text, heads, dim, getattr(torch, name), args.device, args.rounds)
+                keep()
         for dtype in (torch.float32, torch.float64):
             for text in filter(None, args.forces.split(",")):
                 forces(text, heads, dim, dtype, args.device, args.rounds)
+                keep()
         for text in filter(None, args.graphs.split(",")):
             graphs(text, heads, dim, torch.float32, args.device, args.rounds)
-        written = {"environment": environment(torch.device(args.device), args.commit), "cases": RECORDS}
-        write_json(args.json, written)
+            keep()
 
 
 if __name__ == "__main__":
