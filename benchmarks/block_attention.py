@@ -296,8 +296,8 @@ def report(
 
 
 def table(path: Path) -> str:
-    """The table of docs/performance.md from a file of ``--json``, least gain first. Of each case the best rival,
-    in a CUDA graph where our step is in one (a rival that takes too long is called instead)."""
+    """The table of docs/performance.md from a file of ``--json``, least gain first. Of each case the best
+    rival, in a CUDA graph where our step is in one (a rival that takes too long is called instead)."""
     found = json.loads(path.read_text())
     rows, notes = [], set[str]()
     for case in found["cases"]:
