@@ -312,7 +312,8 @@ def table(path: Path) -> str:
     heads = ["blocks", "times as fast", "strongest alternative, ms", "dfgnn, ms", "called from Python"]
     lines = [[*heads, "theirs, MiB", "dfgnn, MiB"], ["---", *["--:"] * 6], *(row for _, row in sorted(rows))]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{environment_line(found['environment'])}\n\n{text}" + "".join(f"\n\nNot measured: {x}." for x in sorted(notes))
+    parts = [environment_line(found["environment"]), text, *(f"Not measured: {x}." for x in sorted(notes))]
+    return "\n\n".join(parts)
 
 
 def derivatives(module, tensors: list[Tensor | None], offsets, key_offsets, second: bool) -> list[Tensor]:
