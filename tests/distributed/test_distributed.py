@@ -363,6 +363,14 @@ def part_of(score, value, here):
     return ForwardResults(out, torch.stack([top, mass.log().masked_fill(~some, 0)], -1), None, None, None)
 
 
+@pytest.mark.parametrize("before, after", [(None, "1"), ("0", "0")])
+def test_rows_go_first(plain_python, before, after):
+    """NCCL's blocks find room beside the attention's; who has set the variable keeps it."""
+    code = "import os\n" + (f"os.environ['TORCH_NCCL_HIGH_PRIORITY'] = {before!r}\n" if before else "")
+    code += "import dfgnn.distributed\nprint(os.environ['TORCH_NCCL_HIGH_PRIORITY'])"
+    assert plain_python(code).stdout.split() == [after]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_two_calls_are_merged(device, dtype):
     """Rows with edges in both calls, in one and in none, and scores far apart."""
