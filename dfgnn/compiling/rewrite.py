@@ -132,8 +132,8 @@ class _Rewriter:
         """Whether what a call computes from leaves records gradients alike, and none of it is written to."""
         ends: set[Node] = set()
         torch.fx.map_arg(leaves, ends.add)
-        if w.softmax is not None and w.softmax.maximum is not None:
-            ends.add(w.softmax.maximum)
+        if w.softmax is not None:
+            torch.fx.map_arg((w.softmax.maximum, w.softmax.sink), ends.add)
         inner = _between(w.node, ends)
         return not any(map(self.forms.is_written, inner | ends)) and len({self.grad[x] for x in inner}) == 1
 
@@ -181,7 +181,8 @@ class _Rewriter:
         call = self._call(w)
         assert call is not None
         found: set[Node] = {w.sum.base}
-        torch.fx.map_arg((_edges(w.sum.at, call.src), _specs(w.weights), call.args), found.add)
+        sink = None if w.softmax is None else w.softmax.sink
+        torch.fx.map_arg((_edges(w.sum.at, call.src), _specs(w.weights), call.args, sink), found.add)
         return found
 
     # ---- plans ---------------------------------------------------------------------------------------------
