@@ -302,9 +302,7 @@ def _same_terms(a: tuple, b: tuple) -> bool:
 # ---- softmax and sums alone -------------------------------------------------------------------------------
 
 
-def edge_softmax(
-    edge_index: Tensor, like: Tensor, dim: int, sink: Sink, score: Tensor, dtype: Any
-) -> Tensor:
+def edge_softmax(edge_index: Tensor, like: Tensor, dim: int, sink: Sink, score: Tensor, dtype: Any) -> Tensor:
     """The user's segment softmax, edges along dim. like: a tensor with a row per segment."""
     with _ours(score):
         by_edge = score.movedim(dim, 0)

@@ -220,14 +220,14 @@ def without_writes(graph: Graph) -> set[Any]:
         for base in written(node):
             place = storage(base)
             own = place in holders and holders[place][0].op in ("call_function", "call_method")
-            change = _out_of_place(node) if own and place not in left else None
-            if change is None or storage(node) != place or base is not node.args[0]:
+            may = own and place not in left and storage(node) == place and base is node.args[0]
+            may = may and not any(other is not base and is_read(other, node) for other in holders[place])
+            change = _out_of_place(node) if may else None
+            if change is None:
                 left.add(place)
-            elif any(other is not base and is_read(other, node) for other in holders[place]):
-                left.add(place)
-            else:
-                change()
-                base.replace_all_uses_with(node, delete_user_cb=lambda user, k=order[node]: order[user] > k)
+                continue
+            change()
+            base.replace_all_uses_with(node, delete_user_cb=lambda user, k=order[node]: order[user] > k)
     return left
 
 

@@ -152,6 +152,8 @@ class Recogniser:
         as good as the maximum."""
         less = arguments(exp)["input"]
         given = arguments(less)
+        score: Any
+        most: Any
         score, most = given.get("input"), given.get("other")
         if name(less) != "sub" or not isinstance(score, Node) or given.get("alpha", 1) != 1:
             return less, None, 0
