@@ -7,6 +7,7 @@ The graph that Dynamo hands to a backend holds the calls as the user wrote them:
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -214,7 +215,11 @@ def without_writes(graph: Graph) -> set[Any]:
 
     def is_read(other: Node, since: Node) -> bool:
         """Whether what a node holds, when another writes to it, is read after that."""
-        return order[other] < order[since] and any(order[user] > order[since] for user in other.users)
+        place = order[since]
+        return order[other] < place and any(is_behind(place, user) for user in other.users)
+
+    def is_behind(place: int, user: Node) -> bool:
+        return order[user] > place
 
     for node in order:
         for base in written(node):
@@ -227,7 +232,7 @@ def without_writes(graph: Graph) -> set[Any]:
                 left.add(place)
                 continue
             change()
-            base.replace_all_uses_with(node, delete_user_cb=lambda user, k=order[node]: order[user] > k)
+            base.replace_all_uses_with(node, functools.partial(is_behind, order[node]))
     return left
 
 
