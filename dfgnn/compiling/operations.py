@@ -120,11 +120,12 @@ def found_equal(a: Any, b: Any) -> bool:
     return same(a, b) or found_true(a == b)
 
 
-def found_true(condition: Any) -> bool:
-    """Whether a condition of sizes holds in this compilation, which a guard then makes sure of."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
+def found_true(condition: Any, unknown: bool = False) -> bool:
+    """Whether a condition of sizes holds in this compilation, which a guard then makes sure of. unknown: the
+    answer where sizes depend on values."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 
-    return bool(guard_or_false(condition))
+    return bool((guard_or_true if unknown else guard_or_false)(condition))
 
 
 # ---- operations in place ----------------------------------------------------------------------------------
