@@ -408,7 +408,6 @@ def test_a_graph_without_attention_stays_itself():
 SCRIPT = """
 import torch
 from torch_geometric.nn import MessagePassing
-from test_refused import activation_in_place_of_softmax, by_another_index
 from torch_geometric.utils import softmax
 
 class Mine(MessagePassing):
