@@ -274,7 +274,7 @@ def _plan(*args: Any) -> Tensor:
     graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
     planner, layer = graph._planner, None if key.layer == OF_ROWS else key.layer
     of_edges = layer == OF_EDGES
-    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key._replace(layer=layer))
+    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key[:3], layer, *key[4:])
     made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
     made._dfgnn_graph = graph, handle  # type: ignore[attr-defined]
     return made

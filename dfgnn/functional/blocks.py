@@ -22,7 +22,27 @@ if TYPE_CHECKING:
 _NAME = "block_attention"
 
 
-def block(
+# fmt: off
+@overload
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
+    scale: float | Tensor | None = ..., return_attention: Literal[False] = ...,
+    **options: Unpack[BlockOptions],
+) -> Tensor: ...
+@overload
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
+    scale: float | Tensor | None = ..., return_attention: Literal[True],
+    **options: Unpack[BlockOptions],
+) -> AttentionResult: ...
+@overload
+def block_attention(
+    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
+    scale: float | Tensor | None = ..., return_attention: bool, **options: Unpack[BlockOptions],
+) -> Tensor | AttentionResult: ...
+# fmt: on
+@public(BlockOptions)
+def block_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -36,7 +56,55 @@ def block(
     sink: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """`block_attention`."""
+    r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of
+    an atom, the cells of a window.
+
+    .. math::
+        s_{ij} = \mathrm{scale} \; q_i \cdot k_j + b_j + B_{ij}, \quad
+        \mathrm{out}_i = \sum_{j \in \mathrm{block}(i)} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, v_j
+
+    with the dropout mask m_ij in {0, 1 / (1 - p)}. Nothing is padded to the longest block.
+
+    Args:
+        query: q [N, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for float64).
+        key: k [M, H, D], same dtype.
+        value: v [M, H, Dv], same dtype.
+        offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
+            ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
+            0. Blocks may be empty.
+        key_offsets: likewise, of key and value; None: the same offsets.
+        scale: factor of the dot product, a number or a tensor [], of which there is a gradient; None for
+            1 / sqrt(D).
+        {options}
+
+    **Memory** is O(N + M), forward, backward and in second derivatives: no pair is stored, nor an index of
+    one. But ``pair_bias``, ``softcap``, ``dropout_p`` and ``return_attention`` need numbers of pairs, and
+    forward mode a formula: the P pairs are then the edges of a graph (:func:`dot_attention`) of up to 16
+    bytes each, cached as long as the offsets live. A number [P, H] is stored for each of these that is passed
+    in or asked for, for a key_bias and, with softcap, for scores. On CUDA heads of more than 128 columns (64
+    in float64) go this way, too.
+
+    Returns:
+        out [N, H, Dv], or an AttentionResult, with the attention [P, H] in the order of pair_bias. A query
+        without keys, or whose scores are all -inf, gets 0.
+
+    Differentiable twice in all tensors, and deterministic. On CUDA, float32 is multiplied on tensor cores as
+    sums of two numbers (3xTF32), with errors of a few roundings of float32, and the host does not read the
+    values of offsets, so that a captured CUDA graph may be replayed with others: ones that decrease or exceed
+    the rows are not reported, but nothing is read or written out of bounds. Where pairs are stored, the host
+    reads offsets once, and a captured graph keeps the pairs of those that it was captured with.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described.
+        RuntimeError: on the CPU, or where pairs are stored, offsets decrease or exceed the rows.
+        NotImplementedError: third derivatives where pairs are not stored.
+
+    Example::
+
+        offsets = torch.tensor([0, 3, 3, 10])  # blocks of 3, 0 and 7 rows
+        q, k, v = (torch.randn(10, 4, 16) for _ in range(3))
+        out = dfgnn.functional.block_attention(q, k, v, offsets)
+    """
     _check_features(query, key, value)
     _check_offsets("offsets", offsets, query.device, None)
     if key_offsets is None:
@@ -89,88 +157,6 @@ def block(
         return out
     top, log_sum = stats.unbind(-1)
     return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
-
-
-# fmt: off
-@overload
-def block_attention(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
-    scale: float | Tensor | None = ..., return_attention: Literal[False] = ...,
-    **options: Unpack[BlockOptions],
-) -> Tensor: ...
-@overload
-def block_attention(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
-    scale: float | Tensor | None = ..., return_attention: Literal[True],
-    **options: Unpack[BlockOptions],
-) -> AttentionResult: ...
-@overload
-def block_attention(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor | None = ..., *,
-    scale: float | Tensor | None = ..., return_attention: bool, **options: Unpack[BlockOptions],
-) -> Tensor | AttentionResult: ...
-# fmt: on
-@public(BlockOptions, block)
-def block_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    key_offsets: Tensor | None = None,
-    *,
-    scale: float | Tensor | None = None,
-    return_attention: bool = False,
-    **options: Unpack[BlockOptions],
-) -> Any:
-    r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of
-    an atom, the cells of a window.
-
-    .. math::
-        s_{ij} = \mathrm{scale} \; q_i \cdot k_j + b_j + B_{ij}, \quad
-        \mathrm{out}_i = \sum_{j \in \mathrm{block}(i)} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, v_j
-
-    with the dropout mask m_ij in {0, 1 / (1 - p)}. Nothing is padded to the longest block.
-
-    Args:
-        query: q [N, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for float64).
-        key: k [M, H, D], same dtype.
-        value: v [M, H, Dv], same dtype.
-        offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
-            ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
-            0. Blocks may be empty.
-        key_offsets: likewise, of key and value; None: the same offsets.
-        scale: factor of the dot product, a number or a tensor [], of which there is a gradient; None for
-            1 / sqrt(D).
-        {options}
-
-    **Memory** is O(N + M), forward, backward and in second derivatives: no pair is stored, nor an index of
-    one. But ``pair_bias``, ``softcap``, ``dropout_p`` and ``return_attention`` need numbers of pairs, and
-    forward mode a formula: the P pairs are then the edges of a graph (:func:`dot_attention`) of up to 16
-    bytes each, cached as long as the offsets live. A number [P, H] is stored for each of these that is passed
-    in or asked for, for a key_bias and, with softcap, for scores. On CUDA heads of more than 128 columns (64
-    in float64) go this way, too.
-
-    Returns:
-        out [N, H, Dv], or an AttentionResult, with the attention [P, H] in the order of pair_bias. A query
-        without keys, or whose scores are all -inf, gets 0.
-
-    Differentiable twice in all tensors, and deterministic. On CUDA, float32 is multiplied on tensor cores as
-    sums of two numbers (3xTF32), with errors of a few roundings of float32, and the host does not read the
-    values of offsets, so that a captured CUDA graph may be replayed with others: ones that decrease or exceed
-    the rows are not reported, but nothing is read or written out of bounds. Where pairs are stored, the host
-    reads offsets once, and a captured graph keeps the pairs of those that it was captured with.
-
-    Raises:
-        TypeError, ValueError: an argument is not as described.
-        RuntimeError: on the CPU, or where pairs are stored, offsets decrease or exceed the rows.
-        NotImplementedError: third derivatives where pairs are not stored.
-
-    Example::
-
-        offsets = torch.tensor([0, 3, 3, 10])  # blocks of 3, 0 and 7 rows
-        q, k, v = (torch.randn(10, 4, 16) for _ in range(3))
-        out = dfgnn.functional.block_attention(q, k, v, offsets)
-    """
 
 
 def _of_pairs(
