@@ -18,6 +18,7 @@ from ._errors import (
     check_constructor,
     check_fits,
     projected,
+    says_errors,
     wrong_argument,
     wrong_features,
 )
@@ -79,6 +80,7 @@ class FusedLayer(nn.Module):
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
+            says_errors(cls.forward, "As :meth:`GATConv.forward`.")
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
 
     #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`), or None.

@@ -61,9 +61,6 @@ class AGNNConv(GraphLayer):
 
         Returns:
             ``[N_dst, *, F]``.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
         if upstream_runs(self, graph, feat):
             return super().forward(graph, feat)

@@ -73,9 +73,6 @@ class DotGatConv(AttentionLayer):
 
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
         if upstream_runs(self, graph, feat):
             return super().forward(graph, feat, get_attention)

@@ -98,9 +98,6 @@ class EdgeGATConv(AdditiveConv):
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
         if upstream_runs(self, graph, feat, edge_feat):
             return super().forward(graph, feat, edge_feat, get_attention)

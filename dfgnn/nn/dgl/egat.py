@@ -113,9 +113,6 @@ class EGATConv(GraphLayer):
         Returns:
             ``[N_dst, *, H, D]`` and ``[E, *, H, D_e]``, and with ``get_attention`` also ``[E, *, H, 1]``: the
             weights that the features were multiplied with. Edge tensors are in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
         if upstream_runs(self, graph, nfeats, efeats):
             return super().forward(graph, nfeats, efeats, edge_weight, get_attention)

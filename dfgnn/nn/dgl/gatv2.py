@@ -107,9 +107,6 @@ class GATv2Conv(LeakyLayer):
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
         if upstream_runs(self, graph, feat):
             return super().forward(graph, feat, get_attention)

@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
 from ...graph import Graph, cache
-from .._errors import check_constructor
+from .._errors import check_constructor, says_errors
 from .._fused_or_upstream import METHODS, fused_or_upstream, methods_of, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
@@ -75,6 +75,7 @@ class FusedConv:
             cls._called = Called(library)
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
             forward: Any = cls.forward  # type: ignore[attr-defined]
+            says_errors(forward, "TypeError, ValueError: an argument is not as described, or sizes differ.")
             cls.forward = fused_or_upstream(cls, forward, for_upstream)  # type: ignore[attr-defined]
 
     @classmethod

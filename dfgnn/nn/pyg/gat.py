@@ -71,9 +71,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
             pair of the edges, loops included, and ``[E', H]``, or a SparseTensor of both.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = ends(self, x)
         wanted = wants_attention(return_attention_weights)

@@ -68,9 +68,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
 
         Returns:
             As :meth:`GATConv.forward`.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)

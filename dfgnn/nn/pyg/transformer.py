@@ -69,9 +69,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
             pair of ``edge_index`` and ``[E, H]``, or a SparseTensor of both.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = both_ends(self, x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
