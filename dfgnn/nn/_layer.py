@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ def usual_first(forward: Any) -> Any:
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
-        if usual and self._usual_spec is not None and type(args[0]) is Graph and self.why_not(self) is None:
+        if usual and type(args[0]) is Graph and self.why_not(self) is None:
             prepare(self, args[1], args[0])
         return out
 
@@ -82,9 +82,6 @@ class FusedLayer(nn.Module):
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             says_errors(cls.forward, "As :meth:`GATConv.forward`.")
             cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
-
-    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`), or None.
-    _usual_spec: ClassVar[Any] = None
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
@@ -143,6 +140,11 @@ class AttentionLayer(GraphLayer):
         if dst.num_rows != (src.num_rows if x_dst is None else x_dst.shape[0]):
             return None
         return (graph, None) if self._allow_zero_in_degree or dst.has_empty is False else None
+
+    def _keeps_features(self) -> bool:
+        """Whether the fused operator gets the features as they are given: their dropout does nothing now."""
+        drop = self._modules.get("feat_drop")
+        return drop is None or (isinstance(drop, (nn.Dropout, nn.Identity)) and not dropout_p(drop))
 
     def _finisher(self) -> Any:
         """What follows the operator in a usual call: it gets the layer, the result and the features."""
@@ -268,10 +270,6 @@ class LeakyLayer(AttentionLayer):
         out = out.view(-1, self._num_heads, self._out_feats)
         plain = self.res_fc is None and self.activation is None
         return out if plain else self._finish(out, x)
-
-    def _keeps_features(self) -> bool:
-        """Whether the dropout of features does nothing now."""
-        return isinstance(self.feat_drop, (nn.Dropout, nn.Identity)) and not dropout_p(self.feat_drop)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         """Adds the residual to out ``[N_dst, *, H, D]`` and applies the activation."""

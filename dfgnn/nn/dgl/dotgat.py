@@ -83,9 +83,6 @@ class DotGatConv(AttentionLayer):
         )
         return (out, attention) if get_attention else out
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        return self._spec(x_dst is not None)
-
     def _spec(self, is_pair: bool) -> LayerSpec:
         fc_src, fc_dst = self._projections()
         one = fc_src is fc_dst and not is_pair

@@ -175,11 +175,6 @@ class GATConv(AdditiveConv):
         self.reset_parameters()
         self.activation = activation
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        if not self._keeps_features():
-            return None
-        return self._spec(x_dst is None or is_first_rows(x_dst, x))
-
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
         xavier(*self._weights())

@@ -117,9 +117,6 @@ class GATv2Conv(LeakyLayer):
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        return self._spec(self.share_weights and x_dst is None) if self._keeps_features() else None
-
     def _spec(self, one: bool) -> LayerSpec:
         """one: ``fc_src`` projects the destinations, too."""
         return LayerSpec(

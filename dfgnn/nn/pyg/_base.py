@@ -42,8 +42,6 @@ class FusedConv:
     _node_dim: ClassVar[int] = 0
     # A function of the layer: why its fused forward cannot run, where that is so of this class alone.
     _special_reason: ClassVar[Any] = None
-    # A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
-    _usual_spec: ClassVar[Any] = None
     # The methods when they were last found to be the library's; and what reads them.
     _methods_found: ClassVar[Any] = ()
     _methods_of: ClassVar[Any] = methods_of
@@ -125,6 +123,9 @@ class FusedConv:
                 refuse_parameters(self, spec)
             out = self._finish(out, end)
         return out, seed
+
+    def _keeps_features(self) -> bool:
+        return True
 
     def _finisher(self) -> Any:
         """What follows the operator in a usual call."""

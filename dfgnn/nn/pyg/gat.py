@@ -100,9 +100,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         inputs = values, score_src, score_dst
         return self._result(edge_index, graph, out, inputs, options, dtype, res, wanted)
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        return self._spec(edge_attr, x_dst is None or is_first_rows(x_dst, x))
-
     def _spec(self, edge_attr: Tensor | None, is_square: bool) -> LayerSpec:
         """is_square: the destinations are the first sources."""
         vectors: tuple[Tensor, ...] = self.att_src, self.att_dst

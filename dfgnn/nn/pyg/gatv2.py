@@ -98,9 +98,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        return self._spec(x if x_dst is None else (x, x_dst), edge_attr)
-
     def _spec(self, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None) -> LayerSpec:
         attn, joined = self.att, self._joins_heads()
         edges = None if edge_attr is None else (edge_attr, self.lin_edge)

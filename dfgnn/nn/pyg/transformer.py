@@ -166,11 +166,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             wide=torch.float32 if is_wide else None,
         )  # fmt: skip
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        if self.lin_edge is None or edge_attr is None:
-            return self._spec(None, x) if self.lin_edge is None and edge_attr is None else None
-        return self._spec((edge_attr, self.lin_edge), x)
-
     def _folds(self, attr: Tensor) -> bool:
         if torch.compiler.is_compiling() or attr.dim() != 2:
             return False
