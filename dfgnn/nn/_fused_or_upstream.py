@@ -24,6 +24,7 @@ from ..runtime.transforms import any_batched
 from ._errors import CALL_ERRORS, blame_parameters, check_sizes
 from ._terms import all_hooked, is_untouched
 from ._upstream import Called, upstream
+from .fused import made_by
 from .prepared import again, prepare
 
 # ---- the warning ------------------------------------------------------------------------------------------
@@ -106,8 +107,10 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
             except CALL_ERRORS as error:
                 blame_parameters(self, error)
                 raise
+            finally:
+                call = made_by(self)
             if usual and isinstance(out, Tensor):
-                prepare(self, *args, **kwargs)
+                prepare(self, call, *args, **kwargs)
             return out
         warn(type(self), "torch_geometric", reason, stacklevel=5)
         kwargs = {name: for_upstream(x) for name, x in kwargs.items()}

@@ -24,7 +24,7 @@ from ._errors import (
 )
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
-from .fused import fused_layer, refuse_parameters
+from .fused import fused_layer, made_by, refuse_parameters
 from .prepared import again, prepare
 from .whole.spec import LayerSpec, spelled
 
@@ -38,17 +38,19 @@ def usual_first(forward: Any) -> Any:
         if internals.is_dynamo_recording():
             return forward(self, *args, **kwargs)
         usual = len(args) == 2 and not kwargs
+        if usual:
+            out = again(self, args[1], args[0])
+            if out is not None:
+                return out
         try:
-            if usual:
-                out = again(self, args[1], args[0])
-                if out is not None:
-                    return out
             out = forward(self, *args, **kwargs)
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
+        finally:
+            made = made_by(self)
         if usual and type(args[0]) is Graph and self.why_not(self) is None:
-            prepare(self, args[1], args[0])
+            prepare(self, made, args[1], args[0])
         return out
 
     return call

@@ -31,10 +31,6 @@ __all__ = ["again", "forget", "prepare"]
 
 _NONE = None, None
 _KEY = "_dfgnn_prepared"  # the name among the layer's attributes
-#: Layers whose last usual call could not be prepared -> (how many calls are not asked then; how many of these
-#: are left).
-_refused: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-_LONGEST_WAIT = 63
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
 _kind_of = attrgetter("dtype", "shape")
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -125,47 +121,29 @@ class Known:
         return library is None or (layer._methods_of(type(layer)), library.now()) == self.methods
 
 
-def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> None:
-    """Prepares the next usual call after one with arguments of this kind, if one operator computed it.
-
-    A layer for which none did is asked again after twice as many calls as before, since a hook may have gone
-    or another kind of call begun."""
-    call, cls = fused.made_by(layer), type(layer)
+def prepare(layer: Any, call: fused.Call | None, x: Any, edges: Any, edge_attr: Tensor | None = None) -> None:
+    """Prepares the next usual call after one with arguments of this kind, which ``call`` computed."""
     # A class of another module is a user's, which may replace methods.
-    is_ours = cls.__module__.startswith(f"{__package__}.")
-    if not is_ours or not fused.knows_all_of(cls) or paths.recorder is not None:
+    if call is None or not type(layer).__module__.startswith(f"{__package__}."):
         return
-    waits, left = _refused.get(layer, (0, 0))
-    if left:
-        _refused[layer] = waits, left - 1
-    elif call is not None and _prepares(layer, call, x, edges, edge_attr):
-        _refused.pop(layer, None)
-    else:
-        waits = min(2 * waits + 1, _LONGEST_WAIT)
-        _refused[layer] = waits, waits
-
-
-def _prepares(layer: Any, call: fused.Call, x: Any, edges: Any, edge_attr: Tensor | None) -> bool:
-    """Whether calls of this kind can be prepared, which then are."""
     x, x_dst = x if type(x) is tuple and len(x) == 2 else (x, None)
     if not _is_rows(x) or (x_dst is not None and not _is_rows(x_dst)) or not layer._keeps_features():
-        return False
+        return
     if (edge_attr is None) != (call.edge_dtype is None):
-        return False
+        return
     if layer._usual_edges(x, x_dst, edges, edge_attr) is None:
-        return False
+        return
     known = layer.__dict__.get(_KEY)
     if known is None or not known.holds(layer):
         layer.__dict__.pop(_KEY, None)
         known = Known(layer)
         if any(known.empty):
-            return False
+            return
         layer.__dict__[_KEY] = known  # the last of the attributes
     known.weight, autocast = call.linears[0], _autocast(x)
     kind: tuple = x.dtype, x_dst is not None, edge_attr is not None, autocast
     kind = kind if autocast is None else (*kind, call.shape[2])
     known.calls[kind] = call, layer._finisher()
-    return True
 
 
 def forget(layer: Any) -> None:
