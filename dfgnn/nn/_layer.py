@@ -22,6 +22,7 @@ from ._errors import (
     wrong_argument,
     wrong_features,
 )
+from ._fused_or_upstream import upstream_runs
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
 from .fused import fused_layer, made_by, refuse_parameters
@@ -29,19 +30,23 @@ from .prepared import again, prepare
 from .whole.spec import LayerSpec, spelled
 
 
-def usual_first(forward: Any) -> Any:
-    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`), and whose
-    errors name a parameter that has got another shape."""
+def fused_or_upstream(cls: type, forward: Any) -> Any:
+    """The forward of a layer: ``forward``, or that of DGL's layer (`upstream_runs`). It first tries the usual
+    call, ``layer(graph, x)`` (`nn.prepared`). Its errors name a parameter that has got another shape."""
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        if internals.is_dynamo_recording():
-            return forward(self, *args, **kwargs)
-        usual = len(args) == 2 and not kwargs
-        if usual:
+        recording, usual = internals.is_dynamo_recording(), len(args) == 2 and not kwargs
+        if usual and not recording:
             out = again(self, args[1], args[0])
             if out is not None:
                 return out
+        graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+        features = [x for name, x in kwargs.items() if name not in ("graph", "g")]
+        if upstream_runs(self, graph, *args[1:], *features):
+            return super(cls, self).forward(*args, **kwargs)  # type: ignore[misc]
+        if recording:
+            return forward(self, *args, **kwargs)
         try:
             out = forward(self, *args, **kwargs)
         except CALL_ERRORS as error:
@@ -49,7 +54,7 @@ def usual_first(forward: Any) -> Any:
             raise
         finally:
             made = made_by(self)
-        if usual and type(args[0]) is Graph and self.why_not(self) is None:
+        if usual:
             prepare(self, made, args[1], args[0])
         return out
 
@@ -83,7 +88,7 @@ class FusedLayer(nn.Module):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             says_errors(cls.forward, "As :meth:`GATConv.forward`.")
-            cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
+            cls.forward = fused_or_upstream(cls, cls.forward)  # type: ignore[method-assign]
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...functional.dot import dot
-from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import AttentionLayer
 from ..whole.spec import LayerSpec
@@ -74,8 +73,6 @@ class DotGatConv(AttentionLayer):
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)
         out, attention = self._attend(

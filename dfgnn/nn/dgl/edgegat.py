@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ...engine.edge_maps import sum_of_features
 from ...runtime.attention_options import EdgeTerm
-from .._fused_or_upstream import upstream_runs
 from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero
 from .._terms import folded_terms, folds
@@ -99,8 +98,6 @@ class EdgeGATConv(AdditiveConv):
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
         """
-        if upstream_runs(self, graph, feat, edge_feat):
-            return super().forward(graph, feat, edge_feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])

@@ -14,7 +14,6 @@ from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_ed
 from ...graph import Graph
 from ...runtime import eager as _eager
 from .._errors import projected
-from .._fused_or_upstream import upstream_runs
 from .._graph import names_of_ends, rows_in_use, split_ends
 from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._terms import is_plain
@@ -114,8 +113,6 @@ class EGATConv(GraphLayer):
             ``[N_dst, *, H, D]`` and ``[E, *, H, D_e]``, and with ``get_attention`` also ``[E, *, H, 1]``: the
             weights that the features were multiplied with. Edge tensors are in edge-id order.
         """
-        if upstream_runs(self, graph, nfeats, efeats):
-            return super().forward(graph, nfeats, efeats, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, nfeats, None, "nfeats")
         prefix = h_src.shape[1:-1]

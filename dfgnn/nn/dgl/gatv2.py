@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.gat import gatv2
-from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
 from ..whole.spec import LayerSpec
@@ -108,8 +107,6 @@ class GATv2Conv(LeakyLayer):
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         one = self.share_weights and not isinstance(feat, tuple)
