@@ -65,7 +65,7 @@ def test_a_replaced_edge_projection_takes_effect(bias):
 
 @pytest.mark.parametrize("step", [1, 40])
 def test_edges_are_summed_in_chunks(step, monkeypatch):
-    monkeypatch.setattr("dfgnn.nn.dgl._edges._STEP", {"cpu": step})
+    monkeypatch.setattr("dfgnn.nn.dgl.egat._STEP", {"cpu": step})
     for g in (dgl_graph("duplicates"), dgl_bipartite()):
         pair = g.num_src_nodes() != g.num_dst_nodes()
         contract, sizes = TestEGATConv(), (9, 6) if pair else 9
