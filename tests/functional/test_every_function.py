@@ -63,7 +63,7 @@ LACKS = {
 PIECES = "edge_softmax", "sddmm", "spmm"
 
 
-@covered(name=[n for n in CASES if "flex" not in n], dtype=DTYPES, shape=SHAPES, more=MORE)
+@covered(further=False, name=[n for n in CASES if "flex" not in n], dtype=DTYPES, shape=SHAPES, more=MORE)
 def test_accuracy(device, case, name, dtype, shape, more):
     """The results and all gradients: their error may be twice that of plain PyTorch in the same dtype."""
     turn = 5 * list(CASES).index(name) + 3 * SHAPES.index(shape) + DTYPES.index(dtype)
