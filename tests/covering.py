@@ -50,8 +50,8 @@ def some(few, of, name="name"):
 
 
 def covered(strength=2, further=True, **options):
-    """Parametrizes a test over the rows of `covering`; in exhaustive tests, unless further is False, also over
-    those of strength + 1.
+    """Parametrizes a test over the rows of `covering`; in exhaustive tests also over those of strength + 1,
+    unless further is False.
 
     An option is a sequence of values, or a dictionary of values by the names that they have in test ids.
     """
