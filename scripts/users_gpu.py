@@ -8,7 +8,7 @@ run        as it is under ``python -m dfgnn.run``
 line       the same with the changed lines of the case
 capture    the same as run, its step by ``dfgnn.capture``
 compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs;
-           compile, capture its step by ``dfgnn.capture``
+           compile, capture its step by ``dfgnn.capture``; inductor, capture the same without dfgnn's kernels
 
 A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once. While steps
 of one are timed, in turns, all processes of the others are stopped (SIGSTOP), so that nothing else runs on
@@ -53,7 +53,8 @@ import repositories
 import users
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture")
+WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture",
+        "inductor, capture")  # fmt: skip
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
 #: How far the times of the first way may differ, before and after those of the others; pairs of turns.
 AGREE, ATTEMPTS = 0.05, 5
