@@ -164,7 +164,7 @@ def written(node: Node) -> list[Node]:
         found += node.args[:1] or [node.kwargs.get("input")]
     out = node.kwargs.get("out")
     found += [out] if isinstance(out, Node) else out if isinstance(out, (tuple, list)) else []
-    return [x for x in found if isinstance(x, Node)]
+    return list(dict.fromkeys(x for x in found if isinstance(x, Node)))
 
 
 def _out_of_place(node: Node) -> Callable[[], None] | None:
@@ -202,7 +202,7 @@ def storage(node: Any) -> Any:
 def without_writes(graph: Graph) -> set[Any]:
     """Turns calls in place on tensors of the graph's own into calls that return new tensors, as the compiler
     behind would. Returns the storages that are still written to after that, of inputs and of tensors that
-    have views: what a node reads of them depends on when it does."""
+    have views which are read later: what a node reads of them depends on when it does."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     holders: dict[Any, list[Node]] = {}
     left: set[Any] = set()
@@ -210,26 +210,22 @@ def without_writes(graph: Graph) -> set[Any]:
         place = storage(node)
         if place is not None:
             holders.setdefault(place, []).append(node)
-    last: dict[Any, int] = {}
-    for node, k in order.items():
-        last.update({storage(base): k for base in written(node)})
-    # Memory that, up to the last write, only a tensor of the graph's own and the results of calls in place on
-    # it hold: there are no views that the writes would change.
     own = {
-        place for place, (first, *others) in holders.items()
+        place for place, (first, *_) in holders.items()
         if first.op in ("call_function", "call_method") and not _is_view(first)
-        and all(other.args and other.args[0] in written(other) or order[other] > last.get(place, -1)
-                for other in others)
     }  # fmt: skip
-    for node in order:
+    for node, k in order.items():
         for base in written(node):
             place = storage(base)
             change = _out_of_place(node) if place in own and place not in left else None
-            if change is None or storage(node) != place or base is not node.args[0]:
+            # What else holds this memory, and is read after the write, would miss it.
+            others = [x for x in holders.get(place, ()) if x is not base and order[x] < k]
+            missed = any(order[user] > k for x in others for user in x.users)
+            if change is None or missed or storage(node) != place or base is not node.args[0]:
                 left.add(place)
                 continue
             change()
-            base.replace_all_uses_with(node, delete_user_cb=lambda user, k=order[node]: order[user] > k)
+            base.replace_all_uses_with(node, delete_user_cb=lambda user, k=k: order[user] > k)
     return left
 
 

@@ -379,6 +379,16 @@ def _viewed(*tensors):
     return attention(_S, _V, _P, _G, _T, COMBINES["heads last"][0])(*tensors).view(-1, D * H)
 
 
+def _added_in_place(*tensors):
+    """What follows the sum is added to it, and to a view of it, in place."""
+    x = Inputs(*tensors)
+    out = attention(_S, _V, _P, _G, SUMS["index_add_ in place"])(*tensors)
+    out += x.query
+    flat = out.view(-1, H * D)
+    flat += x.query.flatten(1).sin()
+    return flat * 2
+
+
 def _two_values(*tensors):
     x = Inputs(*tensors)
     n = len(x.query)
@@ -464,6 +474,7 @@ def cases() -> list[Case]:
         (_weights_returned, "edge_softmax"),
         (_weights_kept, "dot_attention"),
         (_viewed, "dot_attention"),
+        (_added_in_place, "dot_attention"),
         (_two_values, "dot_attention"),
         (_two_layers, "gat_attention"),
         (_onto_a_tensor, "dot_attention"),
