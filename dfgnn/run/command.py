@@ -17,7 +17,7 @@ import torch
 
 from ..compat import install_as_dgl
 from ..switch import pieces
-from . import indexing, own
+from . import own
 from .compiled import Compiled
 from .gains import Gains
 from .gains import lines as of_gains
@@ -40,9 +40,12 @@ def text(report: dict[str, Any]) -> str:
     for command in report["programs"]:
         lines.append(f"  it started another program, which has the libraries' own layers: {command}")
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
-    if report["own_attention"] and report["impl"] == "dfgnn":
+    lines += _traced(report["traced"])
+    done = {(x["file"], x["line"]) for row in report["traced"] for x in row["attention"] if x["form"]}
+    own = [use for use in report["own_attention"] if (use["file"], use["line"]) not in done]
+    if own and report["impl"] == "dfgnn":
         lines.append("  attention of its own, which dfgnn does not compute as a whole:")
-        for use in report["own_attention"]:
+        for use in own:
             where = f" in {use['where']}" if use["where"] else ""
             lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
             lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
@@ -72,10 +75,27 @@ def _rows(report: dict[str, Any], rows: list[dict[str, Any]], indent: str = "") 
 
 def _compiled(report: dict[str, Any]) -> list[str]:
     lines = [f"  {count:5} x {name}: compiled" for name, count in report["modules"].items()]
-    for found in report["attention"]:
-        what = found["form"] or f"as it was: {found['reason']}"
-        lines.append(f"          {found['file']}:{found['line']}: {what}")
-    return lines or ["  --compile: no module has message passing of its own"]
+    return lines + _attention(report) or ["  --compile: no module has message passing of its own"]
+
+
+def _attention(report: dict[str, Any]) -> list[str]:
+    return [
+        f"          {x['file']}:{x['line']}: {x['form'] or 'as it was: ' + x['reason']}"
+        for x in report["attention"]
+    ]
+
+
+def _traced(rows: list[dict[str, Any]]) -> list[str]:
+    """What became of modules with message passing of their own."""
+    lines = []
+    for row in rows:
+        before, after = row["milliseconds"]
+        took = f"; a call, forward and backward: {before:.2f} ms as written, {after:.2f} ms traced" * bool(
+            before
+        )
+        what = "traced" if row["traced"] else f"as written: {row['reason']}"
+        lines += [f"  {row['modules']:5} x {row['class']}: {what}{took}", *_attention(row)]
+    return lines
 
 
 def _of_children(layers: Layers) -> list[dict[str, Any]]:
@@ -107,7 +127,8 @@ class _Run:
     def __init__(self, args: argparse.Namespace, layers: Layers, not_patched: dict[str, str]):
         self.args, self.layers, self.not_patched = args, layers, not_patched
         self.in_calling_thread = _backward_in_calling_thread(args)
-        self.compiled = Compiled(layers.started) if args.compile else None
+        takes_own = args.compile or (args.impl == "dfgnn" and not args.as_written)
+        self.compiled = Compiled(layers.started, args.compile) if takes_own else None
         self.gains = Gains() if args.gain else None
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
@@ -121,8 +142,6 @@ class _Run:
         if self.in_calling_thread:
             torch.autograd.set_multithreading_enabled(False)
         self.layers.install()
-        if self.args.impl == "dfgnn":
-            indexing.install()
         if self.compiled is not None:
             self.compiled.install()
         if self.gains is not None:
@@ -165,7 +184,8 @@ class _Run:
             "programs": self.layers.programs, "not_patched": self.not_patched,
             "served": dict(pieces.served - self.served_before),
             "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
-            "compiled": None if self.compiled is None else self.compiled.rows(),
+            "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
+            "traced": [] if self.compiled is None else self.compiled.traced(),
             "gains": None if self.gains is None else self.gains.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
@@ -175,7 +195,6 @@ class _Run:
         if self.gains is not None:
             self.gains.remove()
         self.layers.remove()
-        indexing.remove()
         self._say(text(report))
         if self.json is not None:
             try:
@@ -207,6 +226,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--compile", action="store_true", help="compile modules with message passing of their own"
+    )
+    parser.add_argument(
+        "--as-written", action="store_true", help="trace no module with message passing of its own"
     )
     parser.add_argument(
         "--gain", action="store_true", help="measure in the script what one line more would gain"

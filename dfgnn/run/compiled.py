@@ -1,84 +1,216 @@
-"""Compiles the modules of a script that hold message passing of their own: ``python -m dfgnn.run --compile``.
+"""Modules of a script that hold message passing of their own, traced or compiled.
 
 Such a module is of a class of the script, not of a library, whose own code mentions a segment softmax or sum.
-Each instance is compiled when it is first called; a module within another one is compiled as a part of that.
+
+By default PyTorch's compiler records its operations, attention among them becomes dfgnn's
+(:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
+those of the script up to rounding. The second call of each class in training is a sample: copies of the
+module run forward and backward, as written and traced. The class is traced from then on where that was faster
+and gave the same numbers. Outside of training modules stay as written.
+
+With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
+a module within another one is compiled as a part of that.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from ..compiling import backend
 from ..compiling.backend import listeners
 from ..compiling.report import Report
+from ..compiling.rewrite import rewritten
 from ..runtime import torch_internals as internals
+from . import indexing
 from .layers import shown
+from .sample import Copy, milliseconds, random_state, said, tensors_of, unseen
 
 _WORDS = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|propagate\(|update_all")
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
+#: The call in training that is the sample of a class, as what a first call prepares is done then; and how
+#: often a sample is taken, where more modules are made after it.
+_SAMPLE, _TRIALS = 2, 3
+#: Numbers in all arguments of a call below which it is too short to gain; how much faster is faster.
+_LEAST, _FASTER = 1 << 14, 1.05
+
 
 class Compiled:
-    """Makes modules compile themselves while it is installed, and notes what was found in them."""
+    """Makes modules trace, or compile, themselves while it is installed, and notes what was found in them."""
 
-    def __init__(self, started: str):
-        self.started = started
-        self.modules: Counter[str] = Counter()  # class -> number of instances
+    def __init__(self, started: str, by_inductor: bool):
+        self.started, self.by_inductor = started, by_inductor
+        self.modules: Counter[str] = Counter()  # class -> number of instances that are compiled
         self.reports: list[Report] = []
-        self._undo: Callable[[], None] | None = None
+        self.trials: dict[type, list[_Trial]] = {}
+        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> Compiled:
         construct = nn.Module.__init__
-        counted = self._count
+        constructed = self._constructed
 
         def __init__(module: Any, *args: Any, **kwargs: Any) -> None:
             construct(module, *args, **kwargs)
-            counted(module)
+            constructed(module)
 
-        # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
-        internals.let_dynamo_record_numbers()
         nn.Module.__init__ = __init__  # type: ignore[method-assign, assignment]
-        listeners.append(self.reports.append)
-
-        def undo() -> None:
-            nn.Module.__init__ = construct  # type: ignore[method-assign]
-            listeners.remove(self.reports.append)
-
-        self._undo = undo
+        self._undo.append(lambda: setattr(nn.Module, "__init__", construct))
+        if self.by_inductor:
+            # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
+            internals.let_dynamo_record_numbers()
+            listeners.append(self.reports.append)
+            self._undo.append(lambda: listeners.remove(self.reports.append))
         return self
 
     def remove(self) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        while self._undo:
+            self._undo.pop()()
 
-    def _count(self, module: nn.Module) -> None:
+    def _constructed(self, module: nn.Module) -> None:
         cls = type(module)
-        if passes_messages(cls) and module._compiled_call_impl is None:
+        if not passes_messages(cls) or module._compiled_call_impl is not None:
+            return
+        if self.by_inductor:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
             module.compile(backend=backend)
+        else:
+            trials = self.trials.setdefault(cls, [_Trial()])
+            if trials[-1].kept is not None and len(trials) < _TRIALS:  # a new model may have other sizes
+                trials.append(_Trial())
+            trials[-1].modules += 1
+            module._compiled_call_impl = functools.partial(trials[-1], module)
 
     def rows(self) -> dict[str, Any]:
         """What was compiled, and each attention found: its file and line, its form, or why it has none."""
-        found = dict.fromkeys(x for report in self.reports for x in report.found)
-        return {
-            "modules": dict(self.modules),
-            "attention": [
-                {
-                    "file": shown(x.place.file, self.started),
-                    "line": x.place.line,
-                    "form": x.form,
-                    "reason": x.reason,
-                }
-                for x in found
-            ],
-        }
+        return {"modules": dict(self.modules), "attention": self._attention(self.reports)}
+
+    def traced(self) -> list[dict[str, Any]]:
+        """Of each class of which a sample was taken: whether it is traced, milliseconds, and why not."""
+        return [
+            {
+                "class": f"{cls.__module__}.{cls.__qualname__}",
+                "modules": trial.modules,
+                "traced": trial.kept,
+                "reason": trial.reason,
+                "milliseconds": trial.milliseconds,
+                "attention": self._attention(trial.reports) if trial.kept else [],
+            }
+            for cls, trials in self.trials.items()
+            for trial in trials
+            if trial.kept is not None
+        ]
+
+    def _attention(self, reports: list[Report]) -> list[dict[str, Any]]:
+        found = dict.fromkeys(x for report in reports for x in report.found)
+        return [
+            {"file": shown(x.place.file, self.started), "line": x.place.line, "form": x.form,
+             "reason": x.reason}
+            for x in found
+        ]  # fmt: skip
+
+
+class _Trial:
+    """Is called in place of the modules of one class. kept: whether they are traced; None: not known yet."""
+
+    def __init__(self) -> None:
+        self.modules = self.calls = 0
+        self.kept: bool | None = None
+        self.reason, self.milliseconds = "", [0.0, 0.0]
+        self.reports: list[Report] = []
+        self.changed = False
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            if self.kept is None:
+                self._ask(module, args, kwargs)
+            if self.kept:
+                call = vars(module).get("_traced_by_dfgnn") or self._trace(module)
+                try:
+                    return call(*args, **kwargs)
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    self.kept, self.reason = False, said(error)
+            if self.kept is False:
+                module._compiled_call_impl = None
+        return module._call_impl(*args, **kwargs)
+
+    def _trace(self, module: nn.Module) -> Callable:
+        module.__dict__["_traced_by_dfgnn"] = call = torch.compile(module._call_impl, backend=self._rewritten)
+        return call
+
+    def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
+        made, report = rewritten(graph_module, 0)
+        self.reports.append(report)
+        self.changed |= indexing.rewritten(made) or made is not graph_module
+        return made.forward
+
+    def _ask(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        tensors = tensors_of(args, kwargs)
+        on_gpu = any(x.is_cuda for x in tensors)
+        self.calls += 1
+        if self.calls < _SAMPLE or (on_gpu and torch.cuda.is_current_stream_capturing()):
+            return
+        self.kept = False
+        try:
+            self.reason = _unfit(module, args, kwargs) or self._sample(module, args, kwargs, on_gpu)
+        except Exception as error:  # of copying, recording or running it: the script's own call follows
+            self.reason = said(error)
+        self.kept = not self.reason
+
+    def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
+        """Why the class is not traced."""
+        internals.let_dynamo_record_numbers()
+        with unseen(tensors_of(args, kwargs)):
+            written, traced = Copy(module, args, kwargs), Copy(module, args, kwargs, self._trace)
+            before = random_state(on_gpu)
+            expected = written.results()
+            draws = any(not torch.equal(a, b) for a, b in zip(before, random_state(on_gpu)))
+            got = traced.results()
+            if not self.changed:
+                reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
+                return "; ".join(reasons) or "no attention was recognised in it"
+            if not draws and not _agree(expected, got):
+                return "traced it gives other numbers"
+            self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
+        slower = self.milliseconds[1] * _FASTER > self.milliseconds[0]
+        return "traced it is not faster" if slower else ""
+
+
+def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
+    if any(passes_messages(type(part)) for part in module.modules() if part is not module):
+        return "it holds other modules that pass messages"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "several processes train together"
+    given = [*args, *kwargs.values()]
+    if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
+        return "its message passing is DGL's"
+    if sum(x.numel() for x in tensors_of(given)) < _LEAST:
+        return "its arguments are small"
+    return ""
+
+
+def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
+    """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large beside
+    its own result, but not beside the largest one."""
+    for some, others in zip(a, b):
+        if [x.shape for x in some] != [x.shape for x in others]:
+            return False
+        floats = [x.is_floating_point() for x in some]
+        pairs = [(x.double(), y.double()) for x, y, f in zip(some, others, floats) if f and x.numel()]
+        most = max((float(x.abs().max()) for x, _ in pairs), default=0.0)
+        low = any(x.dtype in (torch.float16, torch.bfloat16) for x in some) or torch.is_autocast_enabled()
+        error = max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
+        if not error <= (5e-2 if low else 1e-3) * most:
+            return False
+    return True
 
 
 def passes_messages(cls: type) -> bool:

@@ -1,0 +1,102 @@
+"""One call of a module in training as a sample: repeated on copies, forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+_STEPS, _SECONDS = 5, 2.0  # the most timed steps of each way, and seconds after which two are enough
+
+
+class Copy:
+    """A copy of a module and of the arguments of a call. way: makes what is called of it."""
+
+    def __init__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], way: Callable | None = None):
+        self.module = copy.deepcopy(module)
+        self.args, self.kwargs = tree_map(_copied, args), tree_map(_copied, kwargs)
+        self.call = self.module if way is None else way(self.module)
+
+    def outputs(self) -> list[Tensor]:
+        return [x for x in tree_flatten(self.call(*self.args, **self.kwargs))[0] if isinstance(x, Tensor)]
+
+    def loss(self) -> Any:
+        return sum(x.float().sum() for x in self.outputs() if x.requires_grad)
+
+    def step(self) -> None:
+        self.module.zero_grad()
+        loss = self.loss()
+        if isinstance(loss, Tensor):
+            loss.backward()
+
+    def results(self) -> tuple[list[Tensor], list[Tensor]]:
+        """(outputs, gradients) of a step."""
+        inputs = [x for x in tensors_of(self.args, self.kwargs) if x.requires_grad]
+        for x in inputs:
+            x.grad = None
+        self.module.zero_grad()
+        outputs = self.outputs()
+        loss = sum((x.float() * x.detach()).sum() for x in outputs if x.requires_grad)
+        if isinstance(loss, Tensor):
+            loss.backward()
+        grads = [x.grad for x in (*inputs, *self.module.parameters()) if x.grad is not None]
+        return [x.detach() for x in outputs], grads
+
+
+def tensors_of(*arguments: Any) -> list[Tensor]:
+    return [x for x in tree_flatten(arguments)[0] if isinstance(x, Tensor)]
+
+
+def _copied(x: Any) -> Any:
+    """A tensor of its own; other objects as they are copied."""
+    if isinstance(x, Tensor):
+        return x.detach().clone().requires_grad_(x.requires_grad)
+    return copy.deepcopy(x)
+
+
+def said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+@contextlib.contextmanager
+def unseen(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Random numbers that are drawn within are drawn again behind it."""
+    numpy = sys.modules.get("numpy")
+    before = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(list({x.device for x in tensors if x.is_cuda})):
+            yield
+    finally:
+        random.setstate(before[0])
+        if numpy:
+            numpy.random.set_state(before[1])
+
+
+def random_state(on_gpu: bool) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
+
+
+def milliseconds(steps: Sequence[Callable[[], Any]], on_gpu: bool) -> list[float]:
+    """The least that each takes, of several times in turns."""
+    least = [float("inf")] * len(steps)
+    end = time.perf_counter() + _SECONDS
+    for k in range(_STEPS):
+        for place, step in enumerate(steps):
+            if on_gpu:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            step()
+            if on_gpu:
+                torch.cuda.synchronize()
+            least[place] = min(least[place], round(1000 * (time.perf_counter() - start), 3))
+        if k and time.perf_counter() > end:
+            break
+    return least
