@@ -34,12 +34,15 @@ from . import indexing
 from .layers import shown
 from .sample import Copy, milliseconds, random_state, said, tensors_of, unseen
 
-_WORDS = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|propagate\(|update_all")
+_MESSAGES = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|^propagate$|update_all")
+_SOFTMAX = re.compile(r"softmax|^exp_?$")
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
 #: The call in training that is the sample of a class, as what a first call prepares is done then; and how
 #: often a sample is taken, where more modules are made after it.
 _SAMPLE, _TRIALS = 2, 3
+#: The most pieces in which a call is recorded, which a call in Python lies between.
+_PIECES = 4
 #: Numbers in all arguments of a call below which it is too short to gain; how much faster is faster.
 _LEAST, _FASTER = 1 << 14, 1.05
 
@@ -132,21 +135,27 @@ class _Trial:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             if self.kept is None:
                 self._ask(module, args, kwargs)
-            if self.kept:
-                call = vars(module).get("_traced_by_dfgnn") or self._trace(module)
-                try:
-                    return call(*args, **kwargs)
-                except torch._dynamo.exc.TorchDynamoException as error:
-                    self.kept, self.reason = False, said(error)
-            if self.kept is False:
+            if self.kept is not None:
                 module._compiled_call_impl = None
+            if self.kept:
+                module._compiled_call_impl = functools.partial(self._run, module, self._trace(module))
+                return module._compiled_call_impl(*args, **kwargs)
+        return module._call_impl(*args, **kwargs)
+
+    def _run(self, module: nn.Module, call: Callable, *args: Any, **kwargs: Any) -> Any:
+        if self.kept and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            try:
+                return call(*args, **kwargs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                self.kept, self.reason = False, said(error)
         return module._call_impl(*args, **kwargs)
 
     def _trace(self, module: nn.Module) -> Callable:
-        module.__dict__["_traced_by_dfgnn"] = call = torch.compile(module._call_impl, backend=self._rewritten)
-        return call
+        return torch.compile(module._call_impl, backend=self._rewritten)
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
+        if self.kept is False and len(self.reports) > _PIECES:  # the sample, which records no more then
+            return graph_module.forward
         made, report = rewritten(graph_module, 0)
         self.reports.append(report)
         self.changed |= indexing.rewritten(made) or made is not graph_module
@@ -174,6 +183,10 @@ class _Trial:
             expected = written.results()
             draws = any(not torch.equal(a, b) for a, b in zip(before, random_state(on_gpu)))
             got = traced.results()
+            if len(self.reports) > _PIECES:
+                return "PyTorch's compiler records it in many pieces"
+            if not self.reports:
+                return "PyTorch's compiler did not record it"
             if not self.changed:
                 reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
                 return "; ".join(reasons) or "no attention was recognised in it"
@@ -185,6 +198,8 @@ class _Trial:
 
 
 def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
+    if not _has(type(module), _SOFTMAX):
+        return "it computes no softmax"
     if any(passes_messages(type(part)) for part in module.modules() if part is not module):
         return "it holds other modules that pass messages"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -215,21 +230,13 @@ def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Ten
 
 def passes_messages(cls: type) -> bool:
     """Whether a class of the script has message passing of its own."""
-    if cls not in _known:
-        _known[cls] = _passes_messages(cls)
-    return _known[cls]
+    return _has(cls, _MESSAGES)
 
 
-_known: dict[type, bool] = {}
-
-
-def _passes_messages(cls: type) -> bool:
-    for base in cls.__mro__:
-        if base.__module__.partition(".")[0] in _LIBRARIES or base is object:
-            continue
-        try:
-            if _WORDS.search(inspect.getsource(base)):
-                return True
-        except (OSError, TypeError):  # its source cannot be read
-            continue
-    return False
+@functools.cache
+def _has(cls: type, words: re.Pattern) -> bool:
+    """Whether the code of a class, or of a base that is no library's, names one of these."""
+    own = [x for x in cls.__mro__ if x is not object and x.__module__.partition(".")[0] not in _LIBRARIES]
+    functions = (inspect.unwrap(f) for base in own for f in vars(base).values() if callable(f))
+    codes = [f.__code__ for f in functions if inspect.isfunction(f)]
+    return any(words.search(name) for code in codes for name in code.co_names)
