@@ -146,7 +146,7 @@ class _Trial:
         if self.kept and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             try:
                 return call(*args, **kwargs)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except internals.dynamo_errors() as error:
                 self.kept, self.reason = False, said(error)
         return module._call_impl(*args, **kwargs)
 
