@@ -11,8 +11,9 @@ compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-ov
 
 A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once. While steps
 of one are timed, in turns, all processes of the others are stopped (SIGSTOP), so that nothing else runs on
-the machine or its GPU. Where the first way's times before and after those of the others differ by more than a
-twentieth, more turns are taken; a row whose times never agreed says by how much (`disagreement`).
+the machine or its GPU. What is gained is the median, over the turns, of the ratio of the least times in a
+turn, as the host's speed drifts. Where it differs between the first half of the turns and the last by more
+than a twentieth, more turns are taken; a row where it never agreed says by how much (`disagreement`).
 
 Written per case and size, in float32 and with ``--bfloat16`` under bfloat16's autocast: the first losses;
 milliseconds of each step; how much memory a step takes beyond what was allocated before it; and of the
@@ -28,12 +29,13 @@ import argparse
 import contextlib
 import functools
 import gc
-import itertools
 import json
+import math
 import os
 import re
 import select
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -54,8 +56,8 @@ import users
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
 WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
-#: How far the times of the first way may differ, before and after those of the others; pairs of turns.
-AGREE, ATTEMPTS = 0.05, 5
+#: How far what is gained may differ between the first half of the turns and the last; pairs of turns.
+AGREE, ATTEMPTS = 0.05, 6
 _PRODUCTS = re.compile(r"gemm|cutlass|nvjet|xmma|splitK|cublas", re.IGNORECASE)
 
 
@@ -425,7 +427,7 @@ class Driver:
             more += f"{got.get('memory', 0) / 2**20:7.0f} MiB first {got.get('first_step_seconds', 0)}"
             self.say(f"{name}, {way}: {ms} {more} {got.get('losses')}")
         if found.get("disagreement", 0) > AGREE:
-            self.say(f"{name}: refused, eager differs by {found['disagreement']:.2f}")
+            self.say(f"{name}: refused, what was gained differs by {found['disagreement']:.2f}")
 
     def configuration(self, ways: dict[str, Process], size: str, dtype: str) -> dict[str, Any]:
         """All ways of a case in one size and number format: prepared at once, timed in turns."""
@@ -453,14 +455,15 @@ class Driver:
                 for name in timed:
                     if "failed" not in found[name]:
                         got = asked(name, do="time", seconds=self.args.block)
-                        found[name].setdefault("blocks", []).append(got.pop("ms", []))
+                        times = got.pop("ms", [])
+                        found[name].setdefault("ms", []).extend(times)
+                        found[name].setdefault("turns", []).append(min(times, default=math.nan))
                         found[name].update(got)
-                if k % 2 and timed:
-                    disagreement = of_halves(found[timed[0]]["blocks"])
+                live = [name for name in timed if "failed" not in found[name]]
+                if k % 2 and live and live[0] == timed[0]:
+                    disagreement = of_halves([found[name]["turns"] for name in live])
                 if k % 2 and (disagreement <= AGREE or time.monotonic() > self.end):
                     break
-            for name in timed:
-                found[name]["ms"] = [*itertools.chain.from_iterable(found[name].pop("blocks"))]
             timed = [name for name in timed if "failed" not in found[name] and found[name].get("ms")]
             ours = [name for name in timed if name not in UPSTREAM]
             fastest = min(ours, key=lambda name: min(found[name]["ms"]), default=None)
@@ -487,11 +490,17 @@ class Driver:
         return 0
 
 
-def of_halves(blocks: list[list[float]]) -> float:
-    """How far the least times of the first and of the last half of blocks of timing differ, relatively."""
-    half = len(blocks) // 2
-    least = [min(itertools.chain.from_iterable(some), default=1.0) for some in (blocks[:half], blocks[half:])]
-    return abs(least[0] - least[1]) / min(least)
+def of_halves(turns: list[list[float]]) -> float:
+    """How far what a table shows differs between the first and the last half of the turns: how many times as
+    fast as the first way each of the others is. turns: of each way, its least time in each turn."""
+    first, *others = turns
+    differ = [0.0]
+    for other in others:
+        ratios = [a / b for a, b in zip(first, other)]
+        half = len(ratios) // 2
+        before, after = statistics.median(ratios[:half]), statistics.median(ratios[half:])
+        differ.append(abs(before - after) / min(before, after))
+    return max(differ)
 
 
 def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:

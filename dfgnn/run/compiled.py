@@ -234,7 +234,7 @@ def passes_messages(cls: type) -> bool:
 
 
 @functools.cache
-def _has(cls: type, words: re.Pattern) -> bool:
+def _has(cls: Any, words: re.Pattern) -> bool:
     """Whether the code of a class, or of a base that is no library's, names one of these."""
     own = [x for x in cls.__mro__ if x is not object and x.__module__.partition(".")[0] not in _LIBRARIES]
     functions = (inspect.unwrap(f) for base in own for f in vars(base).values() if callable(f))
