@@ -18,7 +18,7 @@ PyTorch's thread for the GPU and back takes longer than a small layer. ``--backw
 thread.
 
 Modules of the script that hold message passing of their own are traced (:mod:`dfgnn.run.compiled`) where that
-is faster, which their second call in training shows on copies; ``--as-written`` leaves them. With
+is faster, which their first call in training shows on copies; ``--as-written`` leaves them. With
 ``--compile`` they are compiled by ``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`). The report says
 which, and what became of their attention.
 

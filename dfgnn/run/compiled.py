@@ -4,9 +4,10 @@ Such a module is of a class of the script, not of a library, whose own code ment
 
 By default PyTorch's compiler records its operations, attention among them becomes dfgnn's
 (:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
-those of the script up to rounding. The second call of each class in training is a sample: copies of the
-module run forward and backward, as written and traced. The class is traced from then on where that was faster
-and gave the same numbers. Outside of training modules stay as written.
+those of the script up to rounding. The first call of each class in training is a sample: copies of the module
+run forward and backward, as written and traced. The class is traced from then on where that was faster and
+gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one),
+modules stay as written.
 
 With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
 a module within another one is compiled as a part of that.
@@ -38,9 +39,8 @@ _MESSAGES = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|^pro
 _SOFTMAX = re.compile(r"softmax|^exp_?$")
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
-#: The call in training that is the sample of a class, as what a first call prepares is done then; and how
-#: often a sample is taken, where more modules are made after it.
-_SAMPLE, _TRIALS = 2, 3
+#: How many samples are taken of a class at most, where more modules are made after one.
+_TRIALS = 3
 #: The most pieces in which a call is recorded, which a call in Python lies between.
 _PIECES = 4
 #: Numbers in all arguments of a call below which it is too short to gain; how much faster is faster.
@@ -125,14 +125,14 @@ class _Trial:
     """Is called in place of the modules of one class. kept: whether they are traced; None: not known yet."""
 
     def __init__(self) -> None:
-        self.modules = self.calls = 0
+        self.modules = 0
         self.kept: bool | None = None
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if _trains():
             if self.kept is None:
                 self._ask(module, args, kwargs)
             if self.kept is not None:
@@ -143,7 +143,7 @@ class _Trial:
         return module._call_impl(*args, **kwargs)
 
     def _run(self, module: nn.Module, call: Callable, *args: Any, **kwargs: Any) -> Any:
-        if self.kept and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if self.kept and _trains():
             try:
                 return call(*args, **kwargs)
             except internals.dynamo_errors() as error:
@@ -164,8 +164,7 @@ class _Trial:
     def _ask(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tensors = tensors_of(args, kwargs)
         on_gpu = any(x.is_cuda for x in tensors)
-        self.calls += 1
-        if self.calls < _SAMPLE or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        if on_gpu and torch.cuda.is_current_stream_capturing():
             return
         self.kept = False
         try:
@@ -197,8 +196,17 @@ class _Trial:
         return "traced it is not faster" if slower else ""
 
 
+def _trains() -> bool:
+    """Whether a module may be traced now."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    modes = map(internals.function_mode, range(internals.num_function_modes()))
+    return all(type(mode).__module__.startswith("torch.") for mode in modes)
+
+
 def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
-    if not _has(type(module), _SOFTMAX):
+    cls: type = type(module)
+    if not _has(cls, _SOFTMAX):
         return "it computes no softmax"
     if any(passes_messages(type(part)) for part in module.modules() if part is not module):
         return "it holds other modules that pass messages"
