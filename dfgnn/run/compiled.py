@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from ..compiling import backend
 from ..compiling.backend import listeners
@@ -85,12 +86,24 @@ class Compiled:
         if self.by_inductor:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
             module.compile(backend=backend)
-        else:
-            trials = self.trials.setdefault(cls, [_Trial()])
-            if trials[-1].kept is not None and len(trials) < _TRIALS:  # a new model may have other sizes
-                trials.append(_Trial())
-            trials[-1].modules += 1
-            module._compiled_call_impl = functools.partial(trials[-1], module)
+            return
+        trials = self.trials.get(cls)
+        if trials is None:
+            trials = self.trials[cls] = self._watched(cls)
+        elif trials[-1].kept is not None and len(trials) < _TRIALS:  # a new model may have other sizes
+            trials.append(_Trial())
+        trials[-1].modules += 1
+
+    def _watched(self, cls: Any) -> list[_Trial]:
+        """The trials of a class, of which the last one computes its calls."""
+        trials = [_Trial()]
+
+        def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return trials[-1](module, *args, **kwargs)
+
+        cls._call_impl = _call_impl
+        self._undo.append(lambda: delattr(cls, "_call_impl"))
+        return trials
 
     def rows(self) -> dict[str, Any]:
         """What was compiled, and each attention found: its file and line, its form, or why it has none."""
@@ -121,6 +134,9 @@ class Compiled:
         ]  # fmt: skip
 
 
+_call = nn.Module._call_impl
+
+
 class _Trial:
     """Is called in place of the modules of one class. kept: whether they are traced; None: not known yet."""
 
@@ -130,28 +146,19 @@ class _Trial:
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
+        self.traced = torch.compile(_call, backend=self._rewritten)
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if _trains():
+        # A replica of DataParallel has its own thread.
+        if self.kept is not False and _trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
-            if self.kept is not None:
-                module._compiled_call_impl = None
             if self.kept:
-                module._compiled_call_impl = functools.partial(self._run, module, self._trace(module))
-                return module._compiled_call_impl(*args, **kwargs)
-        return module._call_impl(*args, **kwargs)
-
-    def _run(self, module: nn.Module, call: Callable, *args: Any, **kwargs: Any) -> Any:
-        if self.kept and _trains():
-            try:
-                return call(*args, **kwargs)
-            except internals.dynamo_errors() as error:
-                self.kept, self.reason = False, said(error)
-        return module._call_impl(*args, **kwargs)
-
-    def _trace(self, module: nn.Module) -> Callable:
-        return torch.compile(module._call_impl, backend=self._rewritten)
+                try:
+                    return self.traced(module, *args, **kwargs)
+                except internals.dynamo_errors() as error:
+                    self.kept, self.reason = False, said(error)
+        return _call(module, *args, **kwargs)
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
         if self.kept is False and len(self.reports) > _PIECES:  # the sample, which records no more then
@@ -163,7 +170,7 @@ class _Trial:
 
     def _ask(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         tensors = tensors_of(args, kwargs)
-        on_gpu = any(x.is_cuda for x in tensors)
+        on_gpu = any(x.is_cuda for x in (*tensors, *module.parameters()))
         if on_gpu and torch.cuda.is_current_stream_capturing():
             return
         self.kept = False
@@ -171,13 +178,15 @@ class _Trial:
             self.reason = _unfit(module, args, kwargs) or self._sample(module, args, kwargs, on_gpu)
         except Exception as error:  # of copying, recording or running it: the script's own call follows
             self.reason = said(error)
+        if on_gpu:
+            torch.cuda.empty_cache()  # of the copies
         self.kept = not self.reason
 
     def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
         """Why the class is not traced."""
         internals.let_dynamo_record_numbers()
-        with unseen(tensors_of(args, kwargs)):
-            written, traced = Copy(module, args, kwargs), Copy(module, args, kwargs, self._trace)
+        with unseen((*tensors_of(args, kwargs), *module.parameters())):
+            written, traced = (Copy(module, args, kwargs, call) for call in (_call, self.traced))
             before = random_state(on_gpu)
             expected = written.results()
             draws = any(not torch.equal(a, b) for a, b in zip(before, random_state(on_gpu)))
@@ -191,6 +200,7 @@ class _Trial:
                 return "; ".join(reasons) or "no attention was recognised in it"
             if not draws and not _agree(expected, got):
                 return "traced it gives other numbers"
+            del expected, got
             self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
         slower = self.milliseconds[1] * _FASTER > self.milliseconds[0]
         return "traced it is not faster" if slower else ""
@@ -215,7 +225,8 @@ def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
     given = [*args, *kwargs.values()]
     if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
         return "its message passing is DGL's"
-    if sum(x.numel() for x in tensors_of(given)) < _LEAST:
+    known = all(isinstance(x, (Tensor, int, float, str, type(None))) for x in tree_leaves(given))
+    if known and sum(x.numel() for x in tensors_of(given)) < _LEAST:
         return "its arguments are small"
     return ""
 

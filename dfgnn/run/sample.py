@@ -18,15 +18,16 @@ _STEPS, _SECONDS = 5, 2.0  # the most timed steps of each way, and seconds after
 
 
 class Copy:
-    """A copy of a module and of the arguments of a call. way: makes what is called of it."""
+    """A copy of a module and of the arguments of a call. call: what is called with both."""
 
-    def __init__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], way: Callable | None = None):
-        self.module = copy.deepcopy(module)
+    def __init__(
+        self, module: nn.Module, args: tuple, kwargs: dict[str, Any], call: Any = nn.Module.__call__
+    ):
+        self.module, self.call = copy.deepcopy(module), call
         self.args, self.kwargs = tree_map(_copied, args), tree_map(_copied, kwargs)
-        self.call = self.module if way is None else way(self.module)
 
     def outputs(self) -> list[Tensor]:
-        return [x for x in tree_flatten(self.call(*self.args, **self.kwargs))[0] if isinstance(x, Tensor)]
+        return tensors_of(self.call(self.module, *self.args, **self.kwargs))
 
     def loss(self) -> Any:
         return sum(x.float().sum() for x in self.outputs() if x.requires_grad)
