@@ -16,8 +16,10 @@ a module within another one is compiled as a part of that.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +44,8 @@ _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_
 
 #: How many samples are taken of a class at most, where more modules are made after one.
 _TRIALS = 3
-#: The most pieces in which a call is recorded, which a call in Python lies between.
-_PIECES = 4
+#: Within which a call is recorded, in seconds.
+_SECONDS = 20
 #: Numbers in all arguments of a call below which it is too short to gain; how much faster is faster.
 _LEAST, _FASTER = 1 << 14, 1.05
 
@@ -78,6 +80,8 @@ class Compiled:
     def remove(self) -> None:
         while self._undo:
             self._undo.pop()()
+        for cls in self.trials:
+            _put_back(cls)
 
     def _constructed(self, module: nn.Module) -> None:
         cls = type(module)
@@ -87,23 +91,10 @@ class Compiled:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
             module.compile(backend=backend)
             return
-        trials = self.trials.get(cls)
-        if trials is None:
-            trials = self.trials[cls] = self._watched(cls)
-        elif trials[-1].kept is not None and len(trials) < _TRIALS:  # a new model may have other sizes
-            trials.append(_Trial())
+        trials = self.trials.setdefault(cls, [])
+        if not trials or (trials[-1].kept is not None and len(trials) < _TRIALS):
+            trials.append(_Trial(cls))  # another one: a new model may have other sizes
         trials[-1].modules += 1
-
-    def _watched(self, cls: Any) -> list[_Trial]:
-        """The trials of a class, of which the last one computes its calls."""
-        trials = [_Trial()]
-
-        def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return trials[-1](module, *args, **kwargs)
-
-        cls._call_impl = _call_impl
-        self._undo.append(lambda: delattr(cls, "_call_impl"))
-        return trials
 
     def rows(self) -> dict[str, Any]:
         """What was compiled, and each attention found: its file and line, its form, or why it has none."""
@@ -138,19 +129,24 @@ _call = nn.Module._call_impl
 
 
 class _Trial:
-    """Is called in place of the modules of one class. kept: whether they are traced; None: not known yet."""
+    """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet."""
 
-    def __init__(self) -> None:
-        self.modules = 0
+    def __init__(self, cls: Any) -> None:
+        self.cls, self.modules, self.until = cls, 0, 0.0
         self.kept: bool | None = None
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
         self.traced = torch.compile(_call, backend=self._rewritten)
 
+        def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self(module, *args, **kwargs)
+
+        cls._call_impl = _call_impl
+
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A replica of DataParallel has its own thread.
-        if self.kept is not False and _trains() and not getattr(module, "_is_replica", False):
+        if _trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
             if self.kept:
@@ -158,11 +154,13 @@ class _Trial:
                     return self.traced(module, *args, **kwargs)
                 except internals.dynamo_errors() as error:
                     self.kept, self.reason = False, said(error)
+            if self.kept is False:
+                _put_back(self.cls)
         return _call(module, *args, **kwargs)
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
-        if self.kept is False and len(self.reports) > _PIECES:  # the sample, which records no more then
-            return graph_module.forward
+        if self.kept is False and time.monotonic() > self.until:  # the sample
+            raise TimeoutError(f"PyTorch's compiler takes more than {_SECONDS} s to record it")
         made, report = rewritten(graph_module, 0)
         self.reports.append(report)
         self.changed |= indexing.rewritten(made) or made is not graph_module
@@ -173,11 +171,14 @@ class _Trial:
         on_gpu = any(x.is_cuda for x in (*tensors, *module.parameters()))
         if on_gpu and torch.cuda.is_current_stream_capturing():
             return
-        self.kept = False
+        self.kept, self.until = False, time.monotonic() + _SECONDS
         try:
             self.reason = _unfit(module, args, kwargs) or self._sample(module, args, kwargs, on_gpu)
         except Exception as error:  # of copying, recording or running it: the script's own call follows
             self.reason = said(error)
+        # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
+        # graph of gradients that no CUDA graph could be captured beside.
+        gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()  # of the copies
         self.kept = not self.reason
@@ -191,8 +192,6 @@ class _Trial:
             expected = written.results()
             draws = any(not torch.equal(a, b) for a, b in zip(before, random_state(on_gpu)))
             got = traced.results()
-            if len(self.reports) > _PIECES:
-                return "PyTorch's compiler records it in many pieces"
             if not self.reports:
                 return "PyTorch's compiler did not record it"
             if not self.changed:
@@ -204,6 +203,11 @@ class _Trial:
             self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
         slower = self.milliseconds[1] * _FASTER > self.milliseconds[0]
         return "traced it is not faster" if slower else ""
+
+
+def _put_back(cls: Any) -> None:
+    if "_call_impl" in vars(cls):
+        del cls._call_impl
 
 
 def _trains() -> bool:

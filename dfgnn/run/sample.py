@@ -64,6 +64,7 @@ def _copied(x: Any) -> Any:
 
 
 def said(error: BaseException) -> str:
+    error = getattr(error, "inner_exception", error)  # of a compiler's error
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
