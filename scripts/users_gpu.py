@@ -7,7 +7,8 @@ inductor   its modules by ``torch.compile``; reduce-overhead is the same with CU
 run        as it is under ``python -m dfgnn.run``
 line       the same with the changed lines of the case
 capture    the same as run, its step by ``dfgnn.capture``
-compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs
+compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs;
+           compile, capture its step by ``dfgnn.capture``
 
 A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once. While steps
 of one are timed, in turns, all processes of the others are stopped (SIGSTOP), so that nothing else runs on
@@ -54,7 +55,7 @@ import repositories
 import users
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead")
+WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture")
 BY_RUN = ("run", "line", "capture")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
 #: How far what is gained may differ between the first half of the turns and the last; pairs of turns.
@@ -79,7 +80,8 @@ def compile_modules(model: torch.nn.Module, way: str, record_numbers: bool) -> N
     if way.startswith("compile"):
         from dfgnn.compiling import backend
 
-        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode)}
+        least = {"dfgnn.min_elements": 0} if way.endswith("capture") else None
+        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode, options=least)}
     else:
         options = {"mode": mode}
     torch._dynamo.config.capture_scalar_outputs = record_numbers
@@ -129,7 +131,7 @@ class Way:
         if self.way.partition(",")[0] in ("inductor", "reduce-overhead", "compile"):
             compile_modules(self.model, self.way, record_numbers)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        if self.way == "capture":
+        if self.way.endswith("capture"):
             import dfgnn
 
             self.captured = dfgnn.capture(self.loss_under_autocast, self.model, self.optimizer)
@@ -153,7 +155,7 @@ class Way:
     def step(self) -> torch.Tensor:
         torch.manual_seed(self.steps)
         self.steps += 1
-        if self.way == "capture":
+        if self.way.endswith("capture"):
             return self.captured()
         self.optimizer.zero_grad()
         loss = self.loss_under_autocast()

@@ -524,10 +524,18 @@ def weather(results: dict[str, dict]) -> str:
     return weather_mesh.table(Path(__file__).parents[1] / "results" / "h200-weather-mesh.json")
 
 
+def blocks(results: dict[str, dict]) -> str:
+    """The table of a file of its own, which benchmarks/block_attention.py writes."""
+    import block_attention
+
+    return block_attention.table(Path(__file__).parents[1] / "results" / "h200-blocks.json")
+
+
 SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {
     "headline": headline,
     "summary": summary,
     "weather": weather,
+    "blocks": blocks,
 }
 
 

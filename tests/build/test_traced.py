@@ -129,7 +129,7 @@ def test_attention_is_traced(traces):
 
 @pytest.mark.gpu
 def test_on_a_gpu(traces):
-    """Also that a CUDA graph of the step can be captured behind the sample, which leaves no graph of gradients."""
+    """Also that a step can be captured behind the sample, which leaves no graph of gradients."""
     model = Own().to("cuda")
     given = [x.to("cuda") for x in inputs()]
     expected = train(as_written(model), given=lambda seed: [given[0].clone(), *given[1:]])

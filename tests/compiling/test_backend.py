@@ -12,6 +12,7 @@ import torch
 from comparing import check, gradients, rewriting
 from covering import exhaustive
 from functorch.compile import make_boxed_func
+from test_refused import activation_in_place_of_softmax, by_another_index
 from torch._dynamo.backends.common import aot_autograd
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
@@ -170,6 +171,26 @@ def test_small_attention_within_cuda_graphs(replayed, device, monkeypatch):
         with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
             check([torch.compile(call, backend=backend, dynamic=False)(*x)], [call(*x)])
     assert left == [True, replayed, False, replayed]
+
+
+@pytest.mark.parametrize("fn", [by_another_index, activation_in_place_of_softmax])
+def test_large_sums_without_a_softmax_of_their_own(fn, device, monkeypatch):
+    """On a GPU, where edges are sorted for them alone from twice the limit on; in two versions where the
+    number of edges is symbolic."""
+    monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 600)
+    torch._dynamo.reset()
+    forms = []
+
+    def backend(module, _):
+        made, report = rewritten(module)
+        forms.append([found.form for found in report.rewritten])
+        return made.forward
+
+    compiled = torch.compile(fn, backend=backend)
+    for k, num_edges in enumerate((79, 81, 90, 60)):
+        x = inputs(12, 12, num_edges, seed=k, device=device)
+        check(gradients(compiled, x), gradients(fn, x))
+    assert forms == [[], ["spmm"], []]
 
 
 def test_the_option_of_the_backend(device):
