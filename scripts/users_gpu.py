@@ -251,6 +251,7 @@ class Process:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "DGLBACKEND": "pytorch",
+            "PYTHONHASHSEED": "0",  # one source of differences between processes
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             # What one way has compiled, another finds.
             "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),

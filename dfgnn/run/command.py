@@ -41,11 +41,9 @@ def text(report: dict[str, Any]) -> str:
         lines.append(f"  it started another program, which has the libraries' own layers: {command}")
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
     lines += _traced(report["traced"])
-    done = {(x["file"], x["line"]) for row in report["traced"] for x in row["attention"] if x["form"]}
-    own = [use for use in report["own_attention"] if (use["file"], use["line"]) not in done]
-    if own and report["impl"] == "dfgnn":
+    if report["own_attention"] and report["impl"] == "dfgnn":
         lines.append("  attention of its own, which dfgnn does not compute as a whole:")
-        for use in own:
+        for use in report["own_attention"]:
             where = f" in {use['where']}" if use["where"] else ""
             lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
             lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
@@ -178,14 +176,18 @@ class _Run:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - self.begin
+        traced = [] if self.compiled is None else self.compiled.traced()
+        done = {(x["file"], x["line"]) for row in traced for x in row["attention"] if x["form"]}
         report = {
             "impl": self.args.impl, "script": self.args.script, "arguments": self.args.arguments,
             "failed": self.failed, "layers": self.layers.rows(), "children": _of_children(self.layers),
             "programs": self.layers.programs, "not_patched": self.not_patched,
             "served": dict(pieces.served - self.served_before),
-            "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
+            "own_attention": [
+                use._asdict() for use in own.uses(self.layers.started) if (use.file, use.line) not in done
+            ],
             "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
-            "traced": [] if self.compiled is None else self.compiled.traced(),
+            "traced": traced,
             "gains": None if self.gains is None else self.gains.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),

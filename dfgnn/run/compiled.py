@@ -33,6 +33,7 @@ from ..compiling import backend
 from ..compiling.backend import listeners
 from ..compiling.report import Report
 from ..compiling.rewrite import rewritten
+from ..runtime import eager
 from ..runtime import torch_internals as internals
 from . import indexing
 from .layers import shown
@@ -126,6 +127,7 @@ class Compiled:
 
 
 _call = nn.Module._call_impl
+_PLAIN = torch.empty(0)
 
 
 class _Trial:
@@ -211,8 +213,8 @@ def _put_back(cls: Any) -> None:
 
 
 def _trains() -> bool:
-    """Whether a module may be traced now."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    """Whether a module may be traced now: in training, and in no mode, transform or recording."""
+    if not torch.is_grad_enabled() or not eager.is_eager(_PLAIN) or internals.tracing_state() is not None:
         return False
     modes = map(internals.function_mode, range(internals.num_function_modes()))
     return all(type(mode).__module__.startswith("torch.") for mode in modes)

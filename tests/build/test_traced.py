@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import scatter, softmax
 
@@ -65,6 +66,11 @@ class Bare(nn.Module):
         score = (attr.sum(1) * x[edge_index[0], 0]).exp()
         total = scatter(score, edge_index[1], dim_size=len(x), reduce="max") + 1
         return x * total.unsqueeze(1)
+
+
+class Seeing(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 class Outer(nn.Module):
@@ -167,6 +173,18 @@ def test_outside_of_training_it_is_as_written(traces):
     with torch.no_grad():
         outer = torch.compile(nn.Sequential(nn.Identity()).append(model)[1], backend="eager")
         torch.testing.assert_close(outer(*inputs()), model(*inputs()))
+
+
+def test_recordings_and_transforms_see_modules_as_written(traces):
+    model, given = Sum(), inputs()
+    torch.jit.trace(model, given)
+    torch.compile(model, backend="eager")(*given)
+    torch.func.vjp(lambda x: model(x, *given[1:]), given[0])
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), Seeing():
+        model(*given)
+    assert traces.traced() == []
+    model(*given)
+    assert outcome(traces, Sum)["reason"] == "it computes no softmax"
 
 
 @pytest.mark.parametrize(
