@@ -212,7 +212,9 @@ struct CudaBackend {
     check.tensor("feat", feat, {-1, -1}, {type});
     const int64_t n = feat.size(0), d = feat.size(1);
     const Tensor heads = torch::stable::view(dense(feat), {n, 1, d});
-    ProductParams p = Products<CudaBackend>::product(check, heads, num_dst, indices, {}, items, splits, plan);
+    using Rows = Products<CudaBackend>;
+    ProductParams p =
+        Rows::product(check, heads, Rows::side_of(check, heads, num_dst, indices, {}, items, splits, plan));
     Tensor out = make(feat, {num_dst, d}, type);
     const Tensor partial = make(feat, {p.csr.num_slots, d}, acc_type(type));
     p.out = out.mutable_data_ptr(), p.partial_out = partial.mutable_data_ptr();
