@@ -47,8 +47,9 @@ _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_
 _TRIALS = 3
 #: Within which a call is recorded, in seconds.
 _SECONDS = 20
-#: Numbers in all arguments of a call below which it is too short to gain; how much faster is faster.
-_LEAST, _FASTER = 1 << 14, 1.05
+#: Numbers in all arguments of a call below which it is too short to gain, and in all parameters above which
+#: copies take much memory; how much faster is faster.
+_LEAST, _MOST, _FASTER = 1 << 14, 1 << 26, 1.05
 
 
 class Compiled:
@@ -107,6 +108,7 @@ class Compiled:
             {
                 "class": f"{cls.__module__}.{cls.__qualname__}",
                 "modules": trial.modules,
+                "tried": trial.tried,
                 "traced": trial.kept,
                 "reason": trial.reason,
                 "milliseconds": trial.milliseconds,
@@ -136,6 +138,7 @@ class _Trial:
     def __init__(self, cls: Any) -> None:
         self.cls, self.modules, self.until = cls, 0, 0.0
         self.kept: bool | None = None
+        self.tried = False
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
@@ -175,7 +178,9 @@ class _Trial:
             return
         self.kept, self.until = False, time.monotonic() + _SECONDS
         try:
-            self.reason = _unfit(module, args, kwargs) or self._sample(module, args, kwargs, on_gpu)
+            self.reason = _unfit(module, args, kwargs)
+            self.tried = not self.reason
+            self.reason = self.reason or self._sample(module, args, kwargs, on_gpu)
         except Exception as error:  # of copying, recording or running it: the script's own call follows
             self.reason = said(error)
         # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
@@ -231,9 +236,14 @@ def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
     given = [*args, *kwargs.values()]
     if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
         return "its message passing is DGL's"
-    known = all(isinstance(x, (Tensor, int, float, str, type(None))) for x in tree_leaves(given))
-    if known and sum(x.numel() for x in tensors_of(given)) < _LEAST:
-        return "its arguments are small"
+    if sum(x.numel() for x in module.parameters()) > _MOST:
+        return "its parameters are many"
+    tensors = tensors_of(given)
+    if all(isinstance(x, (Tensor, int, float, str, type(None))) for x in tree_leaves(given)):
+        if all(x.is_floating_point() for x in tensors):
+            return "there is no index among its arguments"
+        if sum(x.numel() for x in tensors) < _LEAST:
+            return "its arguments are small"
     return ""
 
 

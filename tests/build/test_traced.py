@@ -73,6 +73,11 @@ class Seeing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Dense(nn.Module):
+    def forward(self, x, edge_index, attr):
+        return torch.softmax(x @ x.T, 1) @ x
+
+
 class Outer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -225,6 +230,16 @@ def test_what_is_not_recognised_or_small_or_slower(traces, monkeypatch):
         "traced it is not faster",
         "its arguments are small",
     ]
+
+
+def test_dense_attention_is_not_looked_at(traces, monkeypatch):
+    model = Dense()
+    model(inputs()[0], None, 3)
+    assert outcome(traces, Dense)["reason"] == "there is no index among its arguments"
+    monkeypatch.setattr(compiled, "_MOST", 100)
+    large = Own()
+    train(large)
+    assert outcome(traces, Own)["reason"] == "its parameters are many"
 
 
 def test_random_numbers_stay(traces, monkeypatch):
