@@ -41,6 +41,10 @@ def text(report: dict[str, Any]) -> str:
         lines.append(f"  it started another program, which has the libraries' own layers: {command}")
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
     lines += _traced(report["traced"])
+    if any(row["tried"] for row in report["traced"]):
+        lines.append(
+            f"  samples of these modules, and recording them, took {report['sampling_seconds']:.1f} s"
+        )
     if report["own_attention"] and report["impl"] == "dfgnn":
         lines.append("  attention of its own, which dfgnn does not compute as a whole:")
         for use in report["own_attention"]:
@@ -187,7 +191,7 @@ class _Run:
                 use._asdict() for use in own.uses(self.layers.started) if (use.file, use.line) not in done
             ],
             "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
-            "traced": traced,
+            "traced": traced, "sampling_seconds": 0.0 if self.compiled is None else self.compiled.seconds,
             "gains": None if self.gains is None else self.gains.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),

@@ -45,8 +45,8 @@ _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_
 
 #: How many samples are taken of a class at most, where more modules are made after one.
 _TRIALS = 3
-#: Within which a call is recorded, in seconds.
-_SECONDS = 20
+#: Seconds that all samples may take; pieces of code of a class that are recorded, also for other sizes.
+_SECONDS, _RECORDS = 20.0, 32
 #: Numbers in all arguments of a call below which it is too short to gain, and in all parameters above which
 #: copies take much memory; how much faster is faster.
 _LEAST, _MOST, _FASTER = 1 << 14, 1 << 26, 1.05
@@ -60,6 +60,7 @@ class Compiled:
         self.modules: Counter[str] = Counter()  # class -> number of instances that are compiled
         self.reports: list[Report] = []
         self.trials: dict[type, list[_Trial]] = {}
+        self.seconds = 0.0  # that samples took
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> Compiled:
@@ -95,7 +96,7 @@ class Compiled:
             return
         trials = self.trials.setdefault(cls, [])
         if not trials or (trials[-1].kept is not None and len(trials) < _TRIALS):
-            trials.append(_Trial(cls))  # another one: a new model may have other sizes
+            trials.append(_Trial(cls, self))  # another one: a new model may have other sizes
         trials[-1].modules += 1
 
     def rows(self) -> dict[str, Any]:
@@ -135,8 +136,8 @@ _PLAIN = torch.empty(0)
 class _Trial:
     """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet."""
 
-    def __init__(self, cls: Any) -> None:
-        self.cls, self.modules, self.until = cls, 0, 0.0
+    def __init__(self, cls: Any, whole: Compiled) -> None:
+        self.cls, self.whole, self.modules, self.until = cls, whole, 0, 0.0
         self.kept: bool | None = None
         self.tried = False
         self.reason, self.milliseconds = "", [0.0, 0.0]
@@ -154,6 +155,8 @@ class _Trial:
         if _trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
+            if self.kept and len(self.reports) > _RECORDS:
+                self.kept, self.reason = False, "each call has other sizes or settings to be recorded for"
             if self.kept:
                 try:
                     return self.traced(module, *args, **kwargs)
@@ -165,7 +168,7 @@ class _Trial:
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
         if self.kept is False and time.monotonic() > self.until:  # the sample
-            raise TimeoutError(f"PyTorch's compiler takes more than {_SECONDS} s to record it")
+            raise TimeoutError(f"samples take more than {_SECONDS:.0f} s")
         made, report = rewritten(graph_module, 0)
         self.reports.append(report)
         self.changed |= indexing.rewritten(made) or made is not graph_module
@@ -176,35 +179,46 @@ class _Trial:
         on_gpu = any(x.is_cuda for x in (*tensors, *module.parameters()))
         if on_gpu and torch.cuda.is_current_stream_capturing():
             return
-        self.kept, self.until = False, time.monotonic() + _SECONDS
+        start = time.monotonic()
+        self.kept, self.until = False, start + _SECONDS - self.whole.seconds
+        self.reason = _unfit(module, args, kwargs)
+        if self.reason:
+            return
+        self.tried = True
         try:
-            self.reason = _unfit(module, args, kwargs)
-            self.tried = not self.reason
-            self.reason = self.reason or self._sample(module, args, kwargs, on_gpu)
+            self.reason = self._sample(module, args, kwargs, on_gpu)
         except Exception as error:  # of copying, recording or running it: the script's own call follows
             self.reason = said(error)
+        self.kept = not self.reason
         # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
         # graph of gradients that no CUDA graph could be captured beside.
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()  # of the copies
-        self.kept = not self.reason
+        self.whole.seconds += time.monotonic() - start
 
     def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
         """Why the class is not traced."""
         internals.let_dynamo_record_numbers()
+        internals.let_dynamo_record_again(2 * _RECORDS)
         with unseen((*tensors_of(args, kwargs), *module.parameters())):
             written, traced = (Copy(module, args, kwargs, call) for call in (_call, self.traced))
             before = random_state(on_gpu)
             expected = written.results()
-            draws = any(not torch.equal(a, b) for a, b in zip(before, random_state(on_gpu)))
-            got = traced.results()
+            if _differ(before, before := random_state(on_gpu)):  # compared without dropout
+                expected = written.results(training=False)
+                if _differ(before, random_state(on_gpu)):
+                    return "it draws random numbers in eval mode, too: results cannot be compared"
+                traced.results()
+                got = traced.results(training=False)
+            else:
+                got = traced.results()
             if not self.reports:
                 return "PyTorch's compiler did not record it"
             if not self.changed:
                 reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
                 return "; ".join(reasons) or "no attention was recognised in it"
-            if not draws and not _agree(expected, got):
+            if not _agree(expected, got):
                 return "traced it gives other numbers"
             del expected, got
             self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
@@ -245,6 +259,10 @@ def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
         if sum(x.numel() for x in tensors) < _LEAST:
             return "its arguments are small"
     return ""
+
+
+def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
+    return not all(map(torch.equal, a, b))
 
 
 def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:

@@ -38,8 +38,18 @@ class Copy:
         if isinstance(loss, Tensor):
             loss.backward()
 
-    def results(self) -> tuple[list[Tensor], list[Tensor]]:
-        """(outputs, gradients) of a step."""
+    def results(self, training: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+        """(outputs, gradients) of a step; without training in eval mode."""
+        modes = {part: part.training for part in self.module.modules()}
+        for part, mode in modes.items():
+            part.training = mode and training
+        try:
+            return self._results()
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+
+    def _results(self) -> tuple[list[Tensor], list[Tensor]]:
         inputs = [x for x in tensors_of(self.args, self.kwargs) if x.requires_grad]
         for x in inputs:
             x.grad = None
