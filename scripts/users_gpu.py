@@ -80,8 +80,7 @@ def compile_modules(model: torch.nn.Module, way: str, record_numbers: bool) -> N
     if way.startswith("compile"):
         from dfgnn.compiling import backend
 
-        least = {"dfgnn.min_elements": 0} if way.endswith("capture") else None
-        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode, options=least)}
+        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode)}
     else:
         options = {"mode": mode}
     torch._dynamo.config.capture_scalar_outputs = record_numbers

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..runtime import torch_internals as internals
-from ..runtime.cuda_graphs import capturing
+from ..runtime.cuda_graphs import captured_step, capturing
 from . import samples
 from .padded_batch import Buffers
 from .padding import KnownValues, Padding, WithoutDropout
@@ -55,7 +55,7 @@ class Body:
         return _arguments(sample.rebuild(tensors, sample.sizes))
 
     def step(self, args: tuple[Any, ...]) -> Any:
-        with buffers_stay(self.model):
+        with buffers_stay(self.model), captured_step():
             return self._step(args)
 
     def _step(self, args: tuple[Any, ...]) -> Any:

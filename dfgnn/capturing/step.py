@@ -75,9 +75,9 @@ def capture(
     nothing, it is captured without padding; selections by masks and largest values of indices
     (``out[data.train_mask]``, ``int(data.edge_index.max())``) are allowed where these do not change. It is
     captured again where a tensor of the batch was modified or replaced, which takes as long as many steps;
-    other tensors that ``loss_fn`` reads must not be modified. Here the model may be compiled, which makes the
-    kernels of small graphs fewer and shorter: ``model.compile(backend="dfgnn")``, with the option
-    ``"dfgnn.min_elements": 0``, as launches cost nothing in a CUDA graph.
+    other tensors that ``loss_fn`` reads must not be modified. Here the model may be compiled, which makes its
+    kernels fewer: ``model = dfgnn.compile(model)``, of which ``loss_fn`` calls the result, or
+    ``model.compile(backend="dfgnn")``. Attention of any size is then on dfgnn's kernels.
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
     rates, by a scheduler or by hand. A change of other settings (``train`` and ``eval`` of any module,

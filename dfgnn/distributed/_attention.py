@@ -81,7 +81,8 @@ class Merged(NamedTuple):
 def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
     """Merges the results of two calls. A row without edges has max = inf and log_sum = 0."""
     if own.out.is_cuda:
-        return Merged(*operators.merge_parts(own.out, own.stats, halo.out, halo.stats), [own, halo])
+        out, stats, weight = operators.merge_parts(own.out, own.stats, halo.out, halo.stats)
+        return Merged(out, stats, weight, [own, halo])
     (max_own, sum_own), (max_halo, sum_halo) = own.stats.unbind(-1), halo.stats.unbind(-1)
     no_own = (max_own == torch.inf) & (sum_own == 0)
     no_halo = (max_halo == torch.inf) & (sum_halo == 0)

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from dfgnn.compiling.backend import MIN_ELEMENTS, listeners
 from dfgnn.compiling.rewrite import rewritten
 from dfgnn.graph import in_cuda_graphs
 from dfgnn.run.gains import CAPTURE, COMPILE, Gains, lines
+from dfgnn.runtime.cuda_graphs import captured_step
 
 ROOT = Path(__file__).parents[2]
 CASES = {case.name: case for case in cases()}
@@ -193,15 +195,20 @@ def test_large_sums_without_a_softmax_of_their_own(fn, device, monkeypatch):
     assert forms == [[], ["spmm"], []]
 
 
-def test_the_option_of_the_backend(device):
+def test_the_option_of_the_backend(device, monkeypatch):
+    """And that there is no limit within steps that are captured, unless it is given."""
+    monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 601)
     forms = []
     case, x = CASES["gat; rows of sources"], inputs(12, 12, 40, device=device)
     listeners.append(forms.append)
     try:
-        for least, attention in ((0, True), (601, False), (600, True)):
+        for least, captured, attention in (
+            (None, False, False), (None, True, True), (601, True, False), (600, False, True)
+        ):  # fmt: skip
             torch._dynamo.reset()
-            with torch.no_grad():
-                torch.compile(case.fn, backend=dfgnn.compiling.backend, options={MIN_ELEMENTS: least})(*x)
+            options = {} if least is None else {MIN_ELEMENTS: least}
+            with torch.no_grad(), captured_step() if captured else nullcontext():
+                torch.compile(case.fn, backend=dfgnn.compiling.backend, options=options)(*x)
             assert bool(forms.pop().rewritten) is attention
     finally:
         listeners.remove(forms.append)

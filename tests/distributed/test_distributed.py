@@ -12,9 +12,8 @@ from ranks import all_cases, both, compare_attention
 import dfgnn
 from dfgnn import Graph, functional
 from dfgnn.distributed import DistributedGraph
-from dfgnn.distributed._attention import merged
+from dfgnn.engine import operators
 from dfgnn.functional import EdgeTerm, Projected
-from dfgnn.runtime.arguments import ForwardResults
 
 TWO, THREE = ranks.GROUPS
 
@@ -354,18 +353,27 @@ def test_errors(message, kind, arguments):
 
 
 def part_of(score, value, here):
-    """The results of attention over the edges [N, H, K] that are `here`."""
+    """(out, stats) of attention over the edges [N, H, K] that are `here`."""
     some = here.any(-1)
     score = score.masked_fill(~here, -torch.inf)
     top = score.amax(-1).masked_fill(~some, torch.inf)
     mass = (score - top.unsqueeze(-1)).exp().sum(-1)
     out = torch.einsum("nhk,nkhd->nhd", score.softmax(-1).nan_to_num(0), value)
-    return ForwardResults(out, torch.stack([top, mass.log().masked_fill(~some, 0)], -1), None, None, None)
+    return out, torch.stack([top, mass.log().masked_fill(~some, 0)], -1)
 
 
+@pytest.mark.parametrize("before, after", [(None, "1"), ("0", "0")])
+def test_rows_go_first(plain_python, before, after):
+    """NCCL's blocks find room beside the attention's; who has set the variable keeps it."""
+    code = "import os\n" + (f"os.environ['TORCH_NCCL_HIGH_PRIORITY'] = {before!r}\n" if before else "")
+    code += "import dfgnn.distributed\nprint(os.environ['TORCH_NCCL_HIGH_PRIORITY'])"
+    assert plain_python(code).stdout.split() == [after]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_two_calls_are_merged(device, dtype):
-    """Rows with edges in both calls, in one and in none, and scores far apart."""
+def test_two_calls_are_merged(dtype):
+    """By the kernel: rows with edges in both calls, in one and in none, and scores far apart."""
     generator = torch.Generator().manual_seed(0)
     score = torch.randn(40, 3, 6, generator=generator, dtype=torch.float64).mul(8).round() / 8
     score[:5] *= 1e4  # exact in float32, too
@@ -373,17 +381,15 @@ def test_two_calls_are_merged(device, dtype):
     owner = torch.randint(3, (40, 1, 6), generator=generator).expand_as(score).clone()  # 2: no edge
     owner[10], owner[11], owner[12] = 0, 1, 2
     acc = torch.float64 if dtype == torch.float64 else torch.float32
-
-    def given(here):
-        out, stats, *_ = part_of(score, value, here)
-        return ForwardResults(out.to(device, dtype), stats.to(device, acc), None, None, None)
-
-    found = merged(given(owner == 0), given(owner == 1))
-    right = part_of(score, value, owner < 2)
+    parts = (part_of(score, value, owner == k) for k in (0, 1))
+    given = [x.to("cuda", kind) for part in parts for x, kind in zip(part, (dtype, acc))]
+    found = operators.merge_parts(*given)
+    assert [x.dtype for x in found] == [dtype, acc, acc]
+    out, stats, weight = (x.double().cpu() for x in found)
+    right, right_stats = part_of(score, value, owner < 2)
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
-    same = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
-    assert found.out.dtype == dtype and found.stats.dtype == found.weight.dtype == acc
-    same(found.out.double().cpu(), right.out)
-    same(found.stats.double().cpu(), right.stats, rtol=min(tolerance, 1e-5), atol=min(tolerance, 1e-5))
+    torch.testing.assert_close(out, right, rtol=tolerance, atol=tolerance)
+    same = partial(torch.testing.assert_close, rtol=min(tolerance, 1e-5), atol=min(tolerance, 1e-5))
+    same(stats, right_stats)
     alpha = score.masked_fill(owner == 2, -torch.inf).softmax(-1).nan_to_num(0)
-    same(found.weight.double().cpu(), (alpha * (owner == 1)).sum(-1), rtol=1e-5, atol=1e-5)
+    same(weight, (alpha * (owner == 1)).sum(-1))

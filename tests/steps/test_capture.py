@@ -282,7 +282,8 @@ def test_of_a_compiled_model(device, in_place):
     data, losses, counter = full_graph(device), [], CompileCounterWithBackend("aot_eager")
     for compiled in (True, False):
         torch.manual_seed(0)
-        model = Net(pool=None).to(device)
+        # Where loops are replaced and edges have features, compiled code waits for the number of loops.
+        model = Net("transformer", pool=None).to(device)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         if compiled and in_place:
             model.compile(backend=counter)
