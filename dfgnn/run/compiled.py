@@ -45,7 +45,7 @@ _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_
 
 #: How many samples are taken of a class at most, where more modules are made after one.
 _TRIALS = 3
-#: Seconds that all samples may take; pieces of code of a class that are recorded, also for other sizes.
+#: Processor seconds that all samples may take; pieces of code of a class that are recorded, also for other sizes.
 _SECONDS, _RECORDS = 20.0, 32
 #: Numbers in all arguments of a call below which it is too short to gain, and in all parameters above which
 #: copies take much memory; how much faster is faster.
@@ -167,7 +167,7 @@ class _Trial:
         return _call(module, *args, **kwargs)
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
-        if self.kept is False and time.monotonic() > self.until:  # the sample
+        if self.kept is False and time.process_time() > self.until:  # the sample
             raise TimeoutError(f"samples take more than {_SECONDS:.0f} s")
         made, report = rewritten(graph_module, 0)
         self.reports.append(report)
@@ -179,7 +179,7 @@ class _Trial:
         on_gpu = any(x.is_cuda for x in (*tensors, *module.parameters()))
         if on_gpu and torch.cuda.is_current_stream_capturing():
             return
-        start = time.monotonic()
+        start = time.process_time()
         self.kept, self.until = False, start + _SECONDS - self.whole.seconds
         self.reason = _unfit(module, args, kwargs)
         if self.reason:
@@ -195,7 +195,7 @@ class _Trial:
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()  # of the copies
-        self.whole.seconds += time.monotonic() - start
+        self.whole.seconds += time.process_time() - start
 
     def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
         """Why the class is not traced."""
