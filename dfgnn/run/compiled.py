@@ -45,7 +45,7 @@ _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_
 
 #: How many samples are taken of a class at most, where more modules are made after one.
 _TRIALS = 3
-#: Processor seconds that all samples may take; pieces of code of a class that are recorded, also for other sizes.
+#: Processor seconds that all samples may take; how often code of a class is recorded, also for other sizes.
 _SECONDS, _RECORDS = 20.0, 32
 #: Numbers in all arguments of a call below which it is too short to gain, and in all parameters above which
 #: copies take much memory; how much faster is faster.
