@@ -99,6 +99,8 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
             weight = _ops.as_type(attention, _ops.acc_type(out.dtype))
             sums = _terms.total(graph, weight, terms.value, _width_of_sums(tensors.value, terms.value_proj))
             out = _terms.with_projection(out, sums, terms.value_proj)
+            if inputs.return_attention:  # a copy, because the caller may modify it, and backward reads it
+                attention = attention.clone()
     return out, attention
 
 
