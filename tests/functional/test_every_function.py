@@ -98,6 +98,16 @@ def test_accuracy(device, case, name, dtype, shape, more):
         assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
 
 
+@cases
+def test_autocast(device, case):
+    """It leaves float64 alone. The CPU's kernels compute terms of edges that learn under it, where plain
+    operations, which serve second derivatives, would without it."""
+    graph = make_graph("random", device)
+    tensors = case.tensors(graph, 4, 5, 3, batch=False)
+    found = run(case, graph, tensors, autocast=torch.bfloat16)
+    torch.testing.assert_close(found, run(case, graph, tensors, reference))
+
+
 # Cases whose code other cases run, too: tested exhaustively only.
 PARTS = [
     *("gat shared", "gat without sources", "gatv2 vectors", "dot sink", "gat sink", "terms in values"),
