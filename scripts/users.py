@@ -222,7 +222,7 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
             "memory": {name: rows[-1]["memory"] for name, rows in steps.items()},
             "tolerance": case.tolerance,
             "epoch": case.epoch,
-            "report": {key: told[key] for key in ("layers", "served", "own_attention")},
+            "report": {key: told[key] for key in ("layers", "served", "own_attention", "traced")},
         }
 
 
@@ -248,9 +248,12 @@ def times(row: dict[str, Any]) -> float:
 def reported(row: dict[str, Any]) -> str:
     """What `dfgnn.run` said, in a line."""
     report, parts = row["report"], []
+    traced = {x["class"].rpartition(".")[2]: x["modules"] for x in report.get("traced", []) if x["traced"]}
     for layer in report["layers"]:
         kind = "fused" if layer["fused"] and not layer["fell_back"] else "not replaced"
-        parts.append(f"{layer['constructed']} {layer['layer'].rpartition('.')[2]} {kind}")
+        name = layer["layer"].rpartition(".")[2]
+        parts += [f"{layer['constructed']} {name} {kind}"] * (name not in traced)
+    parts += [f"{count} {name} traced" for name, count in traced.items()]
     served = ", ".join(name.rpartition(".")[2] for name in report["served"])
     parts += [f"{served} on dfgnn's kernels"] * bool(served)
     uses = sorted({use["function"].rpartition(".")[2] for use in report["own_attention"]})

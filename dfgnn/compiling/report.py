@@ -9,7 +9,9 @@ from torch.fx import Node
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in (.+)')
 # Code of libraries, and what torch_geometric generates of a layer.
-_LIBRARIES = re.compile(r"/site-packages/|/dist-packages/|_propagate_|_edge_updater_|/torch/|^<")
+_LIBRARIES = re.compile(
+    r"/site-packages/|/dist-packages/|_propagate_|_edge_updater_|/torch/|/dfgnn/switch/|^<"
+)
 
 
 class Place(NamedTuple):

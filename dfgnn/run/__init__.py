@@ -17,9 +17,10 @@ With every ``--impl``, if the process sees one GPU, backward runs in the script'
 PyTorch's thread for the GPU and back takes longer than a small layer. ``--backward-thread`` leaves it in that
 thread.
 
-With ``--compile`` the modules of the script that hold message passing of their own are compiled by
-``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`); the report says which, and what became of their
-attention.
+Modules of the script that hold message passing of their own are traced (:mod:`dfgnn.run.compiled`) where that
+is faster, which their first call in training shows on copies; ``--as-written`` leaves them. With
+``--compile`` they are compiled by ``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`). The report says
+which, and what became of their attention.
 
 With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
 :mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), also in processes that multiprocessing starts.
@@ -27,7 +28,8 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``command``    the command line, one run and the report on it
 ``program``    runs a script or module as ``__main__``, as the interpreter does
 ``layers``     counts the layers that are constructed meanwhile, also in processes that the script starts
-``compiled``   compiles modules with message passing of their own
-``indexing``   takes rows of tensors by an index
+``compiled``   traces or compiles modules with message passing of their own
+``indexing``   takes rows of tensors by an index in them
+``sample``     repeats one call of a module on copies
 ``own``        finds attention that a script computes itself
 """

@@ -13,7 +13,6 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     try:
         import torch
 
-        from dfgnn.run import indexing
         from dfgnn.run.layers import LIBRARIES, Layers, import_libraries
     finally:
         sys.path.remove(root)
@@ -23,8 +22,6 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     if in_calling_thread:
         torch.autograd.set_multithreading_enabled(False)
     Layers(impl, in_calling_thread, folder).install()
-    if impl == "dfgnn":
-        indexing.install()
 
 
 def as_dgl() -> None:

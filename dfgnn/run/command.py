@@ -17,7 +17,7 @@ import torch
 
 from ..compat import install_as_dgl
 from ..switch import pieces
-from . import indexing, own
+from . import own
 from .compiled import Compiled
 from .gains import Gains
 from .gains import lines as of_gains
@@ -40,6 +40,11 @@ def text(report: dict[str, Any]) -> str:
     for command in report["programs"]:
         lines.append(f"  it started another program, which has the libraries' own layers: {command}")
     lines += [f"  {name}: not patched, {why}" for name, why in report["not_patched"].items()]
+    lines += _traced(report["traced"])
+    if any(row["tried"] for row in report["traced"]):
+        lines.append(
+            f"  samples of these modules, and recording them, took {report['sampling_seconds']:.1f} s"
+        )
     if report["own_attention"] and report["impl"] == "dfgnn":
         lines.append("  attention of its own, which dfgnn does not compute as a whole:")
         for use in report["own_attention"]:
@@ -72,10 +77,27 @@ def _rows(report: dict[str, Any], rows: list[dict[str, Any]], indent: str = "") 
 
 def _compiled(report: dict[str, Any]) -> list[str]:
     lines = [f"  {count:5} x {name}: compiled" for name, count in report["modules"].items()]
-    for found in report["attention"]:
-        what = found["form"] or f"as it was: {found['reason']}"
-        lines.append(f"          {found['file']}:{found['line']}: {what}")
-    return lines or ["  --compile: no module has message passing of its own"]
+    return lines + _attention(report) or ["  --compile: no module has message passing of its own"]
+
+
+def _attention(report: dict[str, Any]) -> list[str]:
+    return [
+        f"          {x['file']}:{x['line']}: {x['form'] or 'as it was: ' + x['reason']}"
+        for x in report["attention"]
+    ]
+
+
+def _traced(rows: list[dict[str, Any]]) -> list[str]:
+    """What became of modules with message passing of their own."""
+    lines = []
+    for row in rows:
+        before, after = row["milliseconds"]
+        took = f"; a call, forward and backward: {before:.2f} ms as written, {after:.2f} ms traced" * bool(
+            before
+        )
+        what = "traced" if row["traced"] else f"as written: {row['reason']}"
+        lines += [f"  {row['modules']:5} x {row['class']}: {what}{took}", *_attention(row)]
+    return lines
 
 
 def _of_children(layers: Layers) -> list[dict[str, Any]]:
@@ -107,7 +129,8 @@ class _Run:
     def __init__(self, args: argparse.Namespace, layers: Layers, not_patched: dict[str, str]):
         self.args, self.layers, self.not_patched = args, layers, not_patched
         self.in_calling_thread = _backward_in_calling_thread(args)
-        self.compiled = Compiled(layers.started) if args.compile else None
+        takes_own = args.compile or (args.impl == "dfgnn" and not args.as_written)
+        self.compiled = Compiled(layers.started, args.compile) if takes_own else None
         self.gains = Gains() if args.gain else None
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
@@ -121,8 +144,6 @@ class _Run:
         if self.in_calling_thread:
             torch.autograd.set_multithreading_enabled(False)
         self.layers.install()
-        if self.args.impl == "dfgnn":
-            indexing.install()
         if self.compiled is not None:
             self.compiled.install()
         if self.gains is not None:
@@ -159,13 +180,18 @@ class _Run:
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - self.begin
+        traced = [] if self.compiled is None else self.compiled.traced()
+        done = {(x["file"], x["line"]) for row in traced for x in row["attention"] if x["form"]}
         report = {
             "impl": self.args.impl, "script": self.args.script, "arguments": self.args.arguments,
             "failed": self.failed, "layers": self.layers.rows(), "children": _of_children(self.layers),
             "programs": self.layers.programs, "not_patched": self.not_patched,
             "served": dict(pieces.served - self.served_before),
-            "own_attention": [use._asdict() for use in own.uses(self.layers.started)],
-            "compiled": None if self.compiled is None else self.compiled.rows(),
+            "own_attention": [
+                use._asdict() for use in own.uses(self.layers.started) if (use.file, use.line) not in done
+            ],
+            "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
+            "traced": traced, "sampling_seconds": 0.0 if self.compiled is None else self.compiled.seconds,
             "gains": None if self.gains is None else self.gains.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
@@ -175,7 +201,6 @@ class _Run:
         if self.gains is not None:
             self.gains.remove()
         self.layers.remove()
-        indexing.remove()
         self._say(text(report))
         if self.json is not None:
             try:
@@ -207,6 +232,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--compile", action="store_true", help="compile modules with message passing of their own"
+    )
+    parser.add_argument(
+        "--as-written", action="store_true", help="trace no module with message passing of its own"
     )
     parser.add_argument(
         "--gain", action="store_true", help="measure in the script what one line more would gain"

@@ -1,103 +1,295 @@
-"""Compiles the modules of a script that hold message passing of their own: ``python -m dfgnn.run --compile``.
+"""Modules of a script that hold message passing of their own, traced or compiled.
 
 Such a module is of a class of the script, not of a library, whose own code mentions a segment softmax or sum.
-Each instance is compiled when it is first called; a module within another one is compiled as a part of that.
+
+By default PyTorch's compiler records its operations, attention among them becomes dfgnn's
+(:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
+those of the script up to rounding. The first call of each class in training is a sample: copies of the module
+run forward and backward, as written and traced. The class is traced from then on where that was faster and
+gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one),
+modules stay as written.
+
+With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
+a module within another one is compiled as a part of that.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import inspect
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
 
 from ..compiling import backend
 from ..compiling.backend import listeners
 from ..compiling.report import Report
+from ..compiling.rewrite import rewritten
+from ..runtime import eager
 from ..runtime import torch_internals as internals
+from . import indexing
 from .layers import shown
+from .sample import Copy, milliseconds, random_state, said, tensors_of, unseen
 
-_WORDS = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|propagate\(|update_all")
+_MESSAGES = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|^propagate$|update_all")
+_SOFTMAX = re.compile(r"softmax|^exp_?$")
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
+
+#: How many samples are taken of a class at most, where more modules are made after one.
+_TRIALS = 3
+#: Processor seconds that all samples may take; how often code of a class is recorded, also for other sizes.
+_SECONDS, _RECORDS = 20.0, 32
+#: Numbers in all arguments of a call below which it is too short to gain, and in all parameters above which
+#: copies take much memory; how much faster is faster.
+_LEAST, _MOST, _FASTER = 1 << 14, 1 << 26, 1.05
 
 
 class Compiled:
-    """Makes modules compile themselves while it is installed, and notes what was found in them."""
+    """Makes modules trace, or compile, themselves while it is installed, and notes what was found in them."""
 
-    def __init__(self, started: str):
-        self.started = started
-        self.modules: Counter[str] = Counter()  # class -> number of instances
+    def __init__(self, started: str, by_inductor: bool):
+        self.started, self.by_inductor = started, by_inductor
+        self.modules: Counter[str] = Counter()  # class -> number of instances that are compiled
         self.reports: list[Report] = []
-        self._undo: Callable[[], None] | None = None
+        self.trials: dict[type, list[_Trial]] = {}
+        self.seconds = 0.0  # that samples took
+        self._undo: list[Callable[[], None]] = []
 
     def install(self) -> Compiled:
         construct = nn.Module.__init__
-        counted = self._count
+        constructed = self._constructed
 
         def __init__(module: Any, *args: Any, **kwargs: Any) -> None:
             construct(module, *args, **kwargs)
-            counted(module)
+            constructed(module)
 
-        # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
-        internals.let_dynamo_record_numbers()
         nn.Module.__init__ = __init__  # type: ignore[method-assign, assignment]
-        listeners.append(self.reports.append)
-
-        def undo() -> None:
-            nn.Module.__init__ = construct  # type: ignore[method-assign]
-            listeners.remove(self.reports.append)
-
-        self._undo = undo
+        self._undo.append(lambda: setattr(nn.Module, "__init__", construct))
+        if self.by_inductor:
+            # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
+            internals.let_dynamo_record_numbers()
+            listeners.append(self.reports.append)
+            self._undo.append(lambda: listeners.remove(self.reports.append))
         return self
 
     def remove(self) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
+        while self._undo:
+            self._undo.pop()()
+        for cls in self.trials:
+            _put_back(cls)
 
-    def _count(self, module: nn.Module) -> None:
+    def _constructed(self, module: nn.Module) -> None:
         cls = type(module)
-        if passes_messages(cls) and module._compiled_call_impl is None:
+        if not passes_messages(cls) or module._compiled_call_impl is not None:
+            return
+        if self.by_inductor:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
             module.compile(backend=backend)
+            return
+        trials = self.trials.setdefault(cls, [])
+        if not trials or (trials[-1].kept is not None and len(trials) < _TRIALS):
+            trials.append(_Trial(cls, self))  # another one: a new model may have other sizes
+        trials[-1].modules += 1
 
     def rows(self) -> dict[str, Any]:
         """What was compiled, and each attention found: its file and line, its form, or why it has none."""
-        found = dict.fromkeys(x for report in self.reports for x in report.found)
-        return {
-            "modules": dict(self.modules),
-            "attention": [
-                {
-                    "file": shown(x.place.file, self.started),
-                    "line": x.place.line,
-                    "form": x.form,
-                    "reason": x.reason,
-                }
-                for x in found
-            ],
-        }
+        return {"modules": dict(self.modules), "attention": self._attention(self.reports)}
+
+    def traced(self) -> list[dict[str, Any]]:
+        """Of each class of which a sample was taken: whether it is traced, milliseconds, and why not."""
+        return [
+            {
+                "class": f"{cls.__module__}.{cls.__qualname__}",
+                "modules": trial.modules,
+                "tried": trial.tried,
+                "traced": trial.kept,
+                "reason": trial.reason,
+                "milliseconds": trial.milliseconds,
+                "attention": self._attention(trial.reports) if trial.kept else [],
+            }
+            for cls, trials in self.trials.items()
+            for trial in trials
+            if trial.kept is not None
+        ]
+
+    def _attention(self, reports: list[Report]) -> list[dict[str, Any]]:
+        found = dict.fromkeys(x for report in reports for x in report.found)
+        return [
+            {"file": shown(x.place.file, self.started), "line": x.place.line, "form": x.form,
+             "reason": x.reason}
+            for x in found
+        ]  # fmt: skip
+
+
+_call = nn.Module._call_impl
+_PLAIN = torch.empty(0)
+
+
+class _Trial:
+    """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet."""
+
+    def __init__(self, cls: Any, whole: Compiled) -> None:
+        self.cls, self.whole, self.modules, self.until = cls, whole, 0, 0.0
+        self.kept: bool | None = None
+        self.tried = False
+        self.reason, self.milliseconds = "", [0.0, 0.0]
+        self.reports: list[Report] = []
+        self.changed = False
+        self.traced = torch.compile(_call, backend=self._rewritten)
+
+        def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self(module, *args, **kwargs)
+
+        cls._call_impl = _call_impl
+
+    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # A replica of DataParallel has its own thread.
+        if _trains() and not getattr(module, "_is_replica", False):
+            if self.kept is None:
+                self._ask(module, args, kwargs)
+            if self.kept and len(self.reports) > _RECORDS:
+                self.kept, self.reason = False, "each call has other sizes or settings to be recorded for"
+            if self.kept:
+                try:
+                    return self.traced(module, *args, **kwargs)
+                except internals.dynamo_errors() as error:
+                    self.kept, self.reason = False, said(error)
+            if self.kept is False:
+                _put_back(self.cls)
+        return _call(module, *args, **kwargs)
+
+    def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
+        if self.kept is False and time.process_time() > self.until:  # the sample
+            raise TimeoutError(f"samples take more than {_SECONDS:.0f} s")
+        made, report = rewritten(graph_module, 0)
+        self.reports.append(report)
+        self.changed |= indexing.rewritten(made) or made is not graph_module
+        return made.forward
+
+    def _ask(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        tensors = tensors_of(args, kwargs)
+        on_gpu = any(x.is_cuda for x in (*tensors, *module.parameters()))
+        if on_gpu and torch.cuda.is_current_stream_capturing():
+            return
+        start = time.process_time()
+        self.kept, self.until = False, start + _SECONDS - self.whole.seconds
+        self.reason = _unfit(module, args, kwargs)
+        if self.reason:
+            return
+        self.tried = True
+        try:
+            self.reason = self._sample(module, args, kwargs, on_gpu)
+        except Exception as error:  # of copying, recording or running it: the script's own call follows
+            self.reason = said(error)
+        self.kept = not self.reason
+        # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
+        # graph of gradients that no CUDA graph could be captured beside.
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()  # of the copies
+        self.whole.seconds += time.process_time() - start
+
+    def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
+        """Why the class is not traced."""
+        internals.let_dynamo_record_numbers()
+        internals.let_dynamo_record_again(2 * _RECORDS)
+        with unseen((*tensors_of(args, kwargs), *module.parameters())):
+            written, traced = (Copy(module, args, kwargs, call) for call in (_call, self.traced))
+            before = random_state(on_gpu)
+            expected = written.results()
+            if _differ(before, before := random_state(on_gpu)):  # compared without dropout
+                expected = written.results(training=False)
+                if _differ(before, random_state(on_gpu)):
+                    return "it draws random numbers in eval mode, too: results cannot be compared"
+                traced.results()
+                got = traced.results(training=False)
+            else:
+                got = traced.results()
+            if not self.reports:
+                return "PyTorch's compiler did not record it"
+            if not self.changed:
+                reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
+                return "; ".join(reasons) or "no attention was recognised in it"
+            if not _agree(expected, got):
+                return "traced it gives other numbers"
+            del expected, got
+            self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
+        slower = self.milliseconds[1] * _FASTER > self.milliseconds[0]
+        return "traced it is not faster" if slower else ""
+
+
+def _put_back(cls: Any) -> None:
+    if "_call_impl" in vars(cls):
+        del cls._call_impl
+
+
+def _trains() -> bool:
+    """Whether a module may be traced now: in training, and in no mode, transform or recording."""
+    if not torch.is_grad_enabled() or not eager.is_eager(_PLAIN) or internals.tracing_state() is not None:
+        return False
+    modes = map(internals.function_mode, range(internals.num_function_modes()))
+    return all(type(mode).__module__.startswith("torch.") for mode in modes)
+
+
+def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
+    cls: type = type(module)
+    if not _has(cls, _SOFTMAX):
+        return "it computes no softmax"
+    if any(passes_messages(type(part)) for part in module.modules() if part is not module):
+        return "it holds other modules that pass messages"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "several processes train together"
+    given = [*args, *kwargs.values()]
+    if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
+        return "its message passing is DGL's"
+    if sum(x.numel() for x in module.parameters()) > _MOST:
+        return "its parameters are many"
+    tensors = tensors_of(given)
+    if all(isinstance(x, (Tensor, int, float, str, type(None))) for x in tree_leaves(given)):
+        if all(x.is_floating_point() for x in tensors):
+            return "there is no index among its arguments"
+        if sum(x.numel() for x in tensors) < _LEAST:
+            return "its arguments are small"
+    return ""
+
+
+def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
+    return not all(map(torch.equal, a, b))
+
+
+def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
+    """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large beside
+    its own result, but not beside the largest one."""
+    for some, others in zip(a, b):
+        if [x.shape for x in some] != [x.shape for x in others]:
+            return False
+        floats = [x.is_floating_point() for x in some]
+        pairs = [(x.double(), y.double()) for x, y, f in zip(some, others, floats) if f and x.numel()]
+        most = max((float(x.abs().max()) for x, _ in pairs), default=0.0)
+        low = any(x.dtype in (torch.float16, torch.bfloat16) for x in some) or torch.is_autocast_enabled()
+        error = max((float((x - y).abs().max()) for x, y in pairs), default=0.0)
+        if not error <= (5e-2 if low else 1e-3) * most:
+            return False
+    return True
 
 
 def passes_messages(cls: type) -> bool:
     """Whether a class of the script has message passing of its own."""
-    if cls not in _known:
-        _known[cls] = _passes_messages(cls)
-    return _known[cls]
+    return _has(cls, _MESSAGES)
 
 
-_known: dict[type, bool] = {}
-
-
-def _passes_messages(cls: type) -> bool:
-    for base in cls.__mro__:
-        if base.__module__.partition(".")[0] in _LIBRARIES or base is object:
-            continue
-        try:
-            if _WORDS.search(inspect.getsource(base)):
-                return True
-        except (OSError, TypeError):  # its source cannot be read
-            continue
-    return False
+@functools.cache
+def _has(cls: Any, words: re.Pattern) -> bool:
+    """Whether the code of a class, or of a base that is no library's, names one of these."""
+    own = [x for x in cls.__mro__ if x is not object and x.__module__.partition(".")[0] not in _LIBRARIES]
+    functions = (inspect.unwrap(f) for base in own for f in vars(base).values() if callable(f))
+    codes = [f.__code__ for f in functions if inspect.isfunction(f)]
+    return any(words.search(name) for code in codes for name in code.co_names)

@@ -7,27 +7,24 @@ one calls. Nothing of the script's own is changed, its random numbers included.
 
 from __future__ import annotations
 
-import copy
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch import nn
 
 from ..capturing import capture
 from ..compiling import backend
 from ..switch.replace import is_convolution
 from .compiled import passes_messages
+from .sample import Copy, milliseconds, said, tensors_of, unseen
 
 COMPILE, CAPTURE = "dfgnn.compile(model)", "dfgnn.capture(loss, model, optimizer)"
 
 #: The call of a class that is the sample: what a first call prepares is done.
 _SAMPLE = 3
-_STEPS = 5
 
 
 class Gains:
@@ -75,7 +72,7 @@ class Gains:
         try:
             self.found[cls] = self._measured(module, args, kwargs)
         except Exception as error:
-            self.found[cls] = {"failed": _said(error)}
+            self.found[cls] = {"failed": said(error)}
         finally:
             self.install()
 
@@ -89,19 +86,18 @@ class Gains:
         return self._is_model[model]
 
     def _measured(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        devices = {x.device for x in tensors if x.is_cuda}
+        tensors = tensors_of(args, kwargs)
+        on_gpu = any(x.is_cuda for x in tensors)
         found: dict[str, Any] = {"milliseconds": 0.0, "lines": {}}
-        with torch.random.fork_rng(list(devices)):
-            for line in ("", COMPILE, *[CAPTURE] * bool(devices)):
-                copied = copy.deepcopy(module)
-                given: Any = tree_map(_copied, args), tree_map(_copied, kwargs)
+        with unseen(tensors):
+            for line in ("", COMPILE, *[CAPTURE] * on_gpu):
+                copied = Copy(module, args, kwargs)
                 try:
-                    took = round(1000 * _least_seconds(copied, given, line, bool(devices)), 3)
+                    took = _milliseconds(copied, line, on_gpu)
                 except Exception as error:
                     if not line:
                         raise
-                    found["lines"][line] = _said(error)
+                    found["lines"][line] = said(error)
                 else:
                     found["lines"] |= {line: took} if line else {}
                     found["milliseconds"] = found["milliseconds"] or took
@@ -114,46 +110,16 @@ class Gains:
         ]
 
 
-def _copied(x: Any) -> Any:
-    """A tensor of its own; other objects as they are copied."""
-    if isinstance(x, Tensor):
-        return x.detach().clone().requires_grad_(x.requires_grad)
-    return copy.deepcopy(x)
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _least_seconds(module: nn.Module, given: Any, line: str, on_gpu: bool) -> float:
+def _milliseconds(copied: Copy, line: str, on_gpu: bool) -> float:
     """Of a call, forward and backward."""
-    args, kwargs = given
     if line == COMPILE:
-        module.compile(backend=backend)
-
-    def loss() -> Tensor:
-        outputs = [x for x in tree_flatten(module(*args, **kwargs))[0] if isinstance(x, Tensor)]
-        return sum(x.float().sum() for x in outputs if x.requires_grad)  # type: ignore[return-value]
-
-    def backward() -> None:
-        module.zero_grad()
-        total = loss()
-        if isinstance(total, Tensor):
-            total.backward()
-
-    step = backward
+        copied.module.compile(backend=backend)
+    step = copied.step
     if line == CAPTURE:
-        step = capture(loss, module, torch.optim.SGD(module.parameters(), lr=0.0))
-    least = float("inf")
-    for _ in range(3 + _STEPS):
-        if on_gpu:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
+        step = capture(copied.loss, copied.module, torch.optim.SGD(copied.module.parameters(), lr=0.0))
+    for _ in range(3):
         step()
-        if on_gpu:
-            torch.cuda.synchronize()
-        least = min(least, time.perf_counter() - start)
-    return least
+    return milliseconds([step], on_gpu)[0]
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:

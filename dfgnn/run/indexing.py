@@ -1,4 +1,4 @@
-"""Rows by an index, ``x[index]``, while a script runs under ``python -m dfgnn.run``.
+"""Rows by an index, ``x[index]``, in traced code of a script.
 
 PyTorch's indexing takes rows of any shape by any indices. On the CPU both directions take two to six times as
 long as a gather and a sum of rows. On a GPU its backward adds the gradients of a row one after the other, so
@@ -8,46 +8,45 @@ are summed first, in an order that is the same at every run.
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
+from ..compiling.operations import arguments, name, value
 from ..engine import by_index
-from ..nn._fused_or_upstream import foreign_mode
 from ..runtime import eager, rules
-from ..runtime import torch_internals as internals
-from ..switch.pieces import served
 
-_original: Any = Tensor.__getitem__
 # An autograd function in Python costs about 20 µs more than PyTorch's.
 _LEAST, _LEAST_TRAINED = 1 << 14, 1 << 16
 # Rows of a table on a GPU whose gradients are summed by groups of edges; edges per row; edges of a group.
 _MOST_ROWS, _LEAST_EDGES, _GROUP = 64, 256, 128
 
 
-@functools.wraps(_original)
-def getitem(x: Any, index: Any) -> Any:
-    """``torch.Tensor.__getitem__``"""
-    if type(index) is Tensor and type(x) in eager.PLAIN_TYPES and index.dtype == torch.int64:
-        out = _rows(x, index)
-        if out is not None:
-            served["torch.Tensor.__getitem__"] += 1
-            return out
-    return _original(x, index)
+def rewritten(graph_module: GraphModule) -> bool:
+    """Puts `rows` in the place of x[index] in a graph; whether there was any."""
+    found = False
+    for node in graph_module.graph.nodes:
+        given = arguments(node) if name(node) == "getitem" else {}
+        x, index = value(given.get("input")), value(given.get("index"))
+        if not isinstance(x, Tensor) or not isinstance(index, Tensor) or index.dtype != torch.int64:
+            continue
+        if index.dim() == 1 and x.dim() > 1 and x.dtype in by_index.DTYPES:
+            node.op, node.target, node.args = "call_function", rows, (given["input"], given["index"])
+            found = True
+    graph_module.recompile()
+    return found
+
+
+def rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index]"""
+    out = _rows(x, index) if len(x) else None
+    return x[index] if out is None else out
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor | None:
-    if internals.tracing_state() is not None or index.dim() != 1 or x.dim() < 2 or not len(x):
-        return None
-    if x.is_cuda and len(x) > _MOST_ROWS:  # the most frequent case, where a step may wait for Python
-        return None
-    if torch.compiler.is_compiling() or foreign_mode() is not None or x.dtype not in by_index.DTYPES:
-        return None
     trains = x.requires_grad and torch.is_grad_enabled()
     if x.is_cuda:
-        few = trains and len(index) >= _LEAST_EDGES * len(x)
+        few = trains and len(x) <= _MOST_ROWS and len(index) >= _LEAST_EDGES * len(x)
         if not few or not index.is_cuda or not (eager.is_eager(x) and eager.is_eager(index)):
             return None
         return rules.apply(_Table(len(x)), x, index)
@@ -71,7 +70,7 @@ class _Table(rules.Rule):
         self.num_rows = num_rows
 
     def forward(self, x, index):
-        return _original(x, index)
+        return x[index]
 
     def saved(self, tensors, result):
         return tensors[1:]
@@ -87,12 +86,3 @@ def table_sums(grad: Tensor, index: Tensor, num_rows: int) -> Tensor:
     place = index.remainder(num_rows) * groups + torch.arange(len(index), device=index.device) // _GROUP
     sums = grad.new_zeros(num_rows * groups, *grad.shape[1:])
     return sums.index_put((place,), grad, accumulate=True).unflatten(0, (num_rows, groups)).sum(1)
-
-
-def install() -> None:
-    Tensor.__getitem__ = getitem  # type: ignore[method-assign]
-
-
-def remove() -> None:
-    if vars(Tensor).get("__getitem__") is getitem:
-        del Tensor.__getitem__

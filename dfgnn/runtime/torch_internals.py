@@ -197,6 +197,17 @@ def let_dynamo_record_numbers() -> None:
     torch._dynamo.config.capture_scalar_outputs = True
 
 
+def let_dynamo_record_again(times: int) -> None:
+    """Let Dynamo record the same code at least this many times, for other sizes and settings."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, times)
+
+
 def graph_break(reason: str) -> None:
     """Let Dynamo end its graph here; to be called while it records."""
     torch._dynamo.graph_break(reason)
+
+
+def dynamo_errors() -> type[Exception]:
+    """What Dynamo raises where it cannot record code, before that code runs."""
+    errors: type[Exception] = torch._dynamo.exc.TorchDynamoException
+    return errors

@@ -273,6 +273,45 @@ def test_calls_that_the_kernels_serve(run):
     assert plain["served"] == {} and [use["line"] for use in report["own_attention"]] == [7, 8]
 
 
+TRACED = """
+import sys
+import torch
+from torch_geometric.nn import MessagePassing
+from torch_geometric.utils import softmax
+
+class Own(MessagePassing):
+    def __init__(self):
+        super().__init__(node_dim=0)
+        self.project = torch.nn.Linear(32, 64)
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.project(x)).relu()
+    def message(self, x_i, x_j, index, size_i):
+        return softmax((x_i * x_j).sum(-1, keepdim=True), index, num_nodes=size_i) * x_j
+
+torch.manual_seed(0)
+model, x, edges = Own(), torch.randn(2000, 32), torch.randint(2000, (2, 60_000))
+for _ in range(4):
+    loss = model(x, edges).square().mean()
+    loss.backward()
+    print(f"{loss.item():.5f}")
+print(torch.tensor([torch.tensor(1.0), torch.tensor(2.0)]).shape)  # tensors stay no sequences
+"""
+
+
+def test_attention_of_its_own_is_traced(run):
+    done, report = run("script.py", script=TRACED)
+    (row,) = report["traced"]
+    assert row["class"] == "__main__.Own" and row["modules"] == 1 and all(row["milliseconds"])
+    assert row["traced"] or row["reason"] == "traced it is not faster"  # the clock decides
+    assert "  1 x __main__.Own: " in done.stderr and " ms as written, " in done.stderr
+    if row["traced"]:
+        assert "script.py:14: dot_attention" in done.stderr
+        assert "script.py:14 in Own.message" not in done.stderr
+    written, plain = run("--as-written", "script.py", script=TRACED)
+    assert plain["traced"] == [] and written.stdout == done.stdout
+    assert "script.py:14 in Own.message: torch_geometric.utils.softmax" in written.stderr
+
+
 # ---- the script's processes ------------------------------------------------------------------------------
 
 PROCESSES = """
