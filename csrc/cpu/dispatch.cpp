@@ -384,6 +384,7 @@ IndexRange index_range(const void* index, bool is_long, int64_t num_rows) {
   return is_long ? range_of(static_cast<const int64_t*>(index), num_rows)
                  : range_of(static_cast<const int32_t*>(index), num_rows);
 }
+void narrow_index(const int64_t* index, int64_t num_rows, int32_t* to) { std::copy_n(index, num_rows, to); }
 void index_softmax(const ByIndexParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.num_rows * p.columns * size_of(p.dtype));
   kernels().index_softmax(p, parallel);

@@ -13,7 +13,8 @@ void with_narrow(DType type, const F& f) {
 }  // namespace
 
 void widen(const void* from, DType type, int64_t n, float* to) {
-  with_narrow(type, [&](auto narrow) { to_accumulators(static_cast<const decltype(narrow)*>(from), n, false, to); });
+  with_narrow(
+      type, [&](auto narrow) { to_accumulators(static_cast<const decltype(narrow)*>(from), n, false, to); });
 }
 
 void narrow(const float* from, DType type, int64_t n, void* to) {
