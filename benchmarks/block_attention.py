@@ -7,7 +7,8 @@
 A training step is forward and backward of a random cotangent; a step with forces is the gradient of the
 square of an energy's gradients. On CUDA both are captured as a graph, too, whose time is the kernels' alone.
 Rivals: torch's variable-length attention (16 bits on CUDA), scaled dot-product attention over padded
-blocks, FlexAttention with a BlockMask of the blocks (32 bits on CUDA), for forces plain operations over
+blocks, FlexAttention with a BlockMask of the blocks (on CUDA; of 16 bits also with its backend FLASH, where
+the package flash-attn-4 is installed), for forces plain operations over
 padded blocks, as metatrain's PET has them, and over a list of pairs, as deepmd-kit has them, and
 torch_geometric's GPSConv without a local layer (--graphs).
 """
@@ -19,16 +20,18 @@ import json
 import math
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from score.json_files import write_json
 from torch import Tensor
 
 from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
+from dfgnn.bench.report import environment, environment_line
 
 BLOCKS = "256x64,2048x8-64,256x16-512,32x256-2048,4096x2-12,1024x1-300,4x4096-8192"
 # FlexAttention's mask is made of all pairs of rows.
@@ -114,11 +117,21 @@ def by_segments(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, i: Tensor, j: Ten
     return torch.zeros_like(v).index_add(0, i, weight.unsqueeze(2) * v[j])
 
 
+def by_varlen(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn(q, k, v, bounds, bounds, longest, longest)
+
+
 @cache
-def compiled_flex() -> Any:
+def compiled_flex(flash: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    if not flash:
+        return torch.compile(flex_attention, dynamic=True)
+    import flash_attn.cute  # noqa: F401  # else Inductor takes seconds to find that it is missing
+
+    return torch.compile(partial(flex_attention, kernel_options={"BACKEND": "FLASH"}), dynamic=True)
 
 
 def block_mask(sizes: list[int], device: str) -> Any:
@@ -129,9 +142,27 @@ def block_mask(sizes: list[int], device: str) -> Any:
     return create_block_mask(lambda b, h, i, j: block[i] == block[j], None, None, rows, rows, device=device)
 
 
-def by_flex(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
+def by_flex(q: Tensor, k: Tensor, v: Tensor, mask: Any, flash: bool = False) -> Tensor:
     rows = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    return compiled_flex()(*rows, block_mask=mask).squeeze(0).transpose(0, 1)
+    return compiled_flex(flash)(*rows, block_mask=mask).squeeze(0).transpose(0, 1)
+
+
+def rivals(sizes: list[int], dtype: torch.dtype, device: str) -> dict[str, Callable[..., Tensor]]:
+    """{name: attention of query, key and value} of what else computes attention within these blocks."""
+    slot, mask = padded(sizes, device)
+    found: dict[str, Callable[..., Tensor]] = {"padded SDPA": lambda *x: by_sdpa(*x, slot, mask)}
+    if device != "cuda":
+        return found
+    half = dtype in (torch.bfloat16, torch.float16)
+    if half:
+        bounds, longest = offsets_of(sizes, device).int(), max(sizes)
+        found["varlen"] = lambda *x: by_varlen(*x, bounds, longest)
+    if sum(sizes) <= MOST_OF_FLEX:
+        blocks = block_mask(sizes, device)
+        found["Flex"] = lambda *x: by_flex(*x, blocks)
+        if half:
+            found["Flex FLASH"] = lambda *x: by_flex(*x, blocks, flash=True)
+    return found
 
 
 def step(call, inputs: list[Tensor], cotangent: Tensor):
@@ -182,22 +213,11 @@ def medians(runs: dict[str, Callable[[], object]], device: str, rounds: int) -> 
 
 def training(text: str, heads: int, dim: int, dtype: torch.dtype, device: str, rounds: int) -> None:
     sizes = lengths(text)
-    offsets, (slot, mask) = offsets_of(sizes, device), padded(sizes, device)
+    offsets = offsets_of(sizes, device)
     *inputs, cotangent = features(sum(sizes), heads, dim, dtype, device, 4)
     cotangent = cotangent.detach()
-    runs: dict[str, Callable[[], object]]
-    runs = {"block": lambda: step(lambda *x: functional.block_attention(*x, offsets), inputs, cotangent)}
-    runs["padded SDPA"] = lambda: step(lambda *x: by_sdpa(*x, slot, mask), inputs, cotangent)
-    if device == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        from torch.nn.attention.varlen import varlen_attn
-
-        bounds, longest = offsets.int(), max(sizes)
-        runs["varlen"] = lambda: step(
-            lambda *x: varlen_attn(*x, bounds, bounds, longest, longest), inputs, cotangent
-        )
-    elif device == "cuda" and sum(sizes) <= MOST_OF_FLEX:
-        blocks = block_mask(sizes, device)
-        runs["Flex"] = lambda: step(lambda *x: by_flex(*x, blocks), inputs, cotangent)
+    ways = {"block": lambda *x: functional.block_attention(*x, offsets), **rivals(sizes, dtype, device)}
+    runs = {name: partial(step, way, inputs, cotangent) for name, way in ways.items()}
     report(f"{text} {heads}x{dim} {dtype}", runs, device, rounds)
 
 
@@ -259,7 +279,10 @@ def report(
                 del runs[name]
     found = medians(runs, device, rounds)
     kernels = {name: ms / 10 for name, ms in medians(graphs, device, rounds).items()}
-    RECORDS.append(dict(title=title, ms=found, captured_ms=kernels, mib=memory, notes=list(parts)))
+    shorter: list[dict[str, float]]
+    shorter = [{name: float(f"{x:.4g}") for name, x in of.items()} for of in (found, kernels, memory)]
+    names = dict(zip(("ms", "captured_ms", "mib"), shorter))
+    RECORDS.append({"title": title, "ours": ours, **names, "notes": list(parts)})
     for name, ms in found.items():
         part = f"{name} {ms:.3f} ms, "
         if name in kernels:
@@ -270,6 +293,27 @@ def report(
             part += f", captured {kernels[name] / kernels[ours]:.2f}x)" if name in kernels else ")"
         parts.append(part)
     print(f"{title}: " + "; ".join(parts), flush=True)
+
+
+def table(path: Path) -> str:
+    """The table of docs/performance.md from a file of ``--json``, least gain first. Of each case the best
+    rival, in a CUDA graph where our step is in one (a rival that takes too long is called instead)."""
+    found = json.loads(path.read_text())
+    rows, notes = [], set[str]()
+    for case in found["cases"]:
+        ours, ms, mib = case["ours"], case["ms"], case["mib"]
+        kernels = {**ms, **case["captured_ms"]} if ours in case["captured_ms"] else ms
+        best = min((name for name in ms if name != ours), key=kernels.__getitem__)
+        gain = kernels[best] / kernels[ours]
+        cells = [f"{kernels[best]:.3g}, {best}", f"{kernels[ours]:.3g}", f"{ms[best] / ms[ours]:.2f}"]
+        cells += [f"{mib[name]:,.0f}" for name in (best, ours)]
+        rows.append((gain, [case["title"].replace("torch.", ""), f"{gain:.2f}", *cells]))
+        notes |= set(case["notes"])
+    heads = ["blocks", "times as fast", "strongest alternative, ms", "dfgnn, ms", "called from Python"]
+    lines = [[*heads, "theirs, MiB", "dfgnn, MiB"], ["---", *["--:"] * 6], *(row for _, row in sorted(rows))]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    parts = [environment_line(found["environment"]), text, *(f"Not measured: {x}." for x in sorted(notes))]
+    return "\n\n".join(parts)
 
 
 def derivatives(module, tensors: list[Tensor | None], offsets, key_offsets, second: bool) -> list[Tensor]:
@@ -391,21 +435,32 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dims", default="16,32,64,128,7")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path, help="a file for all that is printed")
+    parser.add_argument("--commit", help="recorded; default: that of the working tree")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file instead")
     args = parser.parse_args(argv)
+    if args.table is not None:
+        print(table(args.table))
+        return
     print(torch.cuda.get_device_name() if args.device == "cuda" else "CPU", torch.__version__)
     if args.check:
         raise SystemExit(0 if check(args.device, [int(d) for d in args.dims.split(",")]) else 1)
+    about = environment(torch.device(args.device), args.commit)
+
+    def keep() -> None:
+        write_json(args.json, {"environment": about, "cases": RECORDS})
+
     for heads, dim in (map(int, shape.split("x")) for shape in args.heads.split(",")):
         for name in args.dtypes.split(","):
             for text in filter(None, args.blocks.split(",")):
                 training(text, heads, dim, getattr(torch, name), args.device, args.rounds)
+                keep()
         for dtype in (torch.float32, torch.float64):
             for text in filter(None, args.forces.split(",")):
                 forces(text, heads, dim, dtype, args.device, args.rounds)
+                keep()
         for text in filter(None, args.graphs.split(",")):
             graphs(text, heads, dim, torch.float32, args.device, args.rounds)
-        if args.json:
-            args.json.write_text(json.dumps(RECORDS, indent=1))
+            keep()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ inductor   its modules by ``torch.compile``; reduce-overhead is the same with CU
 run        as it is under ``python -m dfgnn.run``
 line       the same with the changed lines of the case
 capture    the same as run, its step by ``dfgnn.capture``
-compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs
+compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs;
+           compile, capture its step by ``dfgnn.capture``
 
 A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once. While steps
 of one are timed, in turns, all processes of the others are stopped (SIGSTOP), so that nothing else runs on
@@ -52,7 +53,7 @@ import repositories
 import users
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead")
+WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
 #: How far the times of the first way may differ, before and after those of the others; pairs of turns.
 AGREE, ATTEMPTS = 0.05, 5
@@ -126,7 +127,7 @@ class Way:
         if self.way.partition(",")[0] in ("inductor", "reduce-overhead", "compile"):
             compile_modules(self.model, self.way, record_numbers)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        if self.way == "capture":
+        if self.way.endswith("capture"):
             import dfgnn
 
             self.captured = dfgnn.capture(self.loss_under_autocast, self.model, self.optimizer)
@@ -146,7 +147,7 @@ class Way:
     def step(self) -> torch.Tensor:
         torch.manual_seed(self.steps)
         self.steps += 1
-        if self.way == "capture":
+        if self.way.endswith("capture"):
             return self.captured()
         self.optimizer.zero_grad()
         loss = self.loss_under_autocast()

@@ -1,12 +1,14 @@
 """A step of training as PyTorch's tutorials write it, beside what `dfgnn.capture` makes of it."""
 
 
-def plain_step(loss_fn, optimizer, device="cpu", before_step=lambda: None):
-    """A function of a batch: moves it to the device, updates the parameters, gives the loss."""
+def plain_step(loss_fn, optimizer, device=None, before_step=lambda: None):
+    """A function of a batch: moves it to a device that is given, updates the parameters, gives the loss."""
 
     def step(*batch):
         optimizer.zero_grad()
-        loss = loss_fn(*(x.to(device) if hasattr(x, "to") else x for x in batch))
+        if device is not None:
+            batch = [x.to(device) if hasattr(x, "to") else x for x in batch]
+        loss = loss_fn(*batch)
         loss.backward()
         before_step()
         optimizer.step()

@@ -134,7 +134,8 @@ def cuda() -> list[Case]:
     return [
         *functions("attention", first, peers=peers),
         *functions("compiled", first, compiled=True),
-        *(case for graph in list(MODELS)[:3] for case in whole("models", graph, CONVS, ways)),
+        *(case for graph in list(MODELS)[:2] for case in whole("models", graph, CONVS, ways)),
+        *whole("models", "ogbn-arxiv", CONVS, compilers),
         *functions("attention", others, peers=peers),
         *whole("fresh", "Cora", CONVS, eager, fresh=True),
         *functions("dropout", first, dropout=0.5, peers=["PyG"]),
@@ -166,7 +167,8 @@ def cuda() -> list[Case]:
         *functions("shapes", (*SMALL[1:], "proteins~", "products~"), (8, 64)),
         *functions("shapes", others, (8, 8)),
         *functions("inference", others, mode="forward"),
-        *single("random-20000-300000", (4, 32), 128, "PyG", PYG_LAYERS, ["eager"]),
+        *single("random-20000-300000", (4, 32), 128, "PyG", CONVS, compilers[:3]),
+        *single("random-20000-300000", (4, 32), 128, "PyG", PYG_LAYERS[3:], ["eager"]),
     ]
 
 

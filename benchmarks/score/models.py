@@ -26,6 +26,7 @@ from dfgnn.bench.workloads import LAYERS as WORKLOADS
 FEATURES = {"Cora": 1_433, "CiteSeer": 3_703, "PubMed": 500, "ogbn-arxiv": 128, "arxiv": 128}
 CLASSES = {"Cora": 7, "CiteSeer": 6, "PubMed": 3, "ogbn-arxiv": 40, "arxiv": 40}
 EDGE_FEATURES, RELATIONS = 16, 4
+WITHOUT_PYG = "plain PyTorch"
 
 
 # ---- models of several layers ----------------------------------------------------------------------------
@@ -58,6 +59,66 @@ class Model(nn.Module):
         return self.convs[-1](x, edge_index)
 
 
+# ---- PyG's layers without propagate -----------------------------------------------------------------------
+
+
+def in_plain_torch(model: nn.Module) -> nn.Module:
+    """The model, whose GATConv, GATv2Conv and TransformerConv compute with their own weights in operations of
+    PyTorch alone: what users get who leave PyG's message passing, and what a compiler makes most of.
+
+    Layers as the cases make them: heads side by side, no loops appended, no features of edges, no dropout."""
+    for layer in model.modules():
+        if (forward := PLAIN.get(type(layer).__name__)) is not None:
+            assert layer.concat and not layer.dropout and getattr(layer, "edge_dim", None) is None, layer
+            layer.__class__ = type("Plain", (type(layer),), {"forward": forward})
+    return model
+
+
+def attend(score: Tensor, value: Tensor, edge_index: Tensor) -> Tensor:
+    """Softmax of scores [E, H] by destination and sums of value [N, H, D], which are divided at the nodes.
+    Rows are taken by index_select: the gradient of x[index] is a sort, which takes twice as long."""
+    (src, dst), size = edge_index, value.shape[:2]
+    top = score.new_full(size, -torch.inf)
+    top = top.scatter_reduce(0, dst.unsqueeze(1).expand_as(score), score.detach(), "amax")
+    weight = (score - top.index_select(0, dst)).exp()
+    total = weight.new_zeros(size).index_add(0, dst, weight)
+    rows = weight.unsqueeze(2) * value.index_select(0, src)
+    out = torch.zeros_like(value).index_add(0, dst, rows.to(value.dtype))
+    return (out / total.clamp(min=1e-16).unsqueeze(2)).flatten(1)
+
+
+def _rows(layer, *projections: nn.Module, x: Tensor) -> list[Tensor]:
+    return [lin(x).view(-1, layer.heads, layer.out_channels) for lin in projections]
+
+
+def _gat(layer, x: Tensor, edge_index: Tensor) -> Tensor:
+    (value,), (src, dst) = _rows(layer, layer.lin, x=x), edge_index
+    of_src, of_dst = ((value * weight).sum(-1) for weight in (layer.att_src, layer.att_dst))
+    both = of_src.index_select(0, src) + of_dst.index_select(0, dst)
+    score = F.leaky_relu(both, layer.negative_slope)
+    return attend(score, value, edge_index) + layer.bias
+
+
+def _gatv2(layer, x: Tensor, edge_index: Tensor) -> Tensor:
+    (key, query), (src, dst) = _rows(layer, layer.lin_l, layer.lin_r, x=x), edge_index
+    both = key.index_select(0, src) + query.index_select(0, dst)
+    score = (F.leaky_relu(both, layer.negative_slope) * layer.att).sum(-1)
+    return attend(score, key, edge_index) + layer.bias
+
+
+def _transformer(layer, x: Tensor, edge_index: Tensor) -> Tensor:
+    query, key, value = _rows(layer, layer.lin_query, layer.lin_key, layer.lin_value, x=x)
+    src, dst = edge_index
+    score = (query.index_select(0, dst) * key.index_select(0, src)).sum(-1) / layer.out_channels**0.5
+    return attend(score, value, edge_index) + layer.lin_skip(x)
+
+
+PLAIN: dict[str, Callable] = {"GATConv": _gat, "GATv2Conv": _gatv2, "TransformerConv": _transformer}
+
+
+# ---- steps of models -------------------------------------------------------------------------------------
+
+
 _numbers = itertools.count()
 
 
@@ -83,6 +144,8 @@ class Training:
         self.y = torch.randint(classes, (graph.num_src,)).to(device)
         self.edge_index = graph.edge_index
         self.model = Model(case, features, classes).to(device)
+        if library == WITHOUT_PYG:
+            in_plain_torch(self.model)
         if library == "dfgnn":
             changed = dfgnn.accelerate(self.model)
             assert len(changed.replaced) == case["layers"], changed
@@ -129,7 +192,7 @@ def measure(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
     torch._dynamo.reset()
     graph, contestants = bench.graph(case["graph"]), []
     first_loss: dict[str, float] = {}
-    for dtype, way, library in itertools.product(case["dtypes"], case["ways"], ("PyG", "dfgnn")):
+    for dtype, way, library in itertools.product(case["dtypes"], case["ways"], ("PyG", WITHOUT_PYG, "dfgnn")):
         make = functools.partial(_model_step, library, way, case, graph, dtype, first_loss)
         contestants.append(Contestant(library, way, dtype, make))
     found = compare(contestants, bench.device, bench.seconds)
@@ -251,16 +314,19 @@ def measure_layer(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
         if name == "dfgnn":
             changed = dfgnn.accelerate(layer)
             assert changed.replaced, changed
-        call = torch.compile(layer) if way == "compiled" else layer
+        if name == WITHOUT_PYG:
+            in_plain_torch(layer)
+        call = layer if way == "eager" else torch.compile(layer, **WAYS[way])
         step = _layer_step(call, layer, arguments, case.get("fresh", False))
         with torch.no_grad():
             pairs = list(zip(tensors(call(*arguments)), tensors(theirs(*arguments))))
         difference = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
         return Step(step, 1, 0 if way == "eager" else None, {"difference": significant(difference)})
 
+    others = [library, WITHOUT_PYG] if library == "PyG" and case["layer"] in PLAIN else [library]
     contestants = [
         Contestant(name, way, "float32", functools.partial(layer_of, name, way))
-        for way, name in itertools.product(case["ways"], (library, "dfgnn"))
+        for way, name in itertools.product(case["ways"], (*others, "dfgnn"))
         if not (library == "DGL" and way == "compiled")
     ]
     if not case.get("fresh") and case["layer"] in SCORES:

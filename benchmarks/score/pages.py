@@ -6,6 +6,7 @@ docs is written by ``fill``; NAME is the device and the name of a table (``cuda-
 dfgnn stands against the best way of all others, whose dtype may be float32 where dfgnn's has 16 bits.
 """
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -517,17 +518,17 @@ def limits(results: dict) -> str:
     return table(heads, [row for _, row in rows], 2) if rows else ""
 
 
-def weather(results: dict[str, dict]) -> str:
-    """The table of a file of its own, which benchmarks/weather_mesh.py writes."""
-    import weather_mesh
-
-    return weather_mesh.table(Path(__file__).parents[1] / "results" / "h200-weather-mesh.json")
+def of_program(program: str, file: str) -> Callable[[dict[str, dict]], str]:
+    """The table of a file of its own, which a program of benchmarks writes."""
+    path = Path(__file__).parents[1] / "results" / file
+    return lambda results: importlib.import_module(program).table(path)
 
 
 SENTENCES: dict[str, Callable[[dict[str, dict]], str]] = {
     "headline": headline,
     "summary": summary,
-    "weather": weather,
+    "weather": of_program("weather_mesh", "h200-weather-mesh.json"),
+    "blocks": of_program("block_attention", "h200-blocks.json"),
 }
 
 

@@ -164,7 +164,8 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema :
        {dfgnn::kForward, dfgnn::kBackward, dfgnn::kSddmm, dfgnn::kSpmm, dfgnn::kEdgeDot, dfgnn::kEdgeSum,
         dfgnn::kEdgeOuter, dfgnn::kSecondOrder, dfgnn::kEdgeProducts, dfgnn::kEdgeProductsBackward,
-        dfgnn::kPairScores, dfgnn::kPairSums, dfgnn::kProjectionGrad, dfgnn::kGatherSum, dfgnn::kConstants})
+        dfgnn::kPairScores, dfgnn::kPairSums, dfgnn::kProjectionGrad, dfgnn::kMergeParts, dfgnn::kGatherSum,
+        dfgnn::kConstants})
     m.def(schema);
   for (const char* schema : dfgnn::kByIndex) m.def(schema);
   for (const char* schema : dfgnn::kBlocks) m.def(schema);

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
+#include "../cuda/attention/merge.h"
 #include "../cuda/attention/terms.h"
 #include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"
@@ -175,6 +176,33 @@ struct CudaBackend {
     return out;
   }
 
+  static std::tuple<Tensor, Tensor, Tensor> merge_parts(Tensor own, Tensor own_stats, Tensor halo,
+                                                        Tensor halo_stats) {
+    const Scope scope(own);
+    const Checker check("dfgnn::merge_parts", own);
+    const ScalarType type = own.scalar_type(), acc = acc_type(type);
+    check.tensor("own", own, {-1, -1, -1}, {type});
+    const int64_t n = own.size(0), heads = own.size(1), dim = own.size(2);
+    check.tensor("halo", halo, {n, heads, dim}, {type});
+    for (const Tensor& stats : {own_stats, halo_stats}) check.tensor("stats", stats, {n, heads, 2}, {acc});
+    check.require(dim * bytes_of(type) % 16 == 0, "own: expected heads of a multiple of 16 bytes, got ", dim,
+                  " elements");
+    own = dense(own), halo = dense(halo), own_stats = dense(own_stats), halo_stats = dense(halo_stats);
+    Tensor out = make(own, {n, heads, dim}, type), stats = make(own, {n, heads, 2}, acc),
+           weight = make(own, {n, heads}, acc);
+    const cuda::MergeParams p{dtype_of(check.op(), own),
+                              n,
+                              int32_t(heads),
+                              int32_t(dim),
+                              {data(own), data(halo)},
+                              {data(own_stats), data(halo_stats)},
+                              out.mutable_data_ptr(),
+                              stats.mutable_data_ptr(),
+                              weight.mutable_data_ptr()};
+    launched(cuda::merge(p, stream_of(own)));
+    return {out, stats, weight};
+  }
+
   // Returns sums of neighbours' rows without weights: the baseline that benchmarks compare attention with.
   static Tensor gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, Sizes plan,
                            int64_t num_dst) {
@@ -184,7 +212,9 @@ struct CudaBackend {
     check.tensor("feat", feat, {-1, -1}, {type});
     const int64_t n = feat.size(0), d = feat.size(1);
     const Tensor heads = torch::stable::view(dense(feat), {n, 1, d});
-    ProductParams p = Products<CudaBackend>::product(check, heads, num_dst, indices, {}, items, splits, plan);
+    using Rows = Products<CudaBackend>;
+    ProductParams p =
+        Rows::product(check, heads, Rows::side_of(check, heads, num_dst, indices, {}, items, splits, plan));
     Tensor out = make(feat, {num_dst, d}, type);
     const Tensor partial = make(feat, {p.csr.num_slots, d}, acc_type(type));
     p.out = out.mutable_data_ptr(), p.partial_out = partial.mutable_data_ptr();
@@ -207,6 +237,7 @@ STABLE_TORCH_LIBRARY_IMPL(dfgnn, CUDA, m) {
   dfgnn::SecondOrder<dfgnn::CudaBackend>::register_ops(m);
   m.impl("cut_graph", TORCH_BOX(&dfgnn::CudaBackend::cut_graph));
   m.impl("projection_grad", TORCH_BOX(&dfgnn::CudaBackend::projection_grad));
+  m.impl("merge_parts", TORCH_BOX(&dfgnn::CudaBackend::merge_parts));
   m.impl("gather_sum", TORCH_BOX(&dfgnn::CudaBackend::gather_sum));
 }
 

@@ -1,4 +1,4 @@
-// The operators that compiled code calls: attention, GAT's attention and products of edges' features, on a
+// The operators that compiled code calls: attention, GAT's attention and products along edges, on a
 // graph that an operator in Python has found (dfgnn/engine/compiler_graph.py). It gives them `plan`, int64
 // [2] on the CPU: the graph's number, and whether it has a fixed capacity, so that kernels leave the rows of
 // unused edges unwritten. Those rows are 0 in the results here. num_dst and num_edges, the graph's sizes,
@@ -8,6 +8,7 @@
 #include "edge_terms.h"
 #include "gat.h"
 #include "layer_call.h"
+#include "products.h"
 
 namespace dfgnn {
 
@@ -136,9 +137,10 @@ struct Planned {
 
   // ---- products of edges' features -------------------------------------------------------------
 
-  static auto stored(const Tensor& like, const Plan& plan, int64_t num_dst, int64_t num_edges) {
+  static auto stored(const Tensor& like, const Plan& plan, int64_t num_dst, int64_t num_edges,
+                     bool reverse = false) {
     const Checker check("dfgnn: plan", like);
-    auto graph = Base::stored(check, plan.number, like, false);
+    auto graph = Base::stored(check, plan.number, like, reverse);
     check_sizes(check, *graph, num_dst, num_edges);
     return graph;
   }
@@ -164,11 +166,36 @@ struct Planned {
                                         plan.unwritten);
   }
 
+  // ---- products of nodes' rows along edges. reverse: rows are sources -------------------------------------
+
+  static typename Products<Backend>::Side side_of(const typename Base::Graph& graph, bool reverse) {
+    return {reverse ? graph.reverse : graph.csr, graph.sizes[reverse], graph.sizes[!reverse], graph.sizes[2]};
+  }
+  static Tensor sddmm(Tensor given, int64_t num_dst, int64_t num_edges, Tensor rows, Tensor feat,
+                      bool reverse) {
+    const typename Backend::Scope scope(feat);
+    const Plan plan(given);
+    const auto graph = stored(feat, plan, num_dst, num_edges, reverse);
+    const Checker check("dfgnn::planned_sddmm", feat);
+    return Products<Backend>::sddmm_on(check, side_of(*graph, reverse), rows, feat, plan.unwritten);
+  }
+  static Tensor spmm(Tensor given, int64_t num_dst, int64_t num_edges, Tensor weight, Tensor feat,
+                     bool reverse, int64_t num_rows) {
+    const typename Backend::Scope scope(feat);
+    const auto graph = stored(feat, Plan(given), num_dst, num_edges, reverse);
+    const Checker check("dfgnn::planned_spmm", feat);
+    const auto side = side_of(*graph, reverse);
+    check.require(num_rows == side.num_rows, "num_rows: expected ", side.num_rows, ", got ", num_rows);
+    return Products<Backend>::spmm_on(check, side, weight, feat);
+  }
+
   static void register_ops(torch::stable::detail::StableLibrary& m) {
     m.impl("planned_attend", &attend);
     m.impl("planned_attend_backward", &attend_backward);
     m.impl("planned_gat", &by_number<TORCH_BOX(&GatAttention<Backend>::gat)>);
     m.impl("planned_gat_backward", &by_number<TORCH_BOX(&GatAttention<Backend>::gat_backward)>);
+    m.impl("planned_sddmm", TORCH_BOX(&sddmm));
+    m.impl("planned_spmm", TORCH_BOX(&spmm));
     m.impl("planned_edge_dot", TORCH_BOX(&edge_dot));
     m.impl("planned_edge_sum", TORCH_BOX(&edge_sum));
     m.impl("planned_edge_outer", TORCH_BOX(&edge_outer));

@@ -122,6 +122,11 @@ inline constexpr const char* kPairSums =
 // the formula there, grad and grad_sums x_1 and y_1.
 inline constexpr const char* kProjectionGrad =
     "projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums, float scale) -> Tensor";
+// CUDA only (cuda/attention/merge.h): merges the results of attention over own sources and over fetched ones.
+// weight: the share of the latter.
+inline constexpr const char* kMergeParts =
+    "merge_parts(Tensor own, Tensor own_stats, Tensor halo, Tensor halo_stats)"
+    " -> (Tensor out, Tensor stats, Tensor weight)";
 // CUDA only: sums of neighbours' rows [n, d] without weights.
 inline constexpr const char* kGatherSum =
     "gather_sum(Tensor feat, Tensor indices, Tensor items, Tensor splits, int[] plan, int num_dst) -> Tensor";

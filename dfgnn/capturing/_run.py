@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..runtime.cuda_graphs import capturing
+from ..runtime import torch_internals as internals
+from ..runtime.cuda_graphs import captured_step, capturing
 from . import samples
 from .padded_batch import Buffers
 from .padding import KnownValues, Padding, WithoutDropout
@@ -53,7 +55,7 @@ class Body:
         return _arguments(sample.rebuild(tensors, sample.sizes))
 
     def step(self, args: tuple[Any, ...]) -> Any:
-        with buffers_stay(self.model):
+        with buffers_stay(self.model), captured_step():
             return self._step(args)
 
     def _step(self, args: tuple[Any, ...]) -> Any:
@@ -202,13 +204,44 @@ class Replay:
         return same and self._state == self._now()
 
     def _step(self) -> Any:
-        with Padding({}, self._bounds, self._known):
+        with Padding({}, self._bounds, self._known) as mode, _compiled_outside(mode, self._body.model):
             out = self._body.step(self._args)
         self._known.learns = False  # the first warm-up looks for True values and waits; later runs must not
         return out
 
     def __call__(self) -> Any:
         return _copies(self._run(), lambda x: x)
+
+
+@contextmanager
+def _compiled_outside(mode: Padding, model: nn.Module) -> Iterator[None]:
+    """A context in which compiled modules run without the mode, which a compiler would compile with them."""
+    before = [
+        (module.__dict__, name, module.__dict__[name]) for module in compiled_modules(model)
+        for name in internals.compiled_calls(module)
+    ]  # fmt: skip
+
+    def outside(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        mode.__exit__(None, None, None)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            mode.__enter__()
+
+    for attributes, name, call in before:
+        attributes[name] = functools.partial(outside, call)
+    try:
+        yield
+    finally:
+        for attributes, name, call in before:
+            attributes[name] = call
+
+
+def compiled_modules(module: nn.Module) -> list[nn.Module]:
+    """The modules that torch.compile has compiled, without those within them."""
+    if internals.compiled_calls(module):
+        return [module]
+    return [found for child in module.children() for found in compiled_modules(child)]
 
 
 def bounds_of(

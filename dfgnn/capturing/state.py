@@ -55,7 +55,7 @@ class Settings:
         """The current settings, hashable. A CUDA graph captured with equal settings is still valid."""
         parameters = [x for attrs in self._parameters for x in attrs.values() if x is not None]
         settings = (
-            tuple([attrs["training"] for attrs in self._modules]),
+            tuple([attrs.get("training") for attrs in self._modules]),
             tuple([attrs.get(name) for attrs, name in self._shares]),
             tuple([x.data_ptr() for x in parameters]),
             tuple([x.requires_grad for x in parameters]),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from . import samples
-from ._run import Body, Captured, Replay
+from ._run import Body, Captured, Replay, compiled_modules
 from .padded_batch import Buffers, capacity_for, distinct
 from .samples import Sample, Sizes
 from .state import Settings, prepare
@@ -75,7 +75,9 @@ def capture(
     nothing, it is captured without padding; selections by masks and largest values of indices
     (``out[data.train_mask]``, ``int(data.edge_index.max())``) are allowed where these do not change. It is
     captured again where a tensor of the batch was modified or replaced, which takes as long as many steps;
-    other tensors that ``loss_fn`` reads must not be modified.
+    other tensors that ``loss_fn`` reads must not be modified. Here the model may be compiled, which makes its
+    kernels fewer: ``model = dfgnn.compile(model)``, of which ``loss_fn`` calls the result, or
+    ``model.compile(backend="dfgnn")``. Attention of any size is then on dfgnn's kernels.
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
     rates, by a scheduler or by hand. A change of other settings (``train`` and ``eval`` of any module,
@@ -188,6 +190,11 @@ class CapturedStep:
             return self._eagerly(sample)
         if _is_same(before, batch):
             return self._without_padding(batch, sample)
+        if compiled_modules(self._body.model):
+            raise ValueError(
+                "dfgnn.capture: batch: expected the same object in every step of a model that was compiled, "
+                "whose code does not see padding, got another one: capture the model without torch.compile"
+            )
         misfit = samples.misfit(sample, self._levels, self._shapes, self._constants)
         if misfit is not None:
             self._warn("misfit", f"a batch is not like the first one ({misfit}): it runs eagerly")

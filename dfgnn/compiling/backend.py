@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
 from .report import Report
 from .rewrite import rewritten
@@ -25,6 +26,8 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
     options, least = _options(mode, options)
+    if least is None and cuda_graphs.IN_CAPTURED_STEP.get():
+        least = 0  # launches cost nothing in its CUDA graph, and edges that stay the same are sorted before
     options = internals.inductor_options(mode, options)
     replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())
     made = told(graph_module, least, replayed)
@@ -78,7 +81,8 @@ def compile(
         mode: Inductor's, such as "default", "reduce-overhead" or "max-autotune".
         options: Inductor's, as ``torch.compile(options=)`` takes them, and ``"dfgnn.min_elements"``:
             attention of fewer numbers, edges times heads times columns in the mean over a compiled graph, is
-            left to Inductor. By default 0 on a CPU, and on a GPU what was measured to gain; 0 rewrites all.
+            left to Inductor. By default 0 on a CPU and in steps of :func:`dfgnn.capture`, and on a GPU what
+            was measured to gain; 0 rewrites all.
         fullgraph: raise an error where Dynamo breaks the graph.
 
     Returns:

@@ -36,8 +36,10 @@ Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple]
 #: The user's segment sum: the tensor into which it sums, along which dimension, what filled that tensor
 #: before (None: other values), and the rows that it sums.
 Summed: TypeAlias = tuple[Tensor, int, float | None, Layout]
-#: The user's softmax: weights that multiply its results, a sink or None, and the probability of dropout.
-Softmaxed: TypeAlias = tuple[Specs, float | None, float]
+#: One more score of every softmax: a number, and another that a tensor holds.
+Sink: TypeAlias = tuple[float, Tensor | None] | None
+#: The user's softmax: weights that multiply its results, its sink, and the probability of dropout.
+Softmaxed: TypeAlias = tuple[Specs, Sink, float]
 
 
 #: On a GPU, the most elements of projected attributes of edges that are computed ahead: more than in layers
@@ -151,13 +153,19 @@ def _as_summed(out: Tensor, summed: Summed) -> Tensor:
 
 def _options(layout: Layout, softmax: Softmaxed, value: Tensor) -> dict[str, Any]:
     weights, sink, dropout_p = softmax
-    acc = _ops.acc_type(value.dtype)
-    options: dict[str, Any] = dict(dropout_p=dropout_p)
+    options = dict(dropout_p=dropout_p, **_sink(sink, value, value.shape[1:2]))
     if weights:
         options["weight"] = _known(_scores(product(weights), layout), value)
-    if sink is not None:
-        options["sink"] = torch.full(value.shape[1:2], sink, dtype=acc, device=value.device)
     return options
+
+
+def _sink(sink: Sink, like: Tensor, sizes: Sequence[int]) -> dict[str, Any]:
+    """The option of the functions that this sink is."""
+    if sink is None:
+        return {}
+    acc, (number, more) = _ops.acc_type(like.dtype), sink
+    made = torch.full(sizes, number, dtype=acc, device=like.device)
+    return {"sink": made if more is None else made + more}
 
 
 def _known(x: Tensor, value: Tensor) -> Tensor:
@@ -294,18 +302,12 @@ def _same_terms(a: tuple, b: tuple) -> bool:
 # ---- softmax and sums alone -------------------------------------------------------------------------------
 
 
-def edge_softmax(
-    edge_index: Tensor, like: Tensor, dim: int, sink: float | None, score: Tensor, dtype: Any
-) -> Tensor:
+def edge_softmax(edge_index: Tensor, like: Tensor, dim: int, sink: Sink, score: Tensor, dtype: Any) -> Tensor:
     """The user's segment softmax, edges along dim. like: a tensor with a row per segment."""
     with _ours(score):
         by_edge = score.movedim(dim, 0)
         graph = _graph(edge_index, like.shape[dim], like.shape[dim])
-        options: dict[str, Any] = {}
-        if sink is not None:
-            acc = _ops.acc_type(score.dtype)
-            options["sink"] = torch.full(by_edge.shape[1:], sink, dtype=acc, device=score.device)
-        out = functional.edge_softmax(graph, by_edge, **options)
+        out = functional.edge_softmax(graph, by_edge, **_sink(sink, score, by_edge.shape[1:]))
         return _ops.as_type(out, dtype).movedim(0, dim)
 
 

@@ -7,6 +7,7 @@ The graph that Dynamo hands to a backend holds the calls as the user wrote them:
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -119,11 +120,12 @@ def found_equal(a: Any, b: Any) -> bool:
     return same(a, b) or found_true(a == b)
 
 
-def found_true(condition: Any) -> bool:
-    """Whether a condition of sizes holds in this compilation, which a guard then makes sure of."""
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
+def found_true(condition: Any, unknown: bool = False) -> bool:
+    """Whether a condition of sizes holds in this compilation, which a guard then makes sure of. unknown: the
+    answer where sizes depend on values."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 
-    return bool(guard_or_false(condition))
+    return bool((guard_or_true if unknown else guard_or_false)(condition))
 
 
 # ---- operations in place ----------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def written(node: Node) -> list[Node]:
         found += node.args[:1] or [node.kwargs.get("input")]
     out = node.kwargs.get("out")
     found += [out] if isinstance(out, Node) else out if isinstance(out, (tuple, list)) else []
-    return [x for x in found if isinstance(x, Node)]
+    return list(dict.fromkeys(x for x in found if isinstance(x, Node)))
 
 
 def _out_of_place(node: Node) -> Callable[[], None] | None:
@@ -201,35 +203,37 @@ def storage(node: Any) -> Any:
 
 def without_writes(graph: Graph) -> set[Any]:
     """Turns calls in place on tensors of the graph's own into calls that return new tensors, as the compiler
-    behind would. Returns the storages that are still written to after that, of inputs and of tensors that
-    have views: what a node reads of them depends on when it does."""
+    behind would. Returns the storages that are still written to after that, of inputs and of tensors of which
+    another view is read behind the write: what a node reads of them depends on when it does."""
     order = {node: k for k, node in enumerate(graph.nodes)}
     holders: dict[Any, list[Node]] = {}
     left: set[Any] = set()
     for node in order:
-        place = storage(node)
-        if place is not None:
-            holders.setdefault(place, []).append(node)
-    last: dict[Any, int] = {}
-    for node, k in order.items():
-        last.update({storage(base): k for base in written(node)})
-    # Memory that, up to the last write, only a tensor of the graph's own and the results of calls in place on
-    # it hold: there are no views that the writes would change.
-    own = {
-        place for place, (first, *others) in holders.items()
-        if first.op in ("call_function", "call_method") and not _is_view(first)
-        and all(other.args and other.args[0] in written(other) or order[other] > last.get(place, -1)
-                for other in others)
-    }  # fmt: skip
+        found = value(node)
+        for x in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(x, Tensor):
+                holders.setdefault(internals.storage_of(x), []).append(node)
+
+    def is_read(other: Node, since: Node) -> bool:
+        """Whether what a node holds, when another writes to it, is read after that."""
+        place = order[since]
+        return order[other] < place and any(is_behind(place, user) for user in other.users)
+
+    def is_behind(place: int, user: Node) -> bool:
+        return order[user] > place
+
     for node in order:
         for base in written(node):
             place = storage(base)
-            change = _out_of_place(node) if place in own and place not in left else None
-            if change is None or storage(node) != place or base is not node.args[0]:
+            own = place in holders and holders[place][0].op in ("call_function", "call_method")
+            may = own and place not in left and storage(node) == place and base is node.args[0]
+            may = may and not any(other is not base and is_read(other, node) for other in holders[place])
+            change = _out_of_place(node) if may else None
+            if change is None:
                 left.add(place)
                 continue
             change()
-            base.replace_all_uses_with(node, delete_user_cb=lambda user, k=order[node]: order[user] > k)
+            base.replace_all_uses_with(node, functools.partial(is_behind, order[node]))
     return left
 
 
@@ -250,8 +254,3 @@ def without_likeness(graph: Graph) -> None:
         size = size[0] if len(size) == 1 and isinstance(size[0], Node) and called == "new_zeros" else size
         node.args = (size,) if called == "new_zeros" else (size, given["fill_value"])
         node.kwargs = dict(dtype=tensor.dtype, device=tensor.device)
-
-
-def _is_view(node: Node) -> bool:
-    """Whether a node's tensor has the memory of one of its arguments'."""
-    return storage(node) in {storage(x) for x in node.all_input_nodes} - {None}

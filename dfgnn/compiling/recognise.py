@@ -3,7 +3,8 @@
 A segment softmax is e / D[index] with e = exp(z) and D the segment sum of e. What is alike for all edges of a
 segment and subtracted from the score cancels, so that the maximum need not be looked at, but for one thing: a
 number eps that is added to D is nothing beside a sum that is at least 1, which it is behind the maximum.
-Without that, eps is one more score, log eps, of every softmax: a sink.
+Without that, eps is one more score, log eps, of every softmax: a sink. Behind a number that is alike for all
+edges, as the maximum of all scores, it is log eps plus that number.
 
 The division may also come after the weighted sum, of the segment sums of e v and of e.
 """
@@ -14,6 +15,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from .normal_forms import Gather, Index, Sum
@@ -29,7 +31,7 @@ class Softmax(NamedTuple):
     dim: int
     at: Index
     like: Node  # a tensor with a row per segment along dim
-    sink: float | None  # one more score of every softmax
+    sink: tuple[float, Node | None] | None  # one more score of every softmax, the sum of these
     inner: tuple[Node, ...]  # the nodes that compute it
     maximum: Node | None  # what is subtracted from the score
 
@@ -110,7 +112,7 @@ class Recogniser:
             return self._refuse(node, "the sum of exponentials has other dimensions than they")
         inner.append(source)
         eps += total.fill
-        score, maximum = self._score(above, dim, gathered.at, inner, eps + least)
+        score, maximum, shift = self._score(above, dim, gathered.at, inner, eps + least)
         if any(map(forms.is_written, (*inner, score))):
             return self._refuse(node, "a tensor of it is written to in place")
         if not math.isfinite(eps) or eps < 0:
@@ -122,7 +124,7 @@ class Recogniser:
             # Behind the maximum the sum is at least 1, and what is less than its rounding is nothing.
             if maximum is not None and eps > torch.finfo(value(above).dtype).eps:
                 return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
-            sink = None if maximum is not None else math.log(eps)
+            sink = None if maximum is not None else _sink(eps, shift)
         return Softmax(node, score, dim, gathered.at, source, sink, tuple(inner), maximum)
 
     def _without_eps(self, node: Any, inner: list[Node]) -> tuple[Any, float, float]:
@@ -144,33 +146,38 @@ class Recogniser:
 
     def _score(
         self, exp: Node, dim: int, index: Index, inner: list[Node], eps: float
-    ) -> tuple[Node, Node | None]:
-        """(the score, what is gathered from its segments' maxima); (z, None) for another exp(z). Without eps
-        anything that is alike for all edges of a segment is as good as the maximum."""
+    ) -> tuple[Node, Node | None, Node | float]:
+        """(the score, what is gathered from its segments' maxima, a number that is subtracted from all of
+        it); (z, None, 0) for another exp(z). Without eps anything that is alike for all edges of a segment is
+        as good as the maximum."""
         less = arguments(exp)["input"]
         given = arguments(less)
+        score: Any
+        most: Any
         score, most = given.get("input"), given.get("other")
         if name(less) != "sub" or not isinstance(score, Node) or given.get("alpha", 1) != 1:
-            return less, None
+            return less, None, 0
         if not all(map(same, shape(less), shape(score))) or len(shape(less)) != len(shape(score)):
-            return less, None
+            return less, None, 0
+        number = not isinstance(most, Node) or (isinstance(value(most), Tensor) and shape(most) == ())
         gathered = self.forms.gather(most)
-        alike = not isinstance(most, Node) or shape(most) == () or _is_one(shape(most), len(shape(less)), dim)
+        alike = number or _is_one(shape(most), len(shape(less)), dim)
         if gathered is not None and (gathered.dim, gathered.at.key) == (dim, index.key):
             alike = True
-        elif not alike or eps > 0:
-            return less, None
-        if eps == 0:
+        elif not alike or (eps > 0 and not number):
+            return less, None, 0
+        if eps == 0 or number:
             inner.append(less)
-            return score, most if isinstance(most, Node) else None
+            maximum = most if eps == 0 and isinstance(most, Node) else None
+            return score, maximum, 0 if eps == 0 else most
         assert gathered is not None
         found = self.forms.maximum(_attached(gathered.source))
         if found is None or found[1] != dim or found[2].key != index.key:
-            return less, None
+            return less, None, 0
         if self.forms.key(_attached(found[0])) != self.forms.key(_attached(score)):
-            return less, None
+            return less, None, 0
         inner.append(less)
-        return score, most
+        return score, most, 0
 
     def _refuse(self, node: Node, reason: str) -> Any:
         self.refused.append(Refused(node, reason))
@@ -247,14 +254,19 @@ class Recogniser:
         if padded != own.shape or own.steps != rows.steps or norm.dim != rows.dim:
             return None
         inner += [norm.node, norm.src]
-        score, maximum = self._score(norm.src, norm.dim, norm.at, inner, eps + least)
+        score, maximum, shift = self._score(norm.src, norm.dim, norm.at, inner, eps + least)
         if least > 0 or eps <= 0 or not math.isfinite(eps):
             return self._refuse(node, "rows without edges are 0 divided by 0 in it, and have to stay NaN")
         if maximum is not None and eps > torch.finfo(value(norm.src).dtype).eps:
             return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
-        sink = None if maximum is not None else math.log(eps)
+        sink = None if maximum is not None else _sink(eps, shift)
         softmax = Softmax(norm.src, score, norm.dim, norm.at, norm.node, sink, tuple(inner), maximum)
         return self._weighted(total, own, softmax, node)
+
+
+def _sink(eps: float, shift: Node | float) -> tuple[float, Node | None]:
+    """The sink that eps is, where shift is subtracted from all scores."""
+    return (math.log(eps), shift) if isinstance(shift, Node) else (math.log(eps) + shift, None)
 
 
 def _attached(node: Node) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +17,10 @@ from .recognise import Recogniser, Softmax, WeightedSum
 from .report import Found, Report
 
 # Attention of fewer numbers, edges x heads x columns in the mean over a graph, is left to Inductor, by the
-# type of device: launches are most of its time there. Within CUDA graphs, which sort the edges at every
-# replay, it is twice as many. Measured on an H200, times as fast as Inductor's: GAT of 17 million numbers
-# 0.93, 67 million 1.23, 268 million 1.79; dot products with projected edges of 11 million 0.74, 67 million
-# 1.22.
+# type of device: launches are most of its time there. Measured on an H200, times as fast as Inductor's: GAT
+# of 17 million numbers 0.93, 25 and 42 million 1.06 to 2.4, 67 million 1.23, 268 million 1.79; dot products
+# with projected edges of 11 million 0.74, 67 million 1.22. It is twice as many within CUDA graphs, which sort
+# the edges at every replay, and for a sum without a softmax, for which alone they are sorted.
 MIN_ELEMENTS = {"cuda": 20_000_000}
 
 
@@ -34,8 +35,8 @@ def rewritten(
     if output is not None:
         place = next(node for node in graph_module.graph.nodes if node.op == "output")
         graph.output(output).meta = dict(place.meta)
-    work = _Rewriter(graph)
-    work.run(min_elements, replayed)
+    work = _Rewriter(graph, min_elements, replayed)
+    work.run()
     if not work.changed:
         return graph_module, work.report
     graph.lint()
@@ -55,13 +56,14 @@ class _Plan(NamedTuple):
 
 
 class _Rewriter:
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, min_elements: int | None, replayed: bool):
         self.graph, self.report, self.changed = graph, Report([]), False
+        self.min_elements, self.replayed = min_elements, replayed
         self._pairs: dict[tuple, Node] = {}
         self._replaced: dict[Node, Node] = {}
         self._calls: dict[Node, scores.Call | None] = {}
 
-    def run(self, min_elements: int | None, replayed: bool) -> None:
+    def run(self) -> None:
         nodes = list(self.graph.nodes)
         operations.without_likeness(self.graph)
         self.forms = Products(operations.without_writes(self.graph))
@@ -76,14 +78,17 @@ class _Rewriter:
             if w.softmax is not None and w.node is not w.sum.node and self._may(w.softmax)
         }
         weighted = found.weighted
-        if self._left(softmaxes | divided, weighted, min_elements, replayed):
-            softmaxes, divided, weighted = {}, {}, []
+        plain = [w for w in weighted if w.softmax is None and w.gathered is not None]
+        if self._left(softmaxes | divided, weighted):
+            softmaxes, divided, weighted = {}, {}, plain
         whole, beside = self._whole(nodes, softmaxes | divided, weighted)
         order = {node: k for k, node in enumerate(nodes)}
         plans = [self._attention(w) for w in weighted if w.softmax is not None and w.softmax.node in whole]
         alone = [s for s in softmaxes.values() if s.node not in whole or s.node in beside]
         plans += [self._softmax_alone(s, found) for s in alone]
         graphs = {(p.args[0]) for p in plans}
+        if self._sums_alone(plain):
+            graphs |= {_edges(w.sum.at, w.gathered.at) for w in plain if w.gathered is not None}
         plans += self._sums(found, weighted, whole, graphs) + self._padded(nodes)
         for plan in sorted(plans, key=lambda plan: order[plan.node]):
             self._emit(plan)
@@ -99,28 +104,28 @@ class _Rewriter:
             return False
         return True
 
-    def _left(
-        self, softmaxes: dict[Node, Softmax], weighted: list[WeightedSum], least: int | None, replayed: bool
-    ) -> bool:
-        """Whether the graph's attention is so small that it is left to Inductor, which is told. One decision
-        for all of it makes one guard on sizes that are symbolic. Sizes that depend on values count as large,
-        but not within CUDA graphs, which could not contain their attention."""
-        total: Any = 0
+    def _least(self, node: Node) -> int:
+        """The least number of elements that is not left to Inductor."""
+        if self.min_elements is not None:
+            return self.min_elements
+        return (1 + self.replayed) * MIN_ELEMENTS.get(value(node).device.type, 0)
+
+    def _are_many(self, numbers: Sequence[Any], least: int) -> bool:
+        """Whether these numbers of elements are in the mean at least so many. One decision for all of them
+        makes one guard on sizes that are symbolic. Sizes that depend on values count as many, but not within
+        CUDA graphs, which could not contain what is made of them."""
+        return operations.found_true(sum(numbers) >= least * len(numbers), unknown=not self.replayed)
+
+    def _left(self, softmaxes: dict[Node, Softmax], weighted: list[WeightedSum]) -> bool:
+        """Whether the graph's attention is so small that it is left to Inductor, which is told."""
+        least = max(map(self._least, softmaxes), default=0)
         sizes = {}
         for s in softmaxes.values():
             (edges, *rest) = shape(s.node)[s.dim :] + shape(s.node)[: s.dim]
             found = [w for w in weighted if w.softmax is not None and w.softmax.node is s.node]
             columns = max((math.prod(w.product.shape) // math.prod(rest) for w in found), default=1)
             sizes[s.node] = edges, math.prod(rest), columns
-            total = total + math.prod(sizes[s.node])
-        if least is None:
-            kind = value(next(iter(sizes))).device.type if sizes else ""
-            least = (1 + replayed) * MIN_ELEMENTS.get(kind, 0)
-        most = least * len(sizes)
-        many = not most or (
-            operations.found_true(total >= most) if replayed else not operations.found_true(total < most)
-        )
-        if many:
+        if not least or self._are_many([math.prod(size) for size in sizes.values()], least):
             return False
         for node, (edges, heads, columns) in sizes.items():
             number = f"{edges:,} " if isinstance(edges, int) else ""
@@ -128,12 +133,20 @@ class _Rewriter:
             self.report.found.append(Found(report.place_of(node), "", reason, left=True))
         return True
 
+    def _sums_alone(self, sums: list[WeightedSum]) -> bool:
+        """Whether segment sums are so large that edges are sorted for them alone. On a CPU Inductor's are as
+        fast as ours: with one thread it takes 0.8 to 1.5 times as long."""
+        if not sums or value(sums[0].node).device.type not in MIN_ELEMENTS:
+            return False
+        numbers = [shape(w.sum.src)[w.sum.dim] * math.prod(w.product.shape) for w in sums]
+        return self._are_many(numbers, 2 * self._least(sums[0].node))
+
     def _alike(self, w: WeightedSum, leaves: tuple) -> bool:
         """Whether what a call computes from leaves records gradients alike, and none of it is written to."""
         ends: set[Node] = set()
         torch.fx.map_arg(leaves, ends.add)
-        if w.softmax is not None and w.softmax.maximum is not None:
-            ends.add(w.softmax.maximum)
+        if w.softmax is not None:
+            torch.fx.map_arg((w.softmax.maximum, w.softmax.sink), ends.add)
         inner = _between(w.node, ends)
         return not any(map(self.forms.is_written, inner | ends)) and len({self.grad[x] for x in inner}) == 1
 
@@ -181,7 +194,8 @@ class _Rewriter:
         call = self._call(w)
         assert call is not None
         found: set[Node] = {w.sum.base}
-        torch.fx.map_arg((_edges(w.sum.at, call.src), _specs(w.weights), call.args), found.add)
+        sink = None if w.softmax is None else w.softmax.sink
+        torch.fx.map_arg((_edges(w.sum.at, call.src), _specs(w.weights), call.args, sink), found.add)
         return found
 
     # ---- plans ---------------------------------------------------------------------------------------------
@@ -215,7 +229,7 @@ class _Rewriter:
             softmax = w.softmax is not None
             edges = _edges(w.sum.at, w.gathered.at)
             if not softmax and edges not in graphs:
-                continue  # the graph would be made for this sum alone
+                continue
             if any(factor.dropped for factor in weights):
                 continue
             args = edges, _summed(w), _specs(weights), _at_nodes(w)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..engine import operators
 from ..engine.operators import DispatchedCall
 from ..runtime.arguments import BackwardResults, EdgeArgs, ForwardResults, Tensors
 from ..runtime.eager import top_hooks
@@ -79,6 +80,9 @@ class Merged(NamedTuple):
 
 def merged(own: ForwardResults, halo: ForwardResults) -> Merged:
     """Merges the results of two calls. A row without edges has max = inf and log_sum = 0."""
+    if own.out.is_cuda:
+        out, stats, weight = operators.merge_parts(own.out, own.stats, halo.out, halo.stats)
+        return Merged(out, stats, weight, [own, halo])
     (max_own, sum_own), (max_halo, sum_halo) = own.stats.unbind(-1), halo.stats.unbind(-1)
     no_own = (max_own == torch.inf) & (sum_own == 0)
     no_halo = (max_halo == torch.inf) & (sum_halo == 0)

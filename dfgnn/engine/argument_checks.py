@@ -35,15 +35,12 @@ class Settings(NamedTuple):
     out_bias: Tensor | None
 
 
-class Checker:
-    """Raises errors that name the function, the argument, what was expected and what came."""
+class FeatureChecker:
+    """Raises errors that name the function, the argument, what was expected and what came. first: the name of
+    the features with whose dtype and device the other tensors are compared."""
 
-    def __init__(self, function: str, graph, first: str, features):
+    def __init__(self, function: str, first: str, features):
         self.function = function
-        if not isinstance(graph, (Graph, EdgeList, GraphPart)):
-            raise TypeError(
-                f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph, a DGLGraph or an edge_index')}"
-            )
         if not isinstance(features, Tensor):
             raise TypeError(f"{function}: {first}: {no_tensor(first, features)}")
         if features.dtype not in DTYPES:
@@ -51,18 +48,15 @@ class Checker:
             raise TypeError(f"{function}: {first}: {what}; convert it with {first}.float()")
         self.dtype = features.dtype
         self.acc = torch.float64 if features.dtype == torch.float64 else torch.float32
-        #: The graph, or for features on the device meta what stands for it.
-        self.graph = _edges.on_meta(graph, features)
-        self.device = self.graph.device
-        #: Whose device it is, for errors; a Graph of values has another one than features on meta.
-        self.whose = "(the graph's)" if self.graph is graph else f"like {first}"
+        self.device = features.device
+        self.whose = f"(the {first}'s)"  # device, for errors
 
     def error(self, kind, argument: str, expected: str, got) -> Exception:
         return kind(f"{self.function}: {argument}: expected {expected}, got {got}")
 
     def tensor(self, name: str, x, shapes, dtypes=None) -> None:
-        """Raises unless x is a dense tensor of one of these shapes and dtypes on the graph's device. None in
-        a shape matches any size >= 1."""
+        """Raises unless x is a dense tensor of one of these shapes and dtypes on the right device. None in a
+        shape matches any size >= 1, or as the first one any."""
         if not isinstance(x, Tensor):
             raise TypeError(f"{self.function}: {name}: {no_tensor(name, x)}")
         dtypes = dtypes or (self.dtype,)
@@ -83,6 +77,22 @@ class Checker:
         """Raises TypeError for None, and for a string, which torch's operators would take for a number."""
         if isinstance(x, (str, bytes)) or x is None:
             raise self.error(TypeError, name, "a number", type(x).__name__)
+
+
+class Checker(FeatureChecker):
+    """The checks of functions on a graph."""
+
+    def __init__(self, function: str, graph, first: str, features):
+        if not isinstance(graph, (Graph, EdgeList, GraphPart)):
+            raise TypeError(
+                f"{function}: graph: {no_graph(graph, 'a dfgnn.Graph, a DGLGraph or an edge_index')}"
+            )
+        super().__init__(function, first, features)
+        #: The graph, or for features on the device meta what stands for it.
+        self.graph = _edges.on_meta(graph, features)
+        self.device = self.graph.device
+        # A Graph of values has another device than features on meta.
+        self.whose = "(the graph's)" if self.graph is graph else f"like {first}"
 
     def settings(self, options: dict[str, Any], heads: int, dim: int, dropout_p: float = 0.0) -> Settings:
         """Checks the options that attention functions share (`runtime.attention_options`) and layers';
@@ -205,12 +215,11 @@ def wrong_shape(name: str, x: Tensor, shapes) -> str:
     return f"{text}; it has {_MEANS[name]}" if name in _MEANS else text
 
 
-def _size_fits(size: int, wanted: int | None) -> bool:
-    return size >= 1 if wanted is None else size == wanted
-
-
 def _fits(shape, wanted) -> bool:
-    return len(shape) == len(wanted) and all(map(_size_fits, shape, wanted))
+    if len(shape) != len(wanted):
+        return False
+    pairs = enumerate(zip(shape, wanted))
+    return all(size == n if n is not None else size >= 1 or not k for k, (size, n) in pairs)
 
 
 def _column(x: Tensor | None) -> Tensor | None:

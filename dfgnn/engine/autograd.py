@@ -374,33 +374,22 @@ class FusedFunction(EagerFunction):
     @staticmethod
     def forward(ctx, call, *tensors):
         result, made, out = _ops.call(call.forward, tensors)
-        ctx.call, ctx.output, ctx.version = call, None, None
+        ctx.call, ctx.reads_result = call, out is result
         ctx.set_materialize_grads(False)
-        if out is result:
-            # The user may modify the result in place. Had it been saved, backward would raise then.
-            # So ctx holds a detached alias of the result (the result itself would be a reference cycle) and
-            # its version counter, by which backward sees the change. While hooks for saved tensors are active
-            # (activation checkpointing, offloading), the result is saved nevertheless, so that they see it.
-            ctx.version = out._version
-            if top_hooks(True) is None:
-                ctx.output, out = out.detach(), None
-        ctx.save_for_backward(*tensors, *made, out)
+        # The caller may modify the result.
+        ctx.save_for_backward(*tensors, *made, *(save_results(ctx, out) if out is result else (out,)))
         return result
 
     @staticmethod
     def backward(ctx, grad):
-        call, need, out = ctx.call, ctx.needs_input_grad[1:], ctx.output
+        call, need = ctx.call, ctx.needs_input_grad[1:]
         count = len(need)
         if grad is None:
             return (None,) * (1 + count)
-        *saved, last = ctx.saved_tensors
+        saved = ctx.saved_tensors
+        results, saved = restored_results(ctx, saved) if ctx.reads_result else (saved[-1:], saved[:-1])
         tensors, made = saved[:count], saved[count:]
         if torch.is_grad_enabled():  # backward was called with create_graph
             return None, *rules.recorded_gradients(call.formula, tensors, need, grad)
-        if out is None:
-            out = last
-        elif not retains_graph():
-            ctx.output = None
-        if ctx.version is not None and out._version != ctx.version:
-            out = _ops.call(call.rerun, tensors, made)
+        (out,) = (_ops.call(call.rerun, tensors, made),) if results is None else results
         return None, *_ops.call(call.backward, tensors, grad, made, out, need)

@@ -249,7 +249,7 @@ def define_traced(name: str, schema: str, call: Callable[..., Any]) -> None:
 
 class PlanKey(NamedTuple):
     """What a plan depends on beside the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
-    products of the edges' features."""
+    products of the edges' features, `OF_ROWS` for those of nodes' rows."""
 
     heads: int
     dim: int
@@ -260,7 +260,7 @@ class PlanKey(NamedTuple):
     train: bool
 
 
-OF_EDGES = "edges"
+OF_EDGES, OF_ROWS = "edges", "rows"
 # Named apart from the arguments of the operators that it is joined to, where Inductor takes no name twice.
 KEY = (
     "SymInt plan_heads, SymInt plan_dim, ScalarType plan_dtype, str plan_layer, str plan_schedule, "
@@ -272,8 +272,9 @@ _NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
 def _plan(*args: Any) -> Tensor:
     """What the operators of csrc/torch/planned.h call ``plan``. It keeps the graph and the plan alive."""
     graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
-    planner, of_edges = graph._planner, key.layer == OF_EDGES
-    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key)
+    planner, layer = graph._planner, None if key.layer == OF_ROWS else key.layer
+    of_edges = layer == OF_EDGES
+    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key[:3], layer, *key[4:])
     made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
     made._dfgnn_graph = graph, handle  # type: ignore[attr-defined]
     return made

@@ -28,12 +28,10 @@ from ..graph.derived import edges_as_sources
 from ..runtime import ops as _ops
 from ..runtime import rules
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import sums_of_rows
 from ..runtime.eager import in_plain_operations, transformed
 from ..runtime.ops import acc_type
 from ..runtime.rules import Rule, rows_at
 from . import by_index, compiler_graph, operators
-from . import compiler_graph as _edges
 from . import plain as _plain
 from .argument_checks import Checker, for_device, refuse_transforms_of_shared_graphs, without_padding
 from .compiler_graph import EdgeList, Traced, as_traced
@@ -54,8 +52,9 @@ class EdgeMap(NamedTuple):
     saves: bool = True  # whether the gradients depend on the tensors, which are then saved for backward
     of_edges: bool = False  # whether the result has a row per edge
     #: A function of tensors and numbers: (heads, width, dtype), by which compiled code finds the plan of the
-    #: map's operator in csrc/torch/planned.h. None: there is no such operator.
+    #: map's operator in csrc/torch/planned.h. None: there is no such operator. plan: `PlanKey.layer`.
     shape: Callable[..., tuple[Any, Any, torch.dtype]] | None = None
+    plan: str = compiler_graph.OF_EDGES
 
 
 class _Mapped(Rule):
@@ -73,7 +72,9 @@ class _Mapped(Rule):
                 run = _ops.operator(f"{graph.family}_{self.map.name}")
                 return run(*tensors, *graph, *self.numbers)
             shape = self.map.shape(*tensors, *self.numbers)
-            key = compiler_graph.PlanKey(*shape, compiler_graph.OF_EDGES, "auto", True, False)
+            # Products of rows have plans for both directions, so that forward and backward share one.
+            of_rows = self.map.plan == compiler_graph.OF_ROWS
+            key = compiler_graph.PlanKey(*shape, self.map.plan, "auto", True, of_rows)
             return compiler_graph.place_of(graph, key, tensors[0]).call(
                 self.map.name, *tensors, *self.numbers
             )
@@ -139,6 +140,8 @@ _SDDMM = define(
     EdgeMap(
         "sddmm", "Tensor rows, Tensor feat", "bool reverse",
         run=operators.sddmm,
+        shape=lambda rows, feat, *_: (*feat.shape[1:], feat.dtype),
+        plan=compiler_graph.OF_ROWS,
         plain=lambda graph, rows, feat, reverse: _plain.sddmm(_plain.ends_of(graph, reverse), rows, feat),
         empty=lambda graph, rows, feat, reverse: feat.new_empty(graph.num_edges, feat.shape[1]),
         gradients=(
@@ -149,15 +152,17 @@ _SDDMM = define(
 )  # fmt: skip
 _SPMM = define(
     EdgeMap(
-        "spmm", "Tensor weight, Tensor feat", "bool reverse",
-        run=operators.spmm,
-        plain=lambda graph, weight, feat, reverse: _plain.spmm(_plain.ends_of(graph, reverse), weight, feat),
-        empty=lambda graph, weight, feat, reverse: feat.new_empty(
-            graph.num_src if reverse else graph.num_dst, *feat.shape[1:]
+        "spmm", "Tensor weight, Tensor feat", "bool reverse, SymInt num_rows",
+        run=lambda graph, weight, feat, reverse, num_rows: operators.spmm(graph, weight, feat, reverse),
+        shape=lambda weight, feat, *_: (*feat.shape[1:], feat.dtype),
+        plan=compiler_graph.OF_ROWS,
+        plain=lambda graph, weight, feat, reverse, num_rows: _plain.spmm(
+            _plain.ends_of(graph, reverse), weight, feat
         ),
+        empty=lambda graph, weight, feat, reverse, num_rows: feat.new_empty(num_rows, *feat.shape[1:]),
         gradients=(
-            lambda graph, grad, weight, feat, reverse: sddmm(graph, grad, feat, reverse),
-            lambda graph, grad, weight, feat, reverse: spmm(graph, weight, grad, not reverse),
+            lambda graph, grad, weight, feat, reverse, num_rows: sddmm(graph, grad, feat, reverse),
+            lambda graph, grad, weight, feat, reverse, num_rows: spmm(graph, weight, grad, not reverse),
         ),
     )
 )  # fmt: skip
@@ -174,7 +179,8 @@ def spmm(graph, weight, feat, reverse: bool = False):
     """sum_j weight_ij feat[j] of each row i: a destination, or with ``reverse`` a source."""
     if isinstance(graph, RangedGraph):
         return graph.spmm(spmm, weight, feat, reverse)
-    return apply(_SPMM, *_on_one_graph(graph, weight, feat), reverse)
+    graph, tensors = _on_one_graph(graph, weight, feat)
+    return apply(_SPMM, graph, tensors, reverse, graph.num_src if reverse else graph.num_dst)
 
 
 def _on_one_graph(graph, first, feat):
@@ -371,13 +377,7 @@ def dot(graph, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
     """[E, H] acc: scale rows[i, h] . feat[e, h] of each edge e into i. feat: [E, d], or [E, H, width]."""
     if feat.dim() == 2:
         return edge_dot(graph, rows, feat, scale)
-    graph = _edges.for_compiler(_operand(graph))
-    if _recorded(graph):
-        ends = rows_of_destinations(graph, rows.flatten(1)).view_as(feat)
-        found = sums_of_rows(ends * feat)
-    else:
-        found = sddmm(edges_as_sources(graph), rows.contiguous(), feat)
-    found = _ops.as_type(found, _ops.acc_type(rows.dtype))
+    found = _ops.as_type(sddmm(by_edges(_operand(graph)), rows.contiguous(), feat), _ops.acc_type(rows.dtype))
     return found if scale == 1 else found * scale
 
 
@@ -386,11 +386,7 @@ def total(graph, weight: Tensor, feat: Tensor, width: int) -> Tensor:
     `dot`; features of each head have this width."""
     if feat.dim() == 2:
         return edge_sum(graph, weight, feat, width)
-    graph, weight = _edges.for_compiler(_operand(graph)), _ops.as_type(weight, feat.dtype)
-    if _recorded(graph):
-        rows = (weight.unsqueeze(2) * feat).flatten(1)
-        return sum_of_edges(graph, rows).unflatten(1, feat.shape[1:])
-    return spmm(edges_as_sources(graph), weight, feat)
+    return spmm(by_edges(_operand(graph)), _ops.as_type(weight, feat.dtype), feat)
 
 
 def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0) -> Tensor:
@@ -400,12 +396,6 @@ def outer(graph, weight: Tensor, rows: Tensor, feat: Tensor, scale: float = 1.0)
         return edge_outer(graph, weight, rows, feat.shape[1], scale)
     weight = _ops.as_type(weight if scale == 1 else weight * scale, feat.dtype)
     return spmm(edges_as_sources(_operand(graph)), weight, rows.contiguous(), reverse=True)
-
-
-def _recorded(graph) -> bool:
-    """Whether a compiler records. There `edges_as_sources` cannot be made, which needs a Graph; gathered rows
-    and sums of edges' rows (`edge_maps`) take its place."""
-    return isinstance(graph, _edges.EdgeList) or torch.compiler.is_compiling()
 
 
 # ---- products of nodes' rows with a projection: W^T x, W x and x y^T -----------------------------------

@@ -12,14 +12,13 @@ With features of d columns, a node has the rows W^T q_i and sum_j alpha_ij y_ij,
 scalars (W^T q_i) . x_ij [H], which the attention takes as an edge bias (`edge_maps`).
 
 `_unfolded` projects per edge, where that is faster. There are three ways to compute the folded form.
-`_composed` puts these parts together under autograd, for every option and derivatives of any order.
-`_Separate` is one autograd function, with less memory and fewer passes; a compiler records it as one operator
-(`_Recorded`) where features are those of each head. Its output contains the edges' part, so that the product
-of the output and its gradient is all of delta (docs/internals/glossary.md): to compute delta, backward needs
-neither the attention nor the output without the edges' part. `_InOne` is for one
-projection in both key and value, on CUDA in 16 bits, for heads whose lanes can share the features. The
-attention's own kernels compute all products except the gradient of x. Its tensors of edge size are the
-features and, in backward, two scalars per edge and head.
+`_composed` puts these parts together under autograd, for every option and derivatives of any order; it is
+what compilers record. `_Separate` is one autograd function, with less memory and fewer passes. Its output
+contains the edges' part, so that the product of the output and its gradient is all of delta
+(docs/internals/glossary.md): to compute delta, backward needs neither the attention nor the output without
+the edges' part. `_InOne` is for one projection in both key and value, on CUDA in 16 bits, for heads whose
+lanes can share the features. The attention's own kernels compute all products except the gradient of x. Its
+tensors of edge size are the features and, in backward, two scalars per edge and head.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ from ..runtime.arguments import (
     NEED_WEIGHT,
     AttentionInputs,
     EdgeTerms,
-    Numbers,
     Tensors,
 )
-from ..runtime.rules import Rule, once
 from . import compiler_graph as _edges
 from . import edge_maps as _terms
 from . import operators, paths
@@ -102,32 +99,23 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
             weight = _ops.as_type(attention, _ops.acc_type(out.dtype))
             sums = _terms.total(graph, weight, terms.value, _width_of_sums(tensors.value, terms.value_proj))
             out = _terms.with_projection(out, sums, terms.value_proj)
+            if inputs.return_attention:  # a copy, because the caller may modify it, and backward reads it
+                attention = attention.clone()
     return out, attention
 
 
-class _Call(NamedTuple):
-    """What is not a tensor or a graph. one_feat, one_proj: whether key and value have the same features, the
-    same projection; saves_attention: whether backward needs the attention, for the gradient of the value's
-    features; train: whether there is a backward."""
+class _Separate:
+    """Computes the output by the engine's attention and products along edges, if there is a term in the value
+    and no gate. Its methods are those that `node.FusedFunction` calls."""
 
-    schedule: str
-    negative_slope: float
-    scale: float
-    dropout_p: float
-    flags: int
-    one_feat: bool
-    one_proj: bool
-    saves_attention: bool
-    train: bool
-
-    @classmethod
-    def of(cls, inputs: AttentionInputs, terms: EdgeTerms) -> _Call:
-        tensors, has_key = (*inputs.tensors, *terms), terms.key is not None
-        train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-        one_feat = has_key and terms.key is terms.value
-        one_proj = has_key and terms.key_proj is terms.value_proj
-        saves_attention = terms.value is not None and terms.value.requires_grad
-        return cls(inputs.schedule, *inputs.numbers, one_feat, one_proj, saves_attention, train)
+    def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
+        self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
+        # Whether key and value have the same features, the same projection; and whether backward needs the
+        # attention, for the gradient of the value's features.
+        has_key = terms.key is not None
+        self.one_feat = has_key and terms.key is terms.value
+        self.one_proj = has_key and terms.key_proj is terms.value_proj
+        self.saves_attention = terms.value is not None and terms.value.requires_grad
 
     def given(self, tensors: Tensors, terms: EdgeTerms) -> _Given:
         value, key, query, _, bias, _, mask, weight, _, seed, out_bias = tensors
@@ -135,16 +123,6 @@ class _Call(NamedTuple):
         return _Given(
             query, key, value, terms.key, terms.key_proj, *of_value, bias, mask, weight, seed, out_bias
         )
-
-
-class _Separate:
-    """Computes the output by the engine's attention and products along edges, if there is a term in the value
-    and no gate. Its methods are those that `node.FusedFunction` calls."""
-
-    def __init__(self, graph: Any, call: _Call):
-        self.graph, self.numbers, self.schedule = graph, Numbers(*call[1:5]), call.schedule
-        self.one_feat, self.one_proj = call.one_feat, call.one_proj
-        self.saves_attention = call.saves_attention
 
     def terms(self, g: _Given) -> EdgeTerms:
         value = g.key_feat if self.one_feat else g.value_feat
@@ -252,7 +230,7 @@ def _factors(proj: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
     return onto.reshape(heads, steps, -1), back.reshape(heads, steps, -1)
 
 
-def _one_kernel_takes(call: _Call, value: Tensor, terms: EdgeTerms) -> bool:
+def _one_kernel_takes(call: _Separate, value: Tensor, terms: EdgeTerms) -> bool:
     """Whether `_InOne` can carry the call out: the heads for which kernels with features of edges exist
     (kProjects in csrc/cuda/attention/lanes.cuh), at most the features that their lanes hold (FEATS there),
     and no LeakyReLU."""
@@ -261,17 +239,17 @@ def _one_kernel_takes(call: _Call, value: Tensor, terms: EdgeTerms) -> bool:
     heads, dim = value.shape[1:]
     lanes, size = lanes_per_head(heads, dim, value.dtype), dim * value.dtype.itemsize
     fits = value.is_cuda and value.dtype.itemsize == 2 and 32 < size <= 16 * lanes
-    return fits and terms.key.shape[1] <= max(2 * lanes, 16) and call.negative_slope == 1
+    return fits and terms.key.shape[1] <= max(2 * lanes, 16) and call.numbers.negative_slope == 1
 
 
 class _InOne(_Separate):
     """Computes the output with one projection in key and value, by kernels that take features of edges.
     These kernels give no gradients of edge_bias and edge_weight."""
 
-    def __init__(self, graph: Any, call: _Call, value: Tensor):
-        super().__init__(graph, call)
-        plan = "dot", call.schedule, True, call.train
-        self.handle = graph._planner.handle(*value.shape[1:], value.dtype, *plan)
+    def __init__(self, inputs: AttentionInputs, terms: EdgeTerms, train: bool):
+        super().__init__(inputs, terms)
+        value, plan = inputs.tensors.value, ("dot", self.schedule, True, train)
+        self.handle = self.graph._planner.handle(*value.shape[1:], value.dtype, *plan)
 
     def forward(self, tensors):
         query, key, value, feat, proj, _, _, *options = tensors
@@ -297,111 +275,6 @@ class _InOne(_Separate):
             of_key = _terms.outer(self.graph, grad_score, rows, feat, scale)
             found["key_feat"] = of_key.add_(_terms.outer(self.graph, attention, grad_rows, feat))
         return found
-
-
-# ---- the operator that compilers record ------------------------------------------------------------------
-
-
-_COUNT = len(_Given._fields)
-_END = _COUNT + len(_edges.Traced._fields)
-_SCHEMA = ", ".join(f"Tensor{'' if k in (0, 2) else '?'} {name}" for k, name in enumerate(_Given._fields))
-_SCHEMA = (
-    f"{_SCHEMA}, {_edges.TRACED}, str schedule, float negative_slope, float scale, float dropout_p, "
-    "int flags, bool one_feat, bool one_proj, bool saves_attention, bool train"
-)
-
-
-@torch.no_grad()
-def _recorded_forward(*args) -> list[Tensor]:
-    """out and, for backward, what `_Separate.forward` makes, without those that are None."""
-    call = _Call(*args[_END:])
-    out, made, _ = _ops.call(_Separate(_edges.find(*args[_COUNT:_END]), call).forward, args[:_COUNT])
-    return [out, *(x for x in made if x is not None)] if call.train else [out]
-
-
-def _kept(g: _Given, call: _Call) -> tuple[bool, ...]:
-    """Which of the tensors that `_Separate.forward` makes are not None."""
-    has_proj = (g.key_proj if call.one_proj else g.value_proj) is not None
-    return g.key_feat is not None, True, has_proj, call.saves_attention
-
-
-def _recorded_forward_fake(*args) -> list[Tensor]:
-    g, call, edges = _Given(*args[:_COUNT]), _Call(*args[_END:]), _edges.Traced(*args[_COUNT:_END])
-    heads, acc = g.value.shape[1], _ops.acc_type(g.value.dtype)
-    value_proj = g.key_proj if call.one_proj else g.value_proj
-    width = _width_of_sums(g.value, value_proj)
-    of_edges = edges.num_edges, heads
-    out = g.value.new_empty(edges.num_dst, *g.value.shape[1:])
-    if not call.train:
-        return [out]
-    types = acc, acc, g.value.dtype, acc
-    shapes = of_edges, (edges.num_dst, heads, 2), (edges.num_dst, heads, width), of_edges
-    kept = zip(shapes, types, _kept(g, call))
-    return [out, *(g.value.new_empty(shape, dtype=dtype) for shape, dtype, is_kept in kept if is_kept)]
-
-
-@torch.no_grad()
-def _recorded_backward(need, grad, out, made, *args) -> list[Tensor]:
-    """The gradients of the tensors for which need is True."""
-    g, call = _Given(*args[:_COUNT]), _Call(*args[_END:])
-    graph, found = _edges.find(*args[_COUNT:_END]), iter(made)
-    results = tuple(next(found) if kept else None for kept in _kept(g, call))
-    grads = _ops.call(_Separate(graph, call).gradients, g, _Given(*need), grad.contiguous(), results, out)
-    for name in ("key_feat", "value_feat", "edge_bias", "edge_weight"):
-        if grads.get(name) is not None:
-            grads[name] = _edges.in_use(graph.edge_mask, grads[name])
-    return [grads[name].contiguous() for name, needed in zip(_Given._fields, need) if needed]
-
-
-def _recorded_backward_fake(need, grad, out, made, *args) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x, needed in zip(args[:_COUNT], need) if needed]
-
-
-class _Recorded(Rule):
-    """`_Separate` on a traced graph. args: the operator's arguments behind the tensors."""
-
-    __slots__ = "args", "edges"
-
-    def __init__(self, edges: _edges.Traced, args: tuple):
-        self.edges, self.args = edges, args
-
-    def forward(self, *tensors):
-        return tuple(_ops.operator(f"{self.edges.family}_attend_terms")(*tensors, *self.edges, *self.args))
-
-    def saved(self, tensors, results):
-        return *tensors, *results
-
-    @once
-    def gradients(self, need, saved, grad, *_):
-        g, (out, *made) = _Given(*saved[:_COUNT]), saved[_COUNT:]
-        need = _Given(*need)
-        wanted = need._replace(out_bias=False)
-        backward = _ops.operator(f"{self.edges.family}_attend_terms_backward")
-        found = iter(backward(wanted, grad, out, made, *g, *self.edges, *self.args))
-        of_bias = grad.sum(0).view(g.out_bias.shape) if need.out_bias else None
-        return *(next(found) if is_wanted else None for is_wanted in wanted[:-1]), of_bias
-
-
-def _traced(*args) -> list[Tensor]:
-    rule = _Recorded(args[_COUNT], args[_COUNT + 1 :])
-    return list(_edges.by_rule(rule, *args[:_COUNT]))
-
-
-_edges.define("attend_terms", f"({_SCHEMA}) -> Tensor[]", _recorded_forward, _recorded_forward_fake)
-_edges.define(
-    "attend_terms_backward", f"(bool[] need, Tensor grad, Tensor out, Tensor[] made, {_SCHEMA}) -> Tensor[]",
-    _recorded_backward, _recorded_backward_fake,
-)  # fmt: skip
-_edges.define_traced("attend_terms", f"({_SCHEMA}) -> Tensor[]", _traced)
-
-
-def _record(inputs: AttentionInputs, terms: EdgeTerms) -> Tensor:
-    """out, by the operator on a traced graph."""
-    call, edges = _Call.of(inputs, terms), _edges.as_traced(_edges.for_compiler(inputs.graph))
-    given = call.given(inputs.tensors, terms)
-    with _eager.without_autocast(inputs.tensors.value):
-        out = _ops.operator("traced_attend_terms")(*given, *edges, *call)[0]
-    return out.clone() if call.train else out  # because the caller may modify it, and backward reads it
 
 
 def _with_width(feat: Tensor | None, rows: Tensor) -> Tensor | None:
@@ -502,14 +375,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     numbers = inputs.numbers._replace(flags=inputs.numbers.flags & BIAS_AFTER)
     inputs = inputs._replace(numbers=numbers, terms=terms)
     plain = tensors.edge_gate is not None or inputs.sink is not None or terms.value is None
-    plain = plain or isinstance(graph, GraphPart) or _eager.in_plain_operations()
-    if not plain and isinstance(_edges.for_compiler(graph), _edges.EdgeList):
-        # Products of features that heads share are operators that compiled code calls at little cost. Those
-        # of features of each head would be gathered rows there.
-        of_heads = any(x is not None and x.dim() == 3 for x in (terms.key, terms.value))
-        if of_heads and not inputs.return_attention:
-            return _record(inputs, terms), None
-        return _composed(inputs)
+    plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList)) or _eager.in_plain_operations()
     plain = plain or torch.compiler.is_compiling() or _differentiates_twice(terms)
     if plain or _eager.transformed(*tensors, *terms):
         return _composed(inputs)
@@ -517,14 +383,15 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     if inputs.return_attention:  # by a second call: asking for the weights must not change `out`
         alone = terms._replace(value=None, value_proj=None)
         _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
-    call = _Call.of(inputs, terms)
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))
     edges_learn = any(x is not None and x.requires_grad for x in (tensors.edge_bias, tensors.edge_weight))
-    in_one = not (call.train and edges_learn) and _one_kernel_takes(call, value, terms)
-    run = _InOne(graph, call, value) if in_one else _Separate(graph, call)
+    run = _Separate(inputs, terms)
+    if not (train and edges_learn) and _one_kernel_takes(run, value, terms):
+        run = _InOne(inputs, terms, train)
     if paths.recorder is not None:
         paths.recorder.took("edge projection", paths.describe("dot", value))
-    given = call.given(tensors, terms)
-    if not call.train:
+    given = run.given(tensors, terms)
+    if not train:
         return _ops.call(run.forward, given)[0], weights
     apply = FusedFunction.at_once if _eager.is_eager(value) else FusedFunction.apply
     return apply(run, *given), weights

@@ -242,6 +242,12 @@ def projection_grad(query, query_sums, grad, grad_sums, scale: float):
     return call(ops.projection_grad.default, query, query_sums, grad, grad_sums, scale)
 
 
+def merge_parts(own, own_stats, halo, halo_stats):
+    """(out, stats, weight) of two calls of attention (distributed/_attention.py); CUDA only."""
+    with _BelowAutograd():
+        return ops.merge_parts.default(own, own_stats, halo, halo_stats)
+
+
 # ---- products along edges --------------------------------------------------------------------------------
 
 

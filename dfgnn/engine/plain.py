@@ -380,7 +380,7 @@ def backward_of_backward(
     if not recorded:
         return call.run(primals, grads, stats)
     of = (grads.get(name) for name in GRADIENTS)
-    results = _SecondOrder.apply(call, stats, *(primals[name] for name in _PRIMALS), *of)
+    results = rules.apply(call, stats, *(primals[name] for name in _PRIMALS), *of)
     return {name: x for name, x in zip(_RESULTS, results) if x.dim() > 0}
 
 
@@ -397,11 +397,38 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
     return found
 
 
-class _Call:
-    """The arguments of `backward_of_backward` other than tensors, and the computation."""
+class _Call(rules.Rule):
+    """The operator of (stats, the primals, the grads of `backward_of_backward`). Third derivatives and
+    torch.func.vmap go through plain operations."""
 
     def __init__(self, graph: Any, score: int, numbers: Numbers, wanted: Collection[str]):
         self.graph, self.score, self.numbers, self.wanted = graph, score, numbers, wanted
+
+    def forward(self, stats, *tensors):
+        primals, grads = _named(tensors)
+        return self.in_order(self.run(primals, grads, stats), primals)
+
+    def saved(self, tensors, results):
+        return tensors[1:]
+
+    def gradients(self, need, saved, *grads):
+        places = [k for k, needed in enumerate(need[1:]) if needed]
+
+        def formula(*learning):
+            merged = list(saved)
+            for k, x in zip(places, learning):
+                merged[k] = x
+            results = self.by_plain_operations(merged)
+            return tuple(x for x, grad in zip(results, grads) if grad is not None)
+
+        _, pull = torch.func.vjp(formula, *(saved[k] for k in places))
+        found = dict(zip(places, pull(tuple(grad for grad in grads if grad is not None))))
+        return None, *(found.get(k) for k in range(len(saved)))
+
+    def vmap(self, info, dims, stats, *tensors):
+        formula = torch.vmap(lambda *x: self.by_plain_operations(x), dims[1:], randomness=info.randomness)
+        results = formula(*tensors)
+        return results, (0,) * len(results)
 
     def run(self, primals: dict[str, Any], grads: dict[str, Tensor | None], stats: Tensor) -> Gradients:
         given = _cotangents(primals, grads)
@@ -425,7 +452,7 @@ class _Call:
         return found
 
     def by_plain_operations(self, tensors) -> tuple[Tensor, ...]:
-        """The results of `_SecondOrder`, from its tensors except stats."""
+        """The results, from all tensors but stats."""
         primals, grads = _named(tensors)
         ends = ends_of(self.graph)
         return self.in_order(
@@ -442,45 +469,6 @@ def _named(tensors) -> tuple[dict[str, Any], dict[str, Tensor | None]]:
     """Splits the tensors into primals and grads of `backward_of_backward`."""
     count = len(_PRIMALS)
     return dict(zip(_PRIMALS, tensors[:count])), dict(zip(GRADIENTS, tensors[count:]))
-
-
-class _SecondOrder(torch.autograd.Function):
-    """Calls the operator. Third derivatives and torch.func go through plain operations."""
-
-    @staticmethod
-    def forward(call: _Call, stats, *tensors):
-        primals, grads = _named(tensors)
-        return call.in_order(call.run(primals, grads, stats), primals)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.call, _, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        call, tensors, need = ctx.call, ctx.saved_tensors, ctx.needs_input_grad[2:]
-        places = [k for k, needed in enumerate(need) if needed]
-
-        def formula(*learning):
-            merged = list(tensors)
-            for k, x in zip(places, learning):
-                merged[k] = x
-            results = call.by_plain_operations(merged)
-            return tuple(x for x, grad in zip(results, grads) if grad is not None)
-
-        _, pull = torch.func.vjp(formula, *(tensors[k] for k in places))
-        found = dict(zip(places, pull(tuple(grad for grad in grads if grad is not None))))
-        return None, None, *(found.get(k) for k in range(len(need)))
-
-    @staticmethod
-    def vmap(info, in_dims, call, stats, *tensors):
-        def formula(*tensors):
-            return call.by_plain_operations(tensors)
-
-        results = torch.vmap(formula, in_dims[2:], randomness=info.randomness)(*tensors)
-        return results, (0,) * len(results)
 
 
 def _like(primal: Tensor, x: Tensor) -> Tensor:

@@ -49,10 +49,8 @@ def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     two numbers, of which only this sum is differentiable. A row without mass has (inf, 0)."""
     if not compiled_library.compiled:
         return plain.blocks(*inputs, scale)
-    if eager.is_eager(inputs.query):
+    if eager.is_eager(inputs.query) or eager.transformed(*inputs):
         out, stats = rules.apply(_Attention(scale), *inputs)
-    elif eager.transformed(*inputs):
-        out, stats = _Transformed.apply(scale, *inputs)
     else:
         out, stats = forward_op(*inputs, scale)
     return out, stats
@@ -76,6 +74,9 @@ class _Attention(rules.Rule):
     def gradients(self, need, saved, grad_out, grad_stats):
         return _first(need[5], saved, self.scale, grad_out, grad_stats, _by_rule)
 
+    def vmap(self, info, dims, *inputs):
+        return _folded(info, dims, inputs, lambda *x: rules.apply(self, *x))
+
 
 class _Gradient(rules.Rule):
     """The backward operator, of (grad_out, grad_log_sum, the inputs, out, stats)."""
@@ -90,6 +91,24 @@ class _Gradient(rules.Rule):
 
     def gradients(self, need, saved, *grads):
         return _of_first(need[7], saved, self.scale, self.need_bias, grads)
+
+    def vmap(self, info, dims, *tensors):
+        return _mapped(self, info, dims, tensors)
+
+
+class _Second(_Gradient):
+    """The operator of second derivatives, of the arguments that `_of_first` gives it."""
+
+    __slots__ = ()
+
+    def forward(self, *tensors):
+        return _ops.call(second_op, *tensors, self.scale, self.need_bias)
+
+    def saved(self, tensors, results):
+        return ()
+
+    def gradients(self, need, saved, *grads):
+        return _no_third(None, *grads)
 
 
 def _by_rule(*args: Any) -> Any:
@@ -133,11 +152,9 @@ def _of_first(
     grad, q, k, v, o, a, c, e = features
     of_bias = grads[3] if has_bias else None
     args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e, of_bias)
-    if eager.transformed(*args):
-        results = _TransformedSecond.apply(scale, need_bias, *args)
-    elif eager.is_eager(query) and not torch.is_grad_enabled():
-        results = _ops.call(second_op, *args, scale, need_bias)
-    else:  # where third derivatives may follow, the operator is called as one that refuses them
+    if eager.is_eager(query) or eager.transformed(*args):
+        results = rules.apply(_Second(scale, need_bias), *args)
+    else:
         results = second_op(*args, scale, need_bias)
     of_grad, tau, *found, of_bias = results
     of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
@@ -166,85 +183,17 @@ def _folded(info: Any, dims: tuple[int | None, ...], args: tuple[Any, ...], call
     return tuple(x.unflatten(1, (count, -1)) for x in results), (1,) * len(results)
 
 
-class _Transformed(torch.autograd.Function):
-    """`attention` in a form that transforms see through."""
-
-    @staticmethod
-    def forward(scale, *inputs):
-        return forward_op(*inputs, scale)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.scale, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output)
-
-    @staticmethod
-    def backward(ctx, grad_out, grad_stats):
-        saved, need_bias = ctx.saved_tensors, ctx.needs_input_grad[6]
-
-        def backward(*args):
-            return _TransformedBackward.apply(*args[-2:], *args[:-2])
-
-        return None, *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward)
-
-    @staticmethod
-    def vmap(info, in_dims, scale, *inputs):
-        return _folded(info, in_dims[1:], inputs, lambda *x: _Transformed.apply(scale, *x))
-
-
-class _TransformedBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(scale, need_bias, *tensors):
-        return backward_op(*tensors, scale, need_bias)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.scale, ctx.need_bias, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        need_bias, saved = ctx.needs_input_grad[9], ctx.saved_tensors
-        return None, None, *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads)
-
-    @staticmethod
-    def vmap(info, in_dims, scale, need_bias, *tensors):
-        return _mapped(_TransformedBackward, info, in_dims, scale, need_bias, tensors)
-
-
-class _TransformedSecond(torch.autograd.Function):
-    @staticmethod
-    def forward(scale, need_bias, *tensors):
-        return second_op(*tensors, scale, need_bias)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return _no_third(ctx, *grads)
-
-    @staticmethod
-    def vmap(info, in_dims, scale, need_bias, *tensors):
-        return _mapped(_TransformedSecond, info, in_dims, scale, need_bias, tensors)
-
-
-def _mapped(
-    function: Any, info: Any, in_dims: Any, scale: float, need_bias: bool, tensors: Any
-) -> tuple[Any, Any]:
-    """vmap of a function whose last result, the gradient of the bias, may be an empty tensor."""
+def _mapped(rule: Any, info: Any, dims: tuple[int | None, ...], tensors: Any) -> tuple[Any, Any]:
+    """vmap of a rule whose last result, the gradient of the bias, may be an empty tensor."""
 
     def call(*x: Any) -> Any:
-        results = function.apply(scale, need_bias, *x)
-        return results if need_bias else results[:-1]
+        results = rules.apply(rule, *x)
+        return results if rule.need_bias else results[:-1]
 
-    found, dims = _folded(info, in_dims[2:], tensors, call)
-    if need_bias:
-        return found, dims
-    return (*found, found[0].new_empty(0, dtype=_ops.acc_type(found[0].dtype))), (*dims, None)
+    found, of_results = _folded(info, dims, tensors, call)
+    if rule.need_bias:
+        return found, of_results
+    return (*found, found[0].new_empty(0, dtype=_ops.acc_type(found[0].dtype))), (*of_results, None)
 
 
 # ---- operators behind the dispatcher ---------------------------------------------------------------------

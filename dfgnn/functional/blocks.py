@@ -9,86 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..engine.argument_checks import DTYPES, wrong_shape
+from ..engine.argument_checks import FeatureChecker
 from ..runtime import eager, library
 from ..runtime import ops as _ops
 from ..runtime.attention_options import AttentionResult, BlockOptions, public
-from ..sparse.csr import no_tensor
 from . import block_operators, block_pairs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _NAME = "block_attention"
-
-
-def block(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    key_offsets: Tensor | None = None,
-    *,
-    scale: float | Tensor | None = None,
-    key_bias: Tensor | None = None,
-    pair_bias: Tensor | None = None,
-    softcap: float | None = None,
-    sink: Tensor | None = None,
-    **options: Any,
-) -> Any:
-    """`block_attention`."""
-    _check_features(query, key, value)
-    _check_offsets("offsets", offsets, query.device, None)
-    if key_offsets is None:
-        if key.shape[0] != query.shape[0]:
-            raise _error(
-                ValueError,
-                "key_offsets",
-                f"a tensor, as there are {query.shape[0]} queries and {key.shape[0]} keys",
-                None,
-            )
-        key_offsets = offsets
-    else:
-        _check_offsets("key_offsets", key_offsets, query.device, offsets.shape[0])
-    keys, heads, dim = key.shape
-    bias = None
-    if key_bias is not None:
-        _check_numbers("key_bias", key_bias, query, [(keys,), (keys, heads)])
-        bias = _ops.as_type(key_bias, _ops.acc_type(query.dtype))
-        bias = bias.unsqueeze(1).expand(keys, heads) if bias.dim() == 1 else bias
-    if sink is not None:
-        _check_numbers("sink", sink, query, [(heads,)])
-    if isinstance(scale, Tensor):
-        _check_numbers("scale", scale, query, [()])
-        query, scale = (query * scale).to(query.dtype), 1.0
-    scale = 1 / math.sqrt(dim) if scale is None else _number("scale", scale)
-    size = value.shape[2]
-    if softcap is not None:
-        softcap = _number("softcap", softcap)
-        if not 0 < softcap < math.inf:
-            raise _error(ValueError, "softcap", "a finite number above 0 or None", softcap)
-    num_pairs = None
-    if pair_bias is not None:
-        _check_numbers("pair_bias", pair_bias, query, [(None, heads)])
-        num_pairs = pair_bias.shape[0]
-    of_pairs = num_pairs is not None or softcap is not None or _of_pairs(**options) or eager.in_forward_mode()
-    if of_pairs or not block_operators.takes(query.device, query.dtype, max(dim, size)):
-        graph = block_pairs.graph_of_pairs(offsets, key_offsets, query.shape[0], keys, num_pairs)
-        if pair_bias is not None:
-            _check_shape("pair_bias", pair_bias, [(graph.num_edges, heads)])
-        elif query.is_meta and options.get("return_attention"):
-            raise _error(ValueError, "return_attention", "False on the device meta, or a pair_bias", True)
-        given = query, key, value, scale, bias, pair_bias, softcap
-        return block_pairs.attention(graph, *given, sink=sink, function=_NAME, **options)
-    if query.is_cuda:
-        query, key, value = _for_cuda(query, key, value)
-    inputs = block_operators.Inputs(query, key, value, offsets, key_offsets, bias)
-    out, stats = block_operators.attention(inputs, scale)
-    out = out[..., :size] if out.shape[2] > size else out
-    if sink is None:
-        return out
-    top, log_sum = stats.unbind(-1)
-    return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
 
 
 # fmt: off
@@ -110,7 +40,7 @@ def block_attention(
     scale: float | Tensor | None = ..., return_attention: bool, **options: Unpack[BlockOptions],
 ) -> Tensor | AttentionResult: ...
 # fmt: on
-@public(BlockOptions, block)
+@public(BlockOptions)
 def block_attention(
     query: Tensor,
     key: Tensor,
@@ -119,8 +49,11 @@ def block_attention(
     key_offsets: Tensor | None = None,
     *,
     scale: float | Tensor | None = None,
-    return_attention: bool = False,
-    **options: Unpack[BlockOptions],
+    key_bias: Tensor | None = None,
+    pair_bias: Tensor | None = None,
+    softcap: float | None = None,
+    sink: Tensor | None = None,
+    **options: Any,
 ) -> Any:
     r"""Dot-product attention among all pairs within ragged blocks: the graphs of a batch, the neighbours of
     an atom, the cells of a window.
@@ -171,6 +104,62 @@ def block_attention(
         q, k, v = (torch.randn(10, 4, 16) for _ in range(3))
         out = dfgnn.functional.block_attention(q, k, v, offsets)
     """
+    check = FeatureChecker(_NAME, "query", query)
+    check.tensor("query", query, [(None, None, None)])
+    heads, dim = query.shape[1:]
+    check.tensor("key", key, [(None, heads, dim)])
+    keys, of_numbers = key.shape[0], (check.dtype, check.acc)
+    check.tensor("value", value, [(keys, heads, None)])
+    if query.device.type not in ("cpu", "cuda", "meta"):
+        raise check.error(ValueError, "query", "device cpu or cuda", query.device)
+    _check_offsets(check, "offsets", offsets, None)
+    if key_offsets is None:
+        if keys != query.shape[0]:
+            what = f"a tensor, as there are {query.shape[0]} queries and {keys} keys"
+            raise check.error(ValueError, "key_offsets", what, None)
+        key_offsets = offsets
+    else:
+        _check_offsets(check, "key_offsets", key_offsets, offsets.shape[0])
+    bias = None
+    if key_bias is not None:
+        check.tensor("key_bias", key_bias, [(keys,), (keys, heads)], of_numbers)
+        bias = _ops.as_type(key_bias, check.acc)
+        bias = bias.unsqueeze(1).expand(keys, heads) if bias.dim() == 1 else bias
+    if sink is not None:
+        check.tensor("sink", sink, [(heads,)], of_numbers)
+    if isinstance(scale, Tensor):
+        check.tensor("scale", scale, [()], of_numbers)
+        query, scale = (query * scale).to(query.dtype), 1.0
+    scale = 1 / math.sqrt(dim) if scale is None else _number(check, "scale", scale)
+    size = value.shape[2]
+    if softcap is not None:
+        softcap = _number(check, "softcap", softcap)
+        if not 0 < softcap < math.inf:
+            raise check.error(ValueError, "softcap", "a finite number above 0 or None", softcap)
+    num_pairs = None
+    if pair_bias is not None:
+        check.tensor("pair_bias", pair_bias, [(None, heads)], of_numbers)
+        num_pairs = pair_bias.shape[0]
+    of_pairs = num_pairs is not None or softcap is not None or _of_pairs(**options) or eager.in_forward_mode()
+    if of_pairs or not block_operators.takes(query.device, query.dtype, max(dim, size)):
+        graph = block_pairs.graph_of_pairs(offsets, key_offsets, query.shape[0], keys, num_pairs)
+        if pair_bias is not None:
+            check.tensor("pair_bias", pair_bias, [(graph.num_edges, heads)], of_numbers)
+        elif query.is_meta and options.get("return_attention"):
+            raise check.error(
+                ValueError, "return_attention", "False on the device meta, or a pair_bias", True
+            )
+        given = query, key, value, scale, bias, pair_bias, softcap
+        return block_pairs.attention(graph, *given, sink=sink, function=_NAME, **options)
+    if query.is_cuda:
+        query, key, value = _for_cuda(query, key, value)
+    inputs = block_operators.Inputs(query, key, value, offsets, key_offsets, bias)
+    out, stats = block_operators.attention(inputs, scale)
+    out = out[..., :size] if out.shape[2] > size else out
+    if sink is None:
+        return out
+    top, log_sum = stats.unbind(-1)
+    return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
 
 
 def _of_pairs(
@@ -180,9 +169,9 @@ def _of_pairs(
     return dropout_p != 0 or return_attention
 
 
-def _number(name: str, x: Any) -> float:
+def _number(check: FeatureChecker, name: str, x: Any) -> float:
     if isinstance(x, (str, bytes, Tensor)):
-        raise _error(TypeError, name, "a number", type(x).__name__)
+        raise check.error(TypeError, name, "a number", type(x).__name__)
     return float(x)
 
 
@@ -194,66 +183,8 @@ def _for_cuda(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x if x.shape[2] == size else F.pad(x, (0, size - x.shape[2])) for x in tensors)
 
 
-def _error(kind: Any, argument: str, expected: str, got: Any) -> Exception:
-    error: Exception = kind(f"{_NAME}: {argument}: expected {expected}, got {got}")
-    return error
-
-
-def _check_features(query: Any, key: Any, value: Any) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        _check_tensor(name, x)
-        if x.layout != torch.strided:
-            raise _error(TypeError, name, "a dense tensor", f"layout {x.layout}; {name}.to_dense() is one")
-    if query.dtype not in DTYPES:
-        raise _error(TypeError, "query", "float32, float64, float16 or bfloat16", query.dtype)
-    _check_shape("query", query, [(None, None, None)])
-    heads, dim = query.shape[1:]
-    _check_shape("key", key, [(None, heads, dim)])
-    _check_shape("value", value, [(key.shape[0], heads, None)])
-    for name, x in (("key", key), ("value", value)):
-        if x.dtype != query.dtype:
-            got = f"{x.dtype}; convert it with {name}.to({query.dtype})"
-            raise _error(TypeError, name, f"{query.dtype} (the query's)", got)
-        _check_device(name, x, query.device)
-    if query.device.type not in ("cpu", "cuda", "meta"):
-        raise _error(ValueError, "query", "device cpu or cuda", query.device)
-
-
-def _check_shape(name: str, x: Tensor, shapes: list[tuple[int | None, ...]]) -> None:
-    for shape in shapes:
-        if x.dim() == len(shape) and all(
-            n == wanted if wanted is not None else n > 0 or not k
-            for k, (n, wanted) in enumerate(zip(x.shape, shape))
-        ):
-            return
-    raise ValueError(f"{_NAME}: {name}: {wrong_shape(name, x, shapes)}")
-
-
-def _check_tensor(name: str, x: Any) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{_NAME}: {name}: {no_tensor(name, x)}")
-
-
-def _check_device(name: str, x: Tensor, device: torch.device) -> None:
-    if x.device != device:
-        got = f"{x.device}; move it with {name}.to({str(device)!r})"
-        raise _error(ValueError, name, f"device {device} (the query's)", got)
-
-
-def _check_numbers(name: str, x: Any, query: Tensor, shapes: list[tuple[int | None, ...]]) -> None:
-    _check_tensor(name, x)
-    dtypes = dict.fromkeys((query.dtype, _ops.acc_type(query.dtype)))
-    if x.dtype not in dtypes:
-        got = f"{x.dtype}; convert it with {name}.to({query.dtype})"
-        raise _error(TypeError, name, " or ".join(map(str, dtypes)), got)
-    _check_device(name, x, query.device)
-    _check_shape(name, x, shapes)
-
-
-def _check_offsets(name: str, x: Any, device: torch.device, count: int | None) -> None:
-    _check_tensor(name, x)
-    if x.dtype not in (torch.int32, torch.int64):
-        raise _error(TypeError, name, "int32 or int64", f"{x.dtype}; convert it with {name}.long()")
-    _check_device(name, x, device)
+def _check_offsets(check: FeatureChecker, name: str, x: Any, count: int | None) -> None:
+    check.tensor(name, x, [getattr(x, "shape", ())], (torch.int32, torch.int64))
     if x.dim() != 1 or x.shape[0] == 0 or (count is not None and x.shape[0] != count):
-        raise _error(ValueError, name, f"shape [{'blocks + 1' if count is None else count}]", list(x.shape))
+        size = "blocks + 1" if count is None else count
+        raise check.error(ValueError, name, f"shape [{size}]", list(x.shape))

@@ -15,15 +15,40 @@ from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, w
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime.arguments import BIAS_AFTER, Numbers, Tensors
-from ..runtime.attention_options import AttentionResult, EdgeOptions, EdgeTerm, ScoreOptions, public
+from ..runtime.attention_options import (
+    OF_LAYERS,
+    AttentionResult,
+    EdgeOptions,
+    EdgeTerm,
+    ScoreOptions,
+    public,
+)
 from ..runtime.batches import batched
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+# fmt: off
+@overload
+def dot_attention(
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | Tensor | None = ...,
+    return_attention: Literal[False] = ..., **options: Unpack[EdgeOptions],
+) -> Tensor: ...
+@overload
+def dot_attention(
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | Tensor | None = ...,
+    return_attention: Literal[True], **options: Unpack[EdgeOptions],
+) -> AttentionResult: ...
+@overload
+def dot_attention(
+    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | Tensor | None = ...,
+    return_attention: bool, **options: Unpack[EdgeOptions],
+) -> Tensor | AttentionResult: ...
+# fmt: on
+@public(EdgeOptions, more=(*OF_LAYERS, "negative_slope", "function"))
 @batched("query")
-def dot(
+def dot_attention(
     graph: Any,
     query: Tensor,
     key: Tensor,
@@ -37,8 +62,48 @@ def dot(
     function: str = "dot_attention",
     **options: Any,
 ) -> Any:
-    """`dot_attention`, and for layers the options `OF_LAYERS` and the slope of a LeakyReLU around the score.
-    function: its name in errors."""
+    r"""Dot-product attention over a graph (Graph Transformer: Dwivedi and Bresson 2020, arXiv 2012.09699).
+
+    .. math::
+        s_{ij} = \mathrm{scale} \; q_i \cdot (k_j + e^k_{ij}) + b_{ij}, \quad
+        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (v_j + e^v_{ij})
+
+    with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
+
+    Args:
+        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
+            :func:`gat_attention`; its sizes are the rows of key and query. Keys and values of edges, with a
+            row per edge, go with :meth:`dfgnn.Graph.edges_as_sources`.
+        query: q [num_dst, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
+            float64).
+        key: k [num_src, H, D], same dtype.
+        value: v [num_src, H, Dv], same dtype; Dv may differ from D. On CUDA fastest where D = Dv is a
+            multiple of 16 bytes; other sizes are padded.
+        scale: factor of the dot product; None for 1 / sqrt(D). A tensor per edge, [E] or [E, H], in query's
+            dtype or float32, takes the place of 1 / sqrt(D).
+        {options}
+
+    ``edge.key`` is e^k [E, H, D] or [E, D], and ``edge.value`` e^v [E, H, Dv] or [E, Dv]; of one tensor for
+    both, as in TransformerConv, one gradient is computed. A Projected is folded into the attention, so that
+    no E x H x D tensor exists: of edge size are [E, H] scores and weights, and their gradients. For any d,
+    also above D: what it takes per edge are H d multiplications in place of H D d. Key and value may have
+    projections of their own (QCNet, HiVT, SMART).
+
+    Returns:
+        out [num_dst, H, Dv], or an AttentionResult.
+
+    Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
+    :func:`gat_attention`, but for [E, H] with two different terms of edges, [E, D] or a Projected;
+    raises as it does.
+
+    Example, with relative positions r of which key and value have projections of their own::
+
+        key_of, value_of = torch.nn.Linear(128, H * D), torch.nn.Linear(128, H * D)
+        edge = EdgeTerm(
+            key=Projected(r, key_of.weight, key_of.bias), value=Projected(r, value_of.weight, value_of.bias)
+        )
+        out = dot_attention(graph, q, k, v, edge=edge)
+    """
     if type(graph) is not Graph:
         graph = graph_of(function, graph, key, query)
     if edge is None and not return_attention and paths.are_none(options):
@@ -88,110 +153,8 @@ def dot(
     return check.results(out, attention, value_dim, return_attention)
 
 
-# fmt: off
-@overload
-def dot_attention(
-    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | Tensor | None = ...,
-    return_attention: Literal[False] = ..., **options: Unpack[EdgeOptions],
-) -> Tensor: ...
-@overload
-def dot_attention(
-    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | Tensor | None = ...,
-    return_attention: Literal[True], **options: Unpack[EdgeOptions],
-) -> AttentionResult: ...
-@overload
-def dot_attention(
-    graph: GraphLike, query: Tensor, key: Tensor, value: Tensor, *, scale: float | Tensor | None = ...,
-    return_attention: bool, **options: Unpack[EdgeOptions],
-) -> Tensor | AttentionResult: ...
-# fmt: on
-@public(EdgeOptions, dot)
-def dot_attention(
-    graph: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scale: float | Tensor | None = None,
-    return_attention: bool = False,
-    **options: Unpack[EdgeOptions],
-) -> Any:
-    r"""Dot-product attention over a graph (Graph Transformer: Dwivedi and Bresson 2020, arXiv 2012.09699).
-
-    .. math::
-        s_{ij} = \mathrm{scale} \; q_i \cdot (k_j + e^k_{ij}) + b_{ij}, \quad
-        \mathrm{out}_i = \sum_j w_{ij} m_{ij} \, \mathrm{softmax}_j(s_{ij}) \, (v_j + e^v_{ij})
-
-    with the dropout mask m_ij in {0, 1 / (1 - p)}. A destination without edges gets 0.
-
-    Args:
-        graph: the edges, on the device of the tensors: a Graph, a DGLGraph or an ``edge_index``, as in
-            :func:`gat_attention`; its sizes are the rows of key and query. Keys and values of edges, with a
-            row per edge, go with :meth:`dfgnn.Graph.edges_as_sources`.
-        query: q [num_dst, H, D]; float32, float64, float16 or bfloat16. Sums run in float32 (float64 for
-            float64).
-        key: k [num_src, H, D], same dtype.
-        value: v [num_src, H, Dv], same dtype; Dv may differ from D. On CUDA fastest where D = Dv is a
-            multiple of 16 bytes; other sizes are padded.
-        scale: factor of the dot product; None for 1 / sqrt(D). A tensor per edge, [E] or [E, H], in query's
-            dtype or float32, takes the place of 1 / sqrt(D).
-        {options}
-
-    ``edge.key`` is e^k [E, H, D] or [E, D], and ``edge.value`` e^v [E, H, Dv] or [E, Dv]; of one tensor for
-    both, as in TransformerConv, one gradient is computed. A Projected is folded into the attention, so that
-    no E x H x D tensor exists: of edge size are [E, H] scores and weights, and their gradients. For any d,
-    also above D: what it takes per edge are H d multiplications in place of H D d. Key and value may have
-    projections of their own (QCNet, HiVT, SMART).
-
-    Returns:
-        out [num_dst, H, Dv], or an AttentionResult.
-
-    Differentiable, deterministic, and without edge-sized tensors beyond those passed in or asked for, like
-    :func:`gat_attention`, but for [E, H] with two different terms of edges, [E, D] or a Projected;
-    raises as it does.
-
-    Example, with relative positions r of which key and value have projections of their own::
-
-        key_of, value_of = torch.nn.Linear(128, H * D), torch.nn.Linear(128, H * D)
-        edge = EdgeTerm(
-            key=Projected(r, key_of.weight, key_of.bias), value=Projected(r, value_of.weight, value_of.bias)
-        )
-        out = dot_attention(graph, q, k, v, edge=edge)
-    """
-
-
-@batched("value")
-def agnn(
-    graph: Any,
-    value: Tensor,
-    query: Tensor | None = None,
-    *,
-    beta: float | Tensor = 1.0,
-    **options: Any,
-) -> Any:
-    """`agnn_attention`."""
-    function = "agnn_attention"
-    if type(graph) is not Graph:
-        graph = graph_of(function, graph, value, query)
-    check = Checker(function, graph, "value", value)
-    graph = check.graph
-    check.tensor("value", value, [(graph.num_src, None, None)])
-    if query is None and graph.num_dst != graph.num_src:
-        raise check.error(ValueError, "query", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
-    if query is not None:
-        check.tensor("query", query, [(graph.num_dst, *value.shape[1:])])
-    if not isinstance(beta, (Tensor, numbers.Real)):
-        raise check.error(TypeError, "beta", "a number or a tensor", type(beta).__name__)
-    wanted = (graph.num_dst, *value.shape[1:])
-    if isinstance(beta, Tensor) and not _broadcasts(beta.shape, wanted):
-        raise check.error(
-            ValueError, "beta", f"a shape that broadcasts against {list(wanted)}", list(beta.shape)
-        )
-    # Cast back, because under autocast on a GPU `normalize` returns float32.
-    key = torch.nn.functional.normalize(value, dim=-1).to(value.dtype)
-    unit = key if query is None else torch.nn.functional.normalize(query, dim=-1).to(value.dtype)
-    unit = (beta * unit).to(value.dtype)
-    return dot(graph, unit, key, value, scale=1.0, function=function, **options)
+#: `dot_attention` for calls within the library, whose types do not state `OF_LAYERS` and the function's name.
+dot: Any = dot_attention
 
 
 # fmt: off
@@ -211,15 +174,15 @@ def agnn_attention(
     return_attention: bool, **options: Unpack[ScoreOptions],
 ) -> Tensor | AttentionResult: ...
 # fmt: on
-@public(ScoreOptions, agnn)
+@public(ScoreOptions, more=OF_LAYERS)
+@batched("value")
 def agnn_attention(
     graph: Any,
     value: Tensor,
     query: Tensor | None = None,
     *,
     beta: float | Tensor = 1.0,
-    return_attention: bool = False,
-    **options: Unpack[ScoreOptions],
+    **options: Any,
 ) -> Any:
     r"""Cosine attention of AGNN (Thekumparampil et al. 2018, arXiv 1803.03735).
 
@@ -244,6 +207,28 @@ def agnn_attention(
 
         out = agnn_attention(edge_index, x.unsqueeze(1), beta=torch.nn.Parameter(torch.ones(1)))
     """
+    function = "agnn_attention"
+    if type(graph) is not Graph:
+        graph = graph_of(function, graph, value, query)
+    check = Checker(function, graph, "value", value)
+    graph = check.graph
+    check.tensor("value", value, [(graph.num_src, None, None)])
+    if query is None and graph.num_dst != graph.num_src:
+        raise check.error(ValueError, "query", f"a tensor, as num_dst = {graph.num_dst} is not num_src", None)
+    if query is not None:
+        check.tensor("query", query, [(graph.num_dst, *value.shape[1:])])
+    if not isinstance(beta, (Tensor, numbers.Real)):
+        raise check.error(TypeError, "beta", "a number or a tensor", type(beta).__name__)
+    wanted = (graph.num_dst, *value.shape[1:])
+    if isinstance(beta, Tensor) and not _broadcasts(beta.shape, wanted):
+        raise check.error(
+            ValueError, "beta", f"a shape that broadcasts against {list(wanted)}", list(beta.shape)
+        )
+    # Cast back, because under autocast on a GPU `normalize` returns float32.
+    key = torch.nn.functional.normalize(value, dim=-1).to(value.dtype)
+    unit = key if query is None else torch.nn.functional.normalize(query, dim=-1).to(value.dtype)
+    unit = (beta * unit).to(value.dtype)
+    return dot(graph, unit, key, value, scale=1.0, function=function, **options)
 
 
 def _per_edge(x: Any, graph: Any) -> bool:

@@ -18,53 +18,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@batched("value")
-def flex(
-    graph: Any,
-    score_fn: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge_attr: Tensor | None = None,
-    *,
-    params: Sequence[Tensor] = (),
-    kernel_options: dict[str, Any] | None = None,
-    **options: Any,
-) -> Any:
-    """`flex_attention`."""
-    function = "flex_attention"
-    if type(graph) is not Graph:
-        graph = graph_of(function, graph, key, query)
-    check = Checker(function, graph, "query", query)
-    graph = check.graph
-    if not callable(score_fn):
-        raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
-    for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):
-        trailing = x.shape[2:] if isinstance(x, Tensor) else ()
-        check.tensor(name, x, [(rows, query.shape[1] if query.dim() > 1 else None, *trailing)])
-    check.tensor("value", value, [(graph.num_src, query.shape[1], None)])
-    if edge_attr is not None:
-        trailing = edge_attr.shape[1:] if isinstance(edge_attr, Tensor) else ()
-        check.tensor("edge_attr", edge_attr, [(graph.num_edges, *trailing)])
-    for k, x in enumerate(params):
-        if not isinstance(x, Tensor):
-            raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
-    of_kernels = dict(check.kernel_options(kernel_options, ("schedule", "chunk_edges")))
-    chunk = of_kernels.pop("chunk_edges", None)
-    where = 'kernel_options["chunk_edges"]'
-    if chunk is not None and not isinstance(chunk, int):
-        raise check.error(TypeError, where, "an integer", type(chunk).__name__)
-    if chunk is not None and chunk < 1:
-        raise check.error(ValueError, where, "a number >= 1", chunk)
-    _flex.try_out(check.error, score_fn, query, key, edge_attr, params)
-    chunk = chunk or _flex.chunk_size(query, key)
-    score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_attr, params)
-    return gat(
-        graph, value, None, None, negative_slope=1.0, bias=score, kernel_options=of_kernels or None,
-        function=function, **options,
-    )  # fmt: skip
-
-
 # fmt: off
 @overload
 def flex_attention(
@@ -85,7 +38,8 @@ def flex_attention(
     return_attention: bool, **options: Unpack[SinkOptions],
 ) -> Tensor | AttentionResult: ...
 # fmt: on
-@public(SinkOptions, flex)
+@public(SinkOptions)
+@batched("value")
 def flex_attention(
     graph: Any,
     score_fn: Callable[..., Tensor],
@@ -95,8 +49,8 @@ def flex_attention(
     edge_attr: Tensor | None = None,
     *,
     params: Sequence[Tensor] = (),
-    return_attention: bool = False,
-    **options: Unpack[SinkOptions],
+    kernel_options: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
     r"""Attention with a score that you write in PyTorch.
 
@@ -142,3 +96,34 @@ def flex_attention(
 
         out = flex_attention(edge_index, score, q, k, v, distance)
     """
+    function = "flex_attention"
+    if type(graph) is not Graph:
+        graph = graph_of(function, graph, key, query)
+    check = Checker(function, graph, "query", query)
+    graph = check.graph
+    if not callable(score_fn):
+        raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
+    for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):
+        trailing = x.shape[2:] if isinstance(x, Tensor) else ()
+        check.tensor(name, x, [(rows, query.shape[1] if query.dim() > 1 else None, *trailing)])
+    check.tensor("value", value, [(graph.num_src, query.shape[1], None)])
+    if edge_attr is not None:
+        trailing = edge_attr.shape[1:] if isinstance(edge_attr, Tensor) else ()
+        check.tensor("edge_attr", edge_attr, [(graph.num_edges, *trailing)])
+    for k, x in enumerate(params):
+        if not isinstance(x, Tensor):
+            raise check.error(TypeError, f"params[{k}]", "a tensor", type(x).__name__)
+    of_kernels = dict(check.kernel_options(kernel_options, ("schedule", "chunk_edges")))
+    chunk = of_kernels.pop("chunk_edges", None)
+    where = 'kernel_options["chunk_edges"]'
+    if chunk is not None and not isinstance(chunk, int):
+        raise check.error(TypeError, where, "an integer", type(chunk).__name__)
+    if chunk is not None and chunk < 1:
+        raise check.error(ValueError, where, "a number >= 1", chunk)
+    _flex.try_out(check.error, score_fn, query, key, edge_attr, params)
+    chunk = chunk or _flex.chunk_size(query, key)
+    score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_attr, params)
+    return gat(
+        graph, value, None, None, negative_slope=1.0, bias=score, kernel_options=of_kernels or None,
+        function=function, **options,
+    )  # fmt: skip

@@ -19,57 +19,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-@batched("query")
-def edge_product(
-    graph: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    edge_attr: Tensor,
-    *,
-    clamp: float | None = None,
-    return_edges: str | None = None,
-    return_attention: bool = False,
-    bias: Tensor | None = None,
-    **options: Any,
-) -> Any:
-    """`edge_product_attention`."""
-    function = "edge_product_attention"
-    if type(graph) is not Graph:
-        graph = graph_of(function, graph, key, query)
-    check = Checker(function, graph, "query", query)
-    graph = check.graph
-    check.tensor("query", query, [(graph.num_dst, None, None)])
-    heads, dim = query.shape[1:]
-    check.tensor("key", key, [(graph.num_src, heads, dim)])
-    check.tensor("value", value, [(graph.num_src, heads, None)])
-    check.tensor("edge_attr", edge_attr, [(graph.num_edges, heads, dim)])
-    if clamp is not None:
-        check.number("clamp", clamp)
-        if not clamp > 0:
-            raise check.error(ValueError, "clamp", "a number above 0 or None", clamp)
-    if return_edges not in (None, "products", "scores"):
-        raise check.error(ValueError, "return_edges", "None, 'products' or 'scores'", repr(return_edges))
-    if bias is not None:
-        check.tensor("bias", bias, [(graph.num_edges, heads)], (check.dtype, check.acc))
-    raw, products = _edge_products.edge_products(
-        graph, query, key, check.in_use(edge_attr), 1 / math.sqrt(dim), return_edges == "products"
-    )
-    score = raw if clamp is None else raw.clamp(-clamp, clamp)
-    if bias is not None:
-        score = score + bias
-    found = gat(
-        graph, value, None, None, negative_slope=1.0, bias=score, return_attention=return_attention,
-        function=function, **options,
-    )  # fmt: skip
-    out, attention = found if return_attention else (found, None)
-    if return_edges is None:
-        return EdgeProductResult(out, None, attention) if return_attention else out
-    # The scores are copied, because backward reads them and the caller may modify the returned tensor.
-    edges = products if return_edges == "products" else _ops.as_type(raw, query.dtype).clone()
-    return EdgeProductResult(out, check.in_use(edges), attention)
-
-
 # fmt: off
 @overload
 def edge_product_attention(
@@ -84,7 +33,8 @@ def edge_product_attention(
     **options: Unpack[BiasOptions],
 ) -> Any: ...
 # fmt: on
-@public(BiasOptions, edge_product)
+@public(BiasOptions)
+@batched("query")
 def edge_product_attention(
     graph: Any,
     query: Tensor,
@@ -95,7 +45,8 @@ def edge_product_attention(
     clamp: float | None = None,
     return_edges: str | None = None,
     return_attention: bool = False,
-    **options: Unpack[BiasOptions],
+    bias: Tensor | None = None,
+    **options: Any,
 ) -> Any:
     r"""Attention whose scores are products with the edges' features (Dwivedi and Bresson 2020, arXiv
     2012.09699, section 2.3; SAN, arXiv 2106.03893; Exphormer, arXiv 2303.06147).
@@ -139,3 +90,37 @@ def edge_product_attention(
 
         out, products, _ = edge_product_attention(graph, q, k, v, e, clamp=5.0, return_edges="products")
     """
+    function = "edge_product_attention"
+    if type(graph) is not Graph:
+        graph = graph_of(function, graph, key, query)
+    check = Checker(function, graph, "query", query)
+    graph = check.graph
+    check.tensor("query", query, [(graph.num_dst, None, None)])
+    heads, dim = query.shape[1:]
+    check.tensor("key", key, [(graph.num_src, heads, dim)])
+    check.tensor("value", value, [(graph.num_src, heads, None)])
+    check.tensor("edge_attr", edge_attr, [(graph.num_edges, heads, dim)])
+    if clamp is not None:
+        check.number("clamp", clamp)
+        if not clamp > 0:
+            raise check.error(ValueError, "clamp", "a number above 0 or None", clamp)
+    if return_edges not in (None, "products", "scores"):
+        raise check.error(ValueError, "return_edges", "None, 'products' or 'scores'", repr(return_edges))
+    if bias is not None:
+        check.tensor("bias", bias, [(graph.num_edges, heads)], (check.dtype, check.acc))
+    raw, products = _edge_products.edge_products(
+        graph, query, key, check.in_use(edge_attr), 1 / math.sqrt(dim), return_edges == "products"
+    )
+    score = raw if clamp is None else raw.clamp(-clamp, clamp)
+    if bias is not None:
+        score = score + bias
+    found = gat(
+        graph, value, None, None, negative_slope=1.0, bias=score, return_attention=return_attention,
+        function=function, **options,
+    )  # fmt: skip
+    out, attention = found if return_attention else (found, None)
+    if return_edges is None:
+        return EdgeProductResult(out, None, attention) if return_attention else out
+    # The scores are copied, because backward reads them and the caller may modify the returned tensor.
+    edges = products if return_edges == "products" else _ops.as_type(raw, query.dtype).clone()
+    return EdgeProductResult(out, check.in_use(edges), attention)

@@ -10,37 +10,12 @@ from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..graph.derived import has_edges_as_sources
 from ..runtime import ops as _ops
-from ..runtime.attention_options import AttentionResult, SinkOptions, public
+from ..runtime.attention_options import OF_LAYERS, AttentionResult, SinkOptions, public
 from ..runtime.batches import batched
 from .gat import gat
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-@batched("value")
-def scored(graph: Any, score: Tensor, value: Tensor, **options: Any) -> Any:
-    """`score_attention`."""
-    function = "score_attention"
-    if type(graph) is not Graph:
-        graph = graph_of(function, graph, value)
-    check = Checker(function, graph, "value", value)
-    graph = check.graph
-    rows, num_edges = graph.num_src, graph.num_edges
-    if value.dim() == 3 and value.shape[0] != rows and value.shape[0] == num_edges:
-        raise check.error(
-            ValueError, "value", f"shape [{rows}, any, any]",
-            f"{list(value.shape)}; values with a row per edge go with graph.edges_as_sources()",
-        )  # fmt: skip
-    check.tensor("value", value, [(rows, None, None)])
-    heads = value.shape[1]
-    check.tensor("score", score, [(num_edges,), (num_edges, heads)], (check.dtype, check.acc))
-    if score.dim() == 1:
-        score = score.unsqueeze(1).expand(-1, heads)
-    more = dict(options, negative_slope=1.0, function=function)
-    if has_edges_as_sources(graph):  # the scores are the sources' terms
-        return gat(graph, value, _ops.as_type(check.in_use(score), check.acc), None, **more)
-    return gat(graph, value, None, None, bias=score, **more)
 
 
 # fmt: off
@@ -60,15 +35,9 @@ def score_attention(
     return_attention: bool, **options: Unpack[SinkOptions],
 ) -> Tensor | AttentionResult: ...
 # fmt: on
-@public(SinkOptions, scored)
-def score_attention(
-    graph: Any,
-    score: Tensor,
-    value: Tensor,
-    *,
-    return_attention: bool = False,
-    **options: Unpack[SinkOptions],
-) -> Any:
+@public(SinkOptions, more=OF_LAYERS)
+@batched("value")
+def score_attention(graph: Any, score: Tensor, value: Tensor, **options: Any) -> Any:
     r"""Attention with scores of your own, one number per edge and head: softmax over the edges into each
     destination, dropout, and the weighted sum, in one call.
 
@@ -99,3 +68,23 @@ def score_attention(
     Differentiable and deterministic as :func:`gat_attention`, of which it is the case without terms of the
     ends and without LeakyReLU; raises as it does.
     """
+    function = "score_attention"
+    if type(graph) is not Graph:
+        graph = graph_of(function, graph, value)
+    check = Checker(function, graph, "value", value)
+    graph = check.graph
+    rows, num_edges = graph.num_src, graph.num_edges
+    if value.dim() == 3 and value.shape[0] != rows and value.shape[0] == num_edges:
+        raise check.error(
+            ValueError, "value", f"shape [{rows}, any, any]",
+            f"{list(value.shape)}; values with a row per edge go with graph.edges_as_sources()",
+        )  # fmt: skip
+    check.tensor("value", value, [(rows, None, None)])
+    heads = value.shape[1]
+    check.tensor("score", score, [(num_edges,), (num_edges, heads)], (check.dtype, check.acc))
+    if score.dim() == 1:
+        score = score.unsqueeze(1).expand(-1, heads)
+    more = dict(options, negative_slope=1.0, function=function)
+    if has_edges_as_sources(graph):  # the scores are the sources' terms
+        return gat(graph, value, _ops.as_type(check.in_use(score), check.acc), None, **more)
+    return gat(graph, value, None, None, bias=score, **more)

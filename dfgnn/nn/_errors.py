@@ -59,6 +59,12 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
+def says_errors(forward: Any, errors: str) -> None:
+    """Adds to the documentation of a layer's forward what it raises, unless it says so itself."""
+    if forward.__doc__ is not None and "Raises:" not in forward.__doc__:  # None: python -OO
+        forward.__doc__ = f"{forward.__doc__.rstrip()}\n\n        Raises:\n            {errors}\n        "
+
+
 def _check_name(layer: str, name: str, parameters: list[str]) -> None:
     if name in parameters:
         return

@@ -24,6 +24,7 @@ from ..runtime.transforms import any_batched
 from ._errors import CALL_ERRORS, blame_parameters, check_sizes
 from ._terms import all_hooked, is_untouched
 from ._upstream import Called, upstream
+from .fused import made_by
 from .prepared import again, prepare
 
 # ---- the warning ------------------------------------------------------------------------------------------
@@ -106,8 +107,10 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
             except CALL_ERRORS as error:
                 blame_parameters(self, error)
                 raise
+            finally:
+                call = made_by(self)
             if usual and isinstance(out, Tensor):
-                prepare(self, *args, **kwargs)
+                prepare(self, call, *args, **kwargs)
             return out
         warn(type(self), "torch_geometric", reason, stacklevel=5)
         kwargs = {name: for_upstream(x) for name, x in kwargs.items()}
@@ -222,7 +225,7 @@ def _is_changed(method: Any, name: str, cls: Any) -> bool:
 def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
     """Whether DGL's forward must run in place of a `FusedLayer`'s; says why, once per class and reason.
 
-    features: of nodes and edges, those of nodes first.
+    features: the other arguments, those of nodes first.
 
     Raises NotImplementedError where it must and cannot: without DGL, or for a graph that is not DGL's.
     """
@@ -238,8 +241,7 @@ def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
             f"{type(layer).__name__}: {reason}, which only the forward of DGL's own layer does; "
             "that needs DGL and a DGLGraph"
         )
-    # `usual_first` is one more frame between the caller's line and this one.
-    warn(type(layer), "DGL", reason, stacklevel=7)
+    warn(type(layer), "DGL", reason)
     return True
 
 
@@ -264,7 +266,7 @@ def _why_dgl(layer: Any, theirs: type, graph: Any, features: tuple[Any, ...]) ->
         return f"there is a {foreign} among features and parameters"
     # Where sources and destinations are the same nodes, DGL stores the features of both together.
     together = not graph.is_block and graph.srctypes == graph.dsttypes
-    if layer._one_name_for_ends and isinstance(features[0], tuple) and together:
+    if layer._one_name_for_ends and isinstance((*features, None)[0], tuple) and together:
         return "a pair of features where sources and destinations are the same nodes"
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,36 +18,44 @@ from ._errors import (
     check_constructor,
     check_fits,
     projected,
+    says_errors,
     wrong_argument,
     wrong_features,
 )
+from ._fused_or_upstream import upstream_runs
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._terms import is_untouched
-from .fused import fused_layer, refuse_parameters
+from .fused import fused_layer, made_by, refuse_parameters
 from .prepared import again, prepare
 from .whole.spec import LayerSpec, spelled
 
 
-def usual_first(forward: Any) -> Any:
-    """A layer's forward that first tries the usual call, ``layer(graph, x)`` (`nn.prepared`), and whose
-    errors name a parameter that has got another shape."""
+def fused_or_upstream(cls: type, forward: Any) -> Any:
+    """The forward of a layer: ``forward``, or that of DGL's layer (`upstream_runs`). It first tries the usual
+    call, ``layer(graph, x)`` (`nn.prepared`). Its errors name a parameter that has got another shape."""
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
-        if internals.is_dynamo_recording():
+        recording, usual = internals.is_dynamo_recording(), len(args) == 2 and not kwargs
+        if usual and not recording:
+            out = again(self, args[1], args[0])
+            if out is not None:
+                return out
+        graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+        features = [x for name, x in kwargs.items() if name not in ("graph", "g")]
+        if upstream_runs(self, graph, *args[1:], *features):
+            return super(cls, self).forward(*args, **kwargs)  # type: ignore[misc]
+        if recording:
             return forward(self, *args, **kwargs)
-        usual = len(args) == 2 and not kwargs
         try:
-            if usual:
-                out = again(self, args[1], args[0])
-                if out is not None:
-                    return out
             out = forward(self, *args, **kwargs)
         except CALL_ERRORS as error:
             blame_parameters(self, error)
             raise
-        if usual and self._usual_spec is not None and type(args[0]) is Graph and self.why_not(self) is None:
-            prepare(self, args[1], args[0])
+        finally:
+            made = made_by(self)
+        if usual:
+            prepare(self, made, args[1], args[0])
         return out
 
     return call
@@ -79,10 +87,8 @@ class FusedLayer(nn.Module):
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
-            cls.forward = usual_first(cls.forward)  # type: ignore[method-assign]
-
-    #: A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`), or None.
-    _usual_spec: ClassVar[Any] = None
+            says_errors(cls.forward, "As :meth:`GATConv.forward`.")
+            cls.forward = fused_or_upstream(cls, cls.forward)  # type: ignore[method-assign]
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:
@@ -141,6 +147,11 @@ class AttentionLayer(GraphLayer):
         if dst.num_rows != (src.num_rows if x_dst is None else x_dst.shape[0]):
             return None
         return (graph, None) if self._allow_zero_in_degree or dst.has_empty is False else None
+
+    def _keeps_features(self) -> bool:
+        """Whether the fused operator gets the features as they are given: their dropout does nothing now."""
+        drop = self._modules.get("feat_drop")
+        return drop is None or (isinstance(drop, (nn.Dropout, nn.Identity)) and not dropout_p(drop))
 
     def _finisher(self) -> Any:
         """What follows the operator in a usual call: it gets the layer, the result and the features."""
@@ -266,10 +277,6 @@ class LeakyLayer(AttentionLayer):
         out = out.view(-1, self._num_heads, self._out_feats)
         plain = self.res_fc is None and self.activation is None
         return out if plain else self._finish(out, x)
-
-    def _keeps_features(self) -> bool:
-        """Whether the dropout of features does nothing now."""
-        return isinstance(self.feat_drop, (nn.Dropout, nn.Identity)) and not dropout_p(self.feat_drop)
 
     def _finish(self, out: Tensor, h_dst: Tensor) -> Tensor:
         """Adds the residual to out ``[N_dst, *, H, D]`` and applies the activation."""

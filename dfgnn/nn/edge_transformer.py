@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._errors import blaming, check_constructor, check_fits
-from ._fused_or_upstream import upstream_runs
 from ._graph import names_of_ends, rows_in_use, split_ends
 from ._half import normalized
 from ._layer import AttentionLayer, check_edge_rows, dropout_p, reset_linear
@@ -100,7 +99,6 @@ class EdgeGraphTransformerConv(AttentionLayer):
         Raises:
             As :meth:`GraphTransformerConv.forward`.
         """
-        upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, nn.Identity())
         check_edge_rows(self, "edge_attr", edge_attr, self.fc_edge, fused, h_src.shape[1:-1])

@@ -10,6 +10,7 @@ by operation, which knows every option.
 from __future__ import annotations
 
 import inspect
+import threading
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -232,7 +233,17 @@ def fused_layer(
         paths.recorder.took("layer", type(layer).__name__)
     if spec.score == "gate":
         return gated.gated_layer(spec, graph, t), None
+    _made.by = layer
     return computed(spec, graph, t, dtype), seed
+
+
+_made = threading.local()  # `by`: the layer of this thread that was fused last; `call`: how
+
+
+def made_by(layer: Any) -> Call | None:
+    """The `Call` that computed this layer, if it was the last that was fused. It is told once."""
+    by, call, _made.by, _made.call = getattr(_made, "by", None), getattr(_made, "call", None), None, None
+    return call if by is layer else None
 
 
 class Call:
@@ -271,6 +282,8 @@ class Call:
         self.numbers = numbers[1:-2]
         at = LayerTensors._fields.index("edge_attr")
         self.linears, self.others = t[2:at], t[at + 1 : -1]  # all but x, x_dst, edge_attr, seed
+        # Whether the destinations' features are read, and whether they are projected like the sources'.
+        self.two_ends, self.one_query = spec.query is not None or spec.skip is not None, spec.query is None
         self.parameters = [x for x in (*self.linears, *self.others) if x is not None]
 
     def run(
@@ -292,7 +305,8 @@ class Call:
 
 def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
     """The layer's result [num_dst, H * D] in this dtype, from `LayerTensors` that have been checked."""
-    return Call(spec, t, dtype).run(graph, t.x, t.x_dst, t.edge_attr, t.seed)
+    call = _made.call = Call(spec, t, dtype)
+    return call.run(graph, t.x, t.x_dst, t.edge_attr, t.seed)
 
 
 def refuse_parameters(layer: Any, spec: LayerSpec) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from ..functional.dot import dot
 from ..runtime.attention_options import EdgeTerm, Projected
 from ._errors import blaming, check_constructor, wrong_argument, wrong_features
-from ._fused_or_upstream import upstream_runs
 from ._graph import rows_in_use, split_ends
 from ._half import normalized
 from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
@@ -129,7 +128,6 @@ class GraphTransformerConv(AttentionLayer):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        upstream_runs(self, graph)  # raises if attn_drop is neither Dropout nor Identity
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         self._check_edges(fused, edge_attr)

@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["again", "forget", "prepare"]
 
-_NONE = None, None, None
+_NONE = None, None
 _KEY = "_dfgnn_prepared"  # the name among the layer's attributes
-#: Layers whose last usual call could not be prepared -> (how many calls are not asked then; how many of these
-#: are left).
-_refused: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-_LONGEST_WAIT = 63
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
 _kind_of = attrgetter("dtype", "shape")
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -67,11 +63,10 @@ class Known:
         self.empty = [x.__dict__[name] for x in modules for name in (*_HOOKS, "_modules")]
         self.empty += [own[x] for x in own if x.endswith("_hooks") and x.startswith(_HOOKED_STEPS)]
         self.weight: Any = None  # that of the values' projection
-        self.same_nodes = False  # whether the destinations of a pair have to be the first sources
         # By kind of arguments (dtype of x, whether it is a pair, whether edges have attributes, autocast's
-        # dtype and that of x under it): the operator's call; whether it takes both ends' features; and
-        # ``finish(layer, result, x_dst)``, what follows the operator, or None.
-        self.calls: dict[tuple, tuple[fused.Call, bool, Any]] = {}
+        # dtype and that of x under it): the operator's call; and ``finish(layer, result, x_dst)``, what
+        # follows the operator, or None.
+        self.calls: dict[tuple, tuple[fused.Call, Any]] = {}
 
     def __deepcopy__(self, memo) -> None:
         return None
@@ -126,55 +121,29 @@ class Known:
         return library is None or (layer._methods_of(type(layer)), library.now()) == self.methods
 
 
-def prepare(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> None:
-    """Prepares the next usual call after one with arguments of this kind, if one operator computes it.
-
-    A layer for which none does is asked again after twice as many calls as before, since a hook may have gone
-    or another kind of call begun."""
+def prepare(layer: Any, call: fused.Call | None, x: Any, edges: Any, edge_attr: Tensor | None = None) -> None:
+    """Prepares the next usual call after one with arguments of this kind, which ``call`` computed."""
     # A class of another module is a user's, which may replace methods.
-    is_ours = type(layer).__module__.startswith(f"{__package__}.")
-    if not is_ours or layer._usual_spec is None or paths.recorder is not None:
+    if call is None or not type(layer).__module__.startswith(f"{__package__}."):
         return
-    waits, left = _refused.get(layer, (0, 0))
-    if left:
-        _refused[layer] = waits, left - 1
-    elif _prepares(layer, x, edges, edge_attr):
-        _refused.pop(layer, None)
-    else:
-        waits = min(2 * waits + 1, _LONGEST_WAIT)
-        _refused[layer] = waits, waits
-
-
-def _prepares(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None) -> bool:
-    """Whether one operator computes calls of this kind, which then are prepared."""
-    x_dst: Any
     x, x_dst = x if type(x) is tuple and len(x) == 2 else (x, None)
-    if not _is_rows(x) or (x_dst is not None and not _is_rows(x_dst)):
-        return False
-    edges = layer._usual_edges(x, x_dst, edges, edge_attr)
-    spec = None if edges is None else layer._usual_spec(x, x_dst, edges[1])
-    if spec is None:
-        return False
-    (graph, edge_attr), is_pair = edges, x_dst is not None
-    same_nodes, two_ends = is_pair and spec.query is None, spec.query is not None or spec.skip is not None
-    if same_nodes and not fused.is_first_rows(x_dst, x):
-        return False
-    found = fused.checked_tensors(layer, spec, graph, x, x_dst if two_ends else None)
-    if type(found) is str:
-        return False
+    if not _is_rows(x) or (x_dst is not None and not _is_rows(x_dst)) or not layer._keeps_features():
+        return
+    if (edge_attr is None) != (call.edge_dtype is None):
+        return
+    if layer._usual_edges(x, x_dst, edges, edge_attr) is None:
+        return
     known = layer.__dict__.get(_KEY)
     if known is None or not known.holds(layer):
         layer.__dict__.pop(_KEY, None)
         known = Known(layer)
         if any(known.empty):
-            return False
+            return
         layer.__dict__[_KEY] = known  # the last of the attributes
-    tensors, dtype = found
-    known.weight, known.same_nodes, autocast = tensors.value_weight, same_nodes, _autocast(x)
-    kind: tuple = x.dtype, is_pair, edge_attr is not None, autocast
-    kind = kind if autocast is None else (*kind, tensors.x.dtype)
-    known.calls[kind] = fused.Call(spec, tensors, dtype), is_pair and two_ends, layer._finisher()
-    return True
+    known.weight, autocast = call.linears[0], _autocast(x)
+    kind: tuple = x.dtype, x_dst is not None, edge_attr is not None, autocast
+    kind = kind if autocast is None else (*kind, call.shape[2])
+    known.calls[kind] = call, layer._finisher()
 
 
 def forget(layer: Any) -> None:
@@ -191,23 +160,17 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
     if not known.holds(layer, *ends):
         return None
     x_dst: Any
-    x, x_dst = ends if len(ends) == 2 else (x, None)
+    x, x_dst = first, end = ends if len(ends) == 2 else (x, None)
     edges = layer._usual_edges(x, x_dst, edges, edge_attr)
     if edges is None:
         return None
     graph, edge_attr = edges
     kind: tuple = x.dtype, x_dst is not None, edge_attr is not None, None
-    if x_dst is None:
-        end = x
-    elif known.same_nodes and not fused.has_first_rows(x_dst, x):
-        return None
-    else:
-        end = x_dst
     if internals.is_any_autocast_enabled() and (autocast := _autocast(x)) is not None:
         x, x_dst, *_ = fused.cast_by_autocast(graph, x, x_dst, known.weight, edge_attr)
         kind = *kind[:-1], autocast, x.dtype
-    call, two_ends, finish = known.calls.get(kind, _NONE)
-    if call is None:
+    call, finish = known.calls.get(kind, _NONE)
+    if call is None or (end is not None and call.one_query and not fused.has_first_rows(end, first)):
         return None
     if edge_attr is not None:
         if edge_attr.dtype is not call.edge_dtype:
@@ -220,10 +183,10 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
             return None
     seed = fused.draw_seed(graph) if call.drops else None
     try:
-        out = call.run(graph, x, x_dst if two_ends else None, edge_attr, seed)
+        out = call.run(graph, x, x_dst if call.two_ends else None, edge_attr, seed)
     except (RuntimeError, NotImplementedError):  # wrong arguments: the long way has the error in words
         return None
-    return out if finish is None else finish(layer, out, end)
+    return out if finish is None else finish(layer, out, first if end is None else end)
 
 
 def _is_rows(x: Any) -> bool:

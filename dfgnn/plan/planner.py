@@ -35,7 +35,7 @@ class Planner:
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
         self._edge_terms: dict[Shape, tuple] = {}
         # The keys are the arguments of `handle`: (heads, dim, dtype, layer, schedule, edges, backward).
-        self.handles: dict[tuple[int, int, torch.dtype, str, str, bool, bool], GraphHandle] = {}
+        self.handles: dict[tuple[int, int, torch.dtype, str | None, str, bool, bool], GraphHandle] = {}
         # On a CPU one handle per value of backward serves all shapes. None: each shape has its own handle.
         on_cpu = device is None and structure.place[0].type == "cpu"
         self._of_all_shapes: dict[bool, GraphHandle] | None = structure.planned() if on_cpu else None
@@ -69,7 +69,7 @@ class Planner:
         num_heads: int,
         head_dim: int,
         dtype: torch.dtype,
-        layer: str,
+        layer: str | None,
         *,
         schedule: str,
         edges: bool,
@@ -106,8 +106,8 @@ class Planner:
         return found
 
     def handle(
-        self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str, schedule: str, edges: bool,
-        backward: bool,
+        self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str | None, schedule: str,
+        edges: bool, backward: bool,
     ) -> GraphHandle:  # fmt: skip
         """`arguments` with the number by which the eager operators find them in the library."""
         found = self.handles.get((num_heads, head_dim, dtype, layer, schedule, edges, backward))

@@ -236,16 +236,13 @@ def table(options: type) -> dict[str, Option]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def public(
-    options: type, run: Callable[..., Any] | None = None, more: tuple[str, ...] = ()
-) -> Callable[[F], F]:
+def public(options: type, more: tuple[str, ...] = ()) -> Callable[[F], F]:
     """A decorator of a function that has ``**options: Unpack[options]``: it states the signature and, with
-    ``{options}`` in its documentation, what they mean. run: what computes it; None: the function itself.
-    more: names that are taken but not stated, for calls within the library."""
+    ``{options}`` in its documentation, what they mean. more: names that are taken but not stated, for calls
+    within the library."""
 
     def decorate(function: F) -> F:
         known, name = table(options), function.__name__
-        compute = run or function
         signature = _signature(function, options, known, more)
         names = frozenset((*signature.parameters, *more))
 
@@ -253,10 +250,8 @@ def public(
         def call(*args, **kwargs):
             if not names.issuperset(kwargs):
                 raise _unknown(name, names, kwargs)
-            return compute(*args, **kwargs)
+            return function(*args, **kwargs)
 
-        for behind in () if run is None else (run, inspect.unwrap(run)):
-            behind.__name__ = behind.__qualname__ = name  # errors name the public function
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = _document(function.__doc__, known)
         return call  # type: ignore[return-value]

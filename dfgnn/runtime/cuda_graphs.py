@@ -6,6 +6,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -27,6 +28,20 @@ def capturing(graph: Any, **options: Any) -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+#: Whether what runs is a step that `dfgnn.capture` captures later, or captures.
+IN_CAPTURED_STEP: ContextVar[bool] = ContextVar("IN_CAPTURED_STEP", default=False)
+
+
+@contextlib.contextmanager
+def captured_step() -> Iterator[None]:
+    """A context of `IN_CAPTURED_STEP`."""
+    token = IN_CAPTURED_STEP.set(True)
+    try:
+        yield
+    finally:
+        IN_CAPTURED_STEP.reset(token)
 
 
 def _end_capture_of_random_numbers() -> None:

@@ -23,8 +23,7 @@ class Rule:
     """A map of tensors and its gradients. What is not a tensor is an attribute of the rule.
 
     Most rules are linear in each of their tensors. Their gradients are calls of other rules of the same
-    family, so that they may be differentiated any number of times. Rules do not take tensors that torch.func
-    transforms.
+    family, so that they may be differentiated any number of times, also under torch.func.
     """
 
     __slots__ = ()
@@ -44,6 +43,10 @@ class Rule:
         """
         raise NotImplementedError
 
+    def vmap(self, info: Any, dims: tuple[int | None, ...], *tensors: Any) -> tuple[Any, Any]:
+        """(results, their dimensions) of what torch.func.vmap maps over these dimensions of the tensors."""
+        raise NotImplementedError(f"torch.func.vmap: {type(self).__name__} maps over no samples")
+
 
 @called_directly
 class ByRule(EagerFunction):
@@ -59,6 +62,28 @@ class ByRule(EagerFunction):
     @staticmethod
     def backward(ctx, *grads):
         return None, *ctx.rule.gradients(ctx.needs_input_grad[1:], ctx.saved_tensors, *grads)
+
+
+class _Transformed(torch.autograd.Function):
+    """`ByRule` in the form that torch.func sees through."""
+
+    @staticmethod
+    def forward(rule, *tensors):
+        return rule.forward(*tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, results):
+        ctx.rule, *tensors = inputs
+        ctx.set_materialize_grads(type(results) is not tuple)
+        ctx.save_for_backward(*ctx.rule.saved(tuple(tensors), results))
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, *ctx.rule.gradients(ctx.needs_input_grad[1:], ctx.saved_tensors, *grads)
+
+    @staticmethod
+    def vmap(info, in_dims, rule, *tensors):
+        return rule.vmap(info, in_dims[1:], *tensors)
 
 
 class _Once(torch.autograd.Function):
@@ -95,12 +120,12 @@ def once(gradients: Callable[..., Any]) -> Callable[..., Any]:
 
 def apply(rule: Rule, *tensors: Tensor | None) -> Any:
     """``rule.forward(*tensors)``, with its gradients where they are recorded."""
-    # Function.apply, unlike `at_once`, unwraps tensors of transforms that have ended, and raises under those
-    # that are active.
-    in_python = transforms_active()
-    for x in tensors:
-        in_python = in_python or (x is not None and is_wrapped_by_functorch(x))  # by a transform that ended
-    if in_python or torch.compiler.is_compiling():
+    if transforms_active():
+        return _Transformed.apply(rule, *tensors)
+    in_python = torch.compiler.is_compiling()
+    for x in tensors:  # Function.apply, unlike `at_once`, unwraps tensors of transforms that have ended
+        in_python = in_python or (x is not None and is_wrapped_by_functorch(x))
+    if in_python:
         return ByRule.apply(rule, *tensors)
     return ByRule.at_once(rule, *tensors) if torch.is_grad_enabled() else rule.forward(*tensors)
 

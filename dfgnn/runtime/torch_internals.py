@@ -151,6 +151,13 @@ def storage_of(x: Any) -> Any:
     return x.untyped_storage()._cdata if x.layout == torch.strided else None
 
 
+def compiled_calls(module: Any) -> list[str]:
+    """The attributes of a module that hold compiled code: ``module.compile()`` and ``torch.compile(module)``.
+    A public way to ask would replace it."""
+    names = ["forward"] * isinstance(module, torch._dynamo.OptimizedModule) + ["_compiled_call_impl"]
+    return [name for name in names if module.__dict__.get(name) is not None]
+
+
 #: Of torch 2.11, seen on a GPU with dfgnn's operators. A graph that is cut at an operator which a CUDA graph
 #: cannot contain adds rows up in memory that another of its parts has cleared, and gets other numbers: such
 #: a graph runs without CUDA graphs. Tiles from an analysis of strides let a sum over the rows of a slice read

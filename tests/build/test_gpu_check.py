@@ -65,7 +65,8 @@ def test_hash_changes_with_a_source(sources, name):
 
 def test_hash_ignores_what_the_cuda_library_is_not_made_of(sources):
     before = gpu_check.source_hash(sources)
-    (sources / "csrc" / "cpu" / "new.cpp").write_text("int x;")
+    for name in ("cpu/new.cpp", "torch/cpu.cpp"):
+        (sources / "csrc" / name).write_text("int x;")
     (sources / "csrc" / "cuda" / "notes.txt").write_text("text")
     params = sources / "csrc" / "core" / "params.h"
     params.write_text(f"// One comment.\n/* And\n another. */{params.read_text()}\n  // A third, '\"'.\n")

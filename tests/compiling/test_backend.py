@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from comparing import check, gradients, rewriting
 from covering import exhaustive
 from functorch.compile import make_boxed_func
+from test_refused import activation_in_place_of_softmax, by_another_index
 from torch._dynamo.backends.common import aot_autograd
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
@@ -23,6 +25,7 @@ from dfgnn.compiling.backend import MIN_ELEMENTS, listeners
 from dfgnn.compiling.rewrite import rewritten
 from dfgnn.graph import in_cuda_graphs
 from dfgnn.run.gains import CAPTURE, COMPILE, Gains, lines
+from dfgnn.runtime.cuda_graphs import captured_step
 
 ROOT = Path(__file__).parents[2]
 CASES = {case.name: case for case in cases()}
@@ -172,15 +175,40 @@ def test_small_attention_within_cuda_graphs(replayed, device, monkeypatch):
     assert left == [True, replayed, False, replayed]
 
 
-def test_the_option_of_the_backend(device):
+@pytest.mark.parametrize("fn", [by_another_index, activation_in_place_of_softmax])
+def test_large_sums_without_a_softmax_of_their_own(fn, device, monkeypatch):
+    """On a GPU, where edges are sorted for them alone from twice the limit on; in two versions where the
+    number of edges is symbolic."""
+    monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 600)
+    torch._dynamo.reset()
+    forms = []
+
+    def backend(module, _):
+        made, report = rewritten(module)
+        forms.append([found.form for found in report.rewritten])
+        return made.forward
+
+    compiled = torch.compile(fn, backend=backend)
+    for k, num_edges in enumerate((79, 81, 90, 60)):
+        x = inputs(12, 12, num_edges, seed=k, device=device)
+        check(gradients(compiled, x), gradients(fn, x))
+    assert forms == [[], ["spmm"], []]
+
+
+def test_the_option_of_the_backend(device, monkeypatch):
+    """And that there is no limit within steps that are captured, unless it is given."""
+    monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 601)
     forms = []
     case, x = CASES["gat; rows of sources"], inputs(12, 12, 40, device=device)
     listeners.append(forms.append)
     try:
-        for least, attention in ((0, True), (601, False), (600, True)):
+        for least, captured, attention in (
+            (None, False, False), (None, True, True), (601, True, False), (600, False, True)
+        ):  # fmt: skip
             torch._dynamo.reset()
-            with torch.no_grad():
-                torch.compile(case.fn, backend=dfgnn.compiling.backend, options={MIN_ELEMENTS: least})(*x)
+            options = {} if least is None else {MIN_ELEMENTS: least}
+            with torch.no_grad(), captured_step() if captured else nullcontext():
+                torch.compile(case.fn, backend=dfgnn.compiling.backend, options=options)(*x)
             assert bool(forms.pop().rewritten) is attention
     finally:
         listeners.remove(forms.append)

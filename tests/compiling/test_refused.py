@@ -137,6 +137,15 @@ def values_changed_between(*tensors):
     return _sum(a.unsqueeze(-1) * gathered, x.dst, len(x.query)), value * 1
 
 
+def sum_changed_through_a_view(*tensors):
+    x = Inputs(*tensors)
+    out = _out(_softmax(_dot(x, _g), x.dst, len(x.query)), x)
+    first, rest = out[:, :1], out[:, 1:]
+    first += x.vector[:, :1]
+    rest.mul_(2)
+    return out * 1, first
+
+
 def index_changed_between(*tensors):
     x = Inputs(*tensors)
     index, given = x.dst.clone(), x.query * 1
@@ -231,7 +240,8 @@ FUNCTIONS = {
     by_another_index: None, more_rows_than_segments: None, scores_under_no_grad: None,
     terms_under_no_grad: None, softmax_under_no_grad: None, exponentials_under_no_grad: "under no_grad",
     weights_detached: None, values_detached: None, gathered_detached: None, score_changed_afterwards: None,
-    values_changed_between: None, index_changed_between: None, weights_changed: None, weights_in_place: None,
+    values_changed_between: None, index_changed_between: None,
+    sum_changed_through_a_view: None, weights_changed: None, weights_in_place: None,
     nonlinear_weights: None, entropy: None, maximum_of_another_score: None, not_the_maximum_with_eps: None,
     exponentials_gated: None, squared_weights: None, fewer_keys_than_values: None,
     clamped_behind_the_maximum: None,

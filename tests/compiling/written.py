@@ -155,6 +155,16 @@ def _overall_maximum(s, i, n):
     return e.div(e.new_zeros(n, *s.shape[1:]).scatter_add_(0, wide(i, s), e).index_select(0, i))
 
 
+def _overall_maximum_eps(s, i, n):
+    e = (s - s.max()).exp()
+    return e / (e.new_zeros(n, *s.shape[1:]).index_add_(0, i, e)[i] + 0.01)
+
+
+def _less_a_number(s, i, n):
+    e = (s - 3.0).exp()
+    return e / (e.new_zeros(n, *s.shape[1:]).index_add_(0, i, e)[i] + 0.01)
+
+
 def _as_torch_scatter(s, i, n):
     index = wide(i, s)
     most = s.new_zeros(n, *s.shape[1:]).scatter_reduce(0, index, s, "amax", include_self=False)
@@ -198,6 +208,8 @@ SOFTMAXES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "no maximum": _no_maximum,
     "no maximum, eps": _no_maximum_eps,
     "overall maximum": _overall_maximum,
+    "overall maximum, eps": _overall_maximum_eps,
+    "less a number, eps": _less_a_number,
     "as torch_scatter": _as_torch_scatter,
     "maximum of a library": _maximum_of_a_library,
     "maximum under no_grad": _under_no_grad,
@@ -379,6 +391,18 @@ def _viewed(*tensors):
     return attention(_S, _V, _P, _G, _T, COMBINES["heads last"][0])(*tensors).view(-1, D * H)
 
 
+def _changed_afterwards(*tensors):
+    """Of a sum that is added to in place, itself and through a view, as modules add their bias."""
+    x = Inputs(*tensors)
+    out = attention(SCORES["gat"][0], _V, _overall_maximum_eps, _G, SUMS["index_add_ in place"])(*tensors)
+    out += x.query
+    out = out.view(-1, H * D)
+    out += x.vector.view(-1)
+    first = out[:, :D]
+    first *= 2
+    return first
+
+
 def _two_values(*tensors):
     x = Inputs(*tensors)
     n = len(x.query)
@@ -464,6 +488,7 @@ def cases() -> list[Case]:
         (_weights_returned, "edge_softmax"),
         (_weights_kept, "dot_attention"),
         (_viewed, "dot_attention"),
+        (_changed_afterwards, "gat_attention"),
         (_two_values, "dot_attention"),
         (_two_layers, "gat_attention"),
         (_onto_a_tensor, "dot_attention"),

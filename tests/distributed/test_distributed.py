@@ -1,5 +1,7 @@
 """Attention over several processes: what one process with the whole graph computes."""
 
+from functools import partial
+
 import pytest
 import ranks
 import torch
@@ -10,6 +12,7 @@ from ranks import all_cases, both, compare_attention
 import dfgnn
 from dfgnn import Graph, functional
 from dfgnn.distributed import DistributedGraph
+from dfgnn.engine import operators
 from dfgnn.functional import EdgeTerm, Projected
 
 TWO, THREE = ranks.GROUPS
@@ -347,3 +350,46 @@ def test_errors(message, kind, arguments):
         DistributedGraph.from_edge_index(torch.tensor([[0, 3], [1, 2]]), **arguments)
     with pytest.raises(TypeError, match="got a direct call"):
         DistributedGraph()
+
+
+def part_of(score, value, here):
+    """(out, stats) of attention over the edges [N, H, K] that are `here`."""
+    some = here.any(-1)
+    score = score.masked_fill(~here, -torch.inf)
+    top = score.amax(-1).masked_fill(~some, torch.inf)
+    mass = (score - top.unsqueeze(-1)).exp().sum(-1)
+    out = torch.einsum("nhk,nkhd->nhd", score.softmax(-1).nan_to_num(0), value)
+    return out, torch.stack([top, mass.log().masked_fill(~some, 0)], -1)
+
+
+@pytest.mark.parametrize("before, after", [(None, "1"), ("0", "0")])
+def test_rows_go_first(plain_python, before, after):
+    """NCCL's blocks find room beside the attention's; who has set the variable keeps it."""
+    code = "import os\n" + (f"os.environ['TORCH_NCCL_HIGH_PRIORITY'] = {before!r}\n" if before else "")
+    code += "import dfgnn.distributed\nprint(os.environ['TORCH_NCCL_HIGH_PRIORITY'])"
+    assert plain_python(code).stdout.split() == [after]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_two_calls_are_merged(dtype):
+    """By the kernel: rows with edges in both calls, in one and in none, and scores far apart."""
+    generator = torch.Generator().manual_seed(0)
+    score = torch.randn(40, 3, 6, generator=generator, dtype=torch.float64).mul(8).round() / 8
+    score[:5] *= 1e4  # exact in float32, too
+    value = torch.randn(40, 6, 3, 8, generator=generator, dtype=torch.float64)
+    owner = torch.randint(3, (40, 1, 6), generator=generator).expand_as(score).clone()  # 2: no edge
+    owner[10], owner[11], owner[12] = 0, 1, 2
+    acc = torch.float64 if dtype == torch.float64 else torch.float32
+    parts = (part_of(score, value, owner == k) for k in (0, 1))
+    given = [x.to("cuda", kind) for part in parts for x, kind in zip(part, (dtype, acc))]
+    found = operators.merge_parts(*given)
+    assert [x.dtype for x in found] == [dtype, acc, acc]
+    out, stats, weight = (x.double().cpu() for x in found)
+    right, right_stats = part_of(score, value, owner < 2)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    torch.testing.assert_close(out, right, rtol=tolerance, atol=tolerance)
+    same = partial(torch.testing.assert_close, rtol=min(tolerance, 1e-5), atol=min(tolerance, 1e-5))
+    same(stats, right_stats)
+    alpha = score.masked_fill(owner == 2, -torch.inf).softmax(-1).nan_to_num(0)
+    same(weight, (alpha * (owner == 1)).sum(-1))

@@ -98,7 +98,7 @@ CASES = {
     "terms shared, of heads": Case("dot_attention", f"{QKW} edge_key:ed edge_value:ehv"),
     "terms in values": Case("dot_attention", f"{QKW} edge_value:ehv"),
     "terms shared in values": Case("dot_attention", f"{QKW} edge_value:ev"),
-    "one term shared": Case("dot_attention", f"{QKV} edge_both:ed"),
+    "one term shared": Case("dot_attention", f"{QKV} edge_both:ed", WEIGHTS),
     "products": Case("edge_product_attention", f"{QKW} edge_attr:ehd", {"clamp": 3.0}),
     "products returned": Case(
         "edge_product_attention", f"{QKW} edge_attr:behd",

@@ -20,7 +20,7 @@ WRONG = [
     ("of another dtype", dict(key=ROWS.double()), TypeError, "expected torch.float32"),
     ("on another device", dict(key=ROWS.to("meta")), ValueError, "expected device cpu"),
     ("with other rows than key", dict(value=ROWS[:5]), ValueError, "expected shape [6, 2, any]"),
-    ("of floats", dict(offsets=OFFSETS.float()), TypeError, "expected int32 or int64"),
+    ("of floats", dict(offsets=OFFSETS.float()), TypeError, "expected torch.int32 or torch.int64"),
     ("a number", dict(offsets=torch.tensor(6)), ValueError, "expected shape [blocks + 1], got []"),
     ("missing", dict(key_offsets=None, key=ROWS[:5], value=ROWS[:5]), ValueError, "6 queries and 5 keys"),
     ("of fewer blocks", dict(key_offsets=OFFSETS[1:]), ValueError, "expected shape [3]"),

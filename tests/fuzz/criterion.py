@@ -85,6 +85,10 @@ def _cancelling(call, graph, inputs):
         return call(reference, graph, exact, masks)[0].norm().item()
     arguments = call.arguments(exact, masks, graph.device)
     arguments["return_attention"] = True
+    if "out_bias" in leaves:
+        # On CUDA delta is g . out - g . out_bias. Its rounding, of which each edge gets its share of the
+        # softmax, is relative to the bias, however little the weights leave of the rows' sums.
+        arguments.pop("weight", None)
     _, weights = call.of(reference)(graph, **arguments)
     value = exact["value" if call.function in ("flex_attention", "agnn_attention") else _value(call)]
     if call.dtype == torch.float64:

@@ -28,6 +28,17 @@ def test_equal_edges(device, seed):
     check(GraphSpec("super_row", 1, 1), call, device=device)
 
 
+def test_a_bias_beside_small_weights(device):
+    """All edges have the weight -0.009, and the bias is most of the output: found on a GPU."""
+    shapes = {name: (10, 8, 7) for name in ("key", "query")} | {name: (8, 7) for name in ("att", "out_bias")}
+    shapes |= {"bias": (120, 8), "gate": (120,), "edge_key": (120, 8, 7)}
+    tensors = {name: (shape, "contiguous") for name, shape in shapes.items()}
+    tensors["weight"] = (120,), "expanded"
+    options = {"negative_slope": 0.2, "return_attention": True}
+    call = Call("gatv2_attention", torch.float32, tensors, options=options, seed=39)
+    check(GraphSpec("power_law", 10, 10), call, device=device)
+
+
 @pytest.mark.parametrize("function", ["gat_attention", "gatv2_attention", "dot_attention", "edge_softmax"])
 def test_scores_far_from_zero(device, function):
     """A softmax does not see a shift; scores masked by hand, with -inf or a large number, weigh nothing."""

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from plain_training import plain_step
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import dfgnn
 from dfgnn.capturing import CaptureWarning
@@ -272,6 +273,34 @@ def test_a_step_without_arguments(device):
             losses = [step() for _ in range(6)]
         found.append(torch.stack(losses))
     torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_of_a_compiled_model(device, in_place):
+    """It is compiled once: the code of the first, eager step is what is captured."""
+    torch._dynamo.reset()
+    data, losses, counter = full_graph(device), [], CompileCounterWithBackend("aot_eager")
+    for compiled in (True, False):
+        torch.manual_seed(0)
+        # Where loops are replaced and edges have features, compiled code waits for the number of loops.
+        model = Net("transformer", pool=None).to(device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        if compiled and in_place:
+            model.compile(backend=counter)
+        elif compiled:
+            model = torch.compile(model, backend=counter)
+
+        def loss_fn(b, model=model):
+            return F.cross_entropy(model(b)[b.train_mask], b.node_y[b.train_mask])
+
+        step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu")
+        first, count = step(data), counter.frame_count
+        losses.append(torch.stack([first, *(step(data) for _ in range(3))]))
+        assert (step.eager_steps, step.replays) == (1, 3) and counter.frame_count == count > 0
+        if compiled:
+            with pytest.raises(ValueError, match="batch: expected the same object in every step"):
+                step(full_graph(device))
+    torch.testing.assert_close(*losses, rtol=2e-4, atol=2e-5)
 
 
 def test_largest_values_are_known_of_what_the_step_reads():

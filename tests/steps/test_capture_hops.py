@@ -81,7 +81,7 @@ def trained(data, device, make_net, captured=True, **options):
     if captured:
         step = dfgnn.capture(loss_of(model), model, optimizer, debug=device == "cpu", **options)
     else:
-        step = plain_step(loss_of(model), optimizer)
+        step = plain_step(loss_of(model), optimizer, device)
     return torch.stack([step(batch) for _ in range(2) for batch in data]).cpu(), model, step
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import GraphLayer
 
@@ -61,12 +60,7 @@ class AGNNConv(GraphLayer):
 
         Returns:
             ``[N_dst, *, F]``.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)
         x_dst = None if h_dst is h_src else _three_dims(h_dst)

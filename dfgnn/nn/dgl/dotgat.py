@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...functional.dot import dot
-from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import AttentionLayer
 from ..whole.spec import LayerSpec
@@ -73,21 +72,13 @@ class DotGatConv(AttentionLayer):
 
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``, in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, None)
         out, attention = self._attend(
             self._spec(isinstance(feat, tuple)), fused, feat, (h_src, h_dst), get_attention
         )
         return (out, attention) if get_attention else out
-
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        return self._spec(x_dst is not None)
 
     def _spec(self, is_pair: bool) -> LayerSpec:
         fc_src, fc_dst = self._projections()

@@ -6,17 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...engine.edge_maps import sum_of_features
-from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm
-from .._fused_or_upstream import upstream_runs
 from .._graph import rows_in_use, split_ends
 from .._layer import add_bias, check_edge_rows, xavier, zero
 from .._terms import folded_terms, folds
-from ._edges import sums_per_head
 from .gat import AdditiveConv
 
 
@@ -101,12 +97,7 @@ class EdgeGATConv(AdditiveConv):
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
-        if upstream_runs(self, graph, feat, edge_feat):
-            return super().forward(graph, feat, edge_feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         check_edge_rows(self, "edge_feat", edge_feat, self.fc_edge, fused, h_src.shape[1:-1])
@@ -117,12 +108,13 @@ class EdgeGATConv(AdditiveConv):
         # Folded sums read the edge features [E, F_e] once per head. If F_e is larger than H * D, it is faster
         # to project the features first.
         width = self.num_heads * self.out_feats
-        if edge_feat.shape[-1] <= width and folds(self.fc_edge, edge_feat, width):
+        if edge_feat.dim() == 2 and edge_feat.shape[1] <= width and folds(self.fc_edge, edge_feat, width):
             (term,) = folded_terms(self.fc_edge, edge_feat, self.attn_edge)
-            out, attention = self._attend_additive(
-                fused, ends, get_attention=True, edge=EdgeTerm(score=term.flatten(1))
-            )
-            out = out + self._edge_message(fused, attention.squeeze(-1), edge_feat)
+            out, attention = self._attend_additive(fused, ends, get_attention=True, edge=EdgeTerm(score=term))
+            # sum_j alpha_ij W_e e_ij as W_e (sum_j alpha_ij e_ij): no E x H x D tensor exists.
+            sums = sum_of_features(fused, attention.squeeze(-1), edge_feat)
+            heads = self._heads(self.fc_edge.weight.t())  # [F_e, H, D]
+            out = out + torch.bmm(sums.transpose(0, 1), heads.transpose(0, 1)).transpose(0, 1)
         else:
             message = self._heads(self.fc_edge(edge_feat))
             term = (message * self.attn_edge).sum(-1)
@@ -131,13 +123,3 @@ class EdgeGATConv(AdditiveConv):
             )
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out
-
-    def _edge_message(self, graph: Graph, attention: Tensor, edge_feat: Tensor) -> Tensor:
-        """sum_j alpha_ij W_e e_ij as W_e (sum_j alpha_ij e_ij): no E x H x D tensor exists."""
-        if edge_feat.dim() == 2:
-            sums = sum_of_features(graph, attention, edge_feat)
-            heads = self._heads(self.fc_edge.weight.t())  # [F_e, H, D]
-            return torch.bmm(sums.transpose(0, 1), heads.transpose(0, 1)).transpose(0, 1)
-        per_head = sums_per_head(graph, attention, edge_feat)
-        weights = self.fc_edge.weight.split(self.out_feats)
-        return torch.stack([F.linear(x, weight) for x, weight in zip(per_head, weights)], -2)

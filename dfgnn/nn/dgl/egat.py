@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ... import functional
+from ...engine import plain as _plain
+from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
+from ...graph import Graph
+from ...runtime import eager as _eager
 from .._errors import projected
-from .._fused_or_upstream import upstream_runs
 from .._graph import names_of_ends, rows_in_use, split_ends
 from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._terms import is_plain
-from ._edges import add_ends
 
 
 class EGATConv(GraphLayer):
@@ -110,12 +112,7 @@ class EGATConv(GraphLayer):
         Returns:
             ``[N_dst, *, H, D]`` and ``[E, *, H, D_e]``, and with ``get_attention`` also ``[E, *, H, 1]``: the
             weights that the features were multiplied with. Edge tensors are in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
-        if upstream_runs(self, graph, nfeats, efeats):
-            return super().forward(graph, nfeats, efeats, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, nfeats, None, "nfeats")
         prefix = h_src.shape[1:-1]
@@ -160,3 +157,43 @@ class EGATConv(GraphLayer):
         # One product of [E, H D_e] with the block-diagonal matrix of all heads' vectors [H, H D_e]: unlike
         # f * attn it makes no temporary of E x H x D_e.
         return F.linear(f.flatten(-2), torch.block_diag(*self.attn[0]))
+
+
+# Device type -> how many elements a step of `_AddEnds` gathers. On the CPU a step fits into the cache, and
+# all steps are several times as fast as one gather of all edges; a GPU needs enough elements to be busy.
+_STEP = {"cpu": 1 << 20, "cuda": 1 << 24}
+
+
+def add_ends(graph: Graph, rows: Tensor, src: Tensor, dst: Tensor) -> Tensor:
+    """rows[e] + src[j] + dst[i] for every edge e from j to i. Unless a compiler or a transform is active, it
+    overwrites ``rows``.
+
+    rows: [E, D].  src: [N_src, D].  dst: [N_dst, D]. Gradients are deterministic, unlike those of indexing.
+    """
+    # A compiler fuses the additions with what follows; on meta there is nothing to add.
+    if torch.compiler.is_compiling() or rows.is_meta:
+        return rows + rows_of_sources(graph, src) + rows_of_destinations(graph, dst)
+    if _eager.transformed(rows, src, dst):
+        j, i = _plain.ends_of(graph).edge_index
+        return rows + src[j] + dst[i]
+    return _AddEnds.apply(rows, src, dst, graph)
+
+
+class _AddEnds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, src, dst, graph):
+        ctx.graph = graph
+        ctx.mark_dirty(rows)
+        step = max(1, _STEP[rows.device.type] // max(1, rows.shape[1]))
+        for part, j, i in zip(rows.split(step), *(ends.split(step) for ends in graph.edge_index)):
+            part += src.index_select(0, j)
+            part += dst.index_select(0, i)
+        return rows
+
+    @staticmethod
+    def backward(ctx, grad):
+        sums = [
+            sum_of_edges(ctx.graph, grad, reverse) if needed else None
+            for needed, reverse in zip(ctx.needs_input_grad[1:3], (True, False))
+        ]
+        return grad, *sums, None

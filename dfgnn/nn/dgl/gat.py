@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ...functional.gat import gat
 from ...graph import Graph
 from .._errors import check_fits, projected
-from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
 from .._terms import folded_terms, folds
@@ -175,11 +174,6 @@ class GATConv(AdditiveConv):
         self.reset_parameters()
         self.activation = activation
 
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        if not self._keeps_features():
-            return None
-        return self._spec(x_dst is None or is_first_rows(x_dst, x))
-
     def reset_parameters(self) -> None:
         """Xavier normal with gain sqrt(2) for projections and attention vectors, zero for biases."""
         xavier(*self._weights())
@@ -212,8 +206,6 @@ class GATConv(AdditiveConv):
             DGLError (for a DGL graph), ZeroInDegreeError: a destination has no in-edges, unless allowed.
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat, edge_weight, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         shared = not isinstance(feat, tuple)

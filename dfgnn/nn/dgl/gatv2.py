@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ...functional.gat import gatv2
-from .._fused_or_upstream import upstream_runs
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
 from ..whole.spec import LayerSpec
@@ -107,21 +106,13 @@ class GATv2Conv(LeakyLayer):
         Returns:
             ``[N_dst, *, H, D]``, and with ``get_attention`` also ``[E, *, H, 1]``: the weights after dropout,
             in edge-id order.
-
-        Raises:
-            As :meth:`GATConv.forward`.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat, get_attention)
         fused = self._graph(graph)
         h_src, h_dst = split_ends(self, fused, feat, self.feat_drop)
         one = self.share_weights and not isinstance(feat, tuple)
         out, attention = self._attend(self._spec(one), fused, feat, (h_src, h_dst), get_attention)
         out = self._finish(out, h_dst)
         return (out, attention) if get_attention else out
-
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: None) -> LayerSpec | None:
-        return self._spec(self.share_weights and x_dst is None) if self._keeps_features() else None
 
     def _spec(self, one: bool) -> LayerSpec:
         """one: ``fc_src`` projects the destinations, too."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ... import functional
 from .._errors import check_takes
-from .._fused_or_upstream import upstream_runs
 from .._graph import as_graph, split_ends
 from .._half import normalized, rows_of_types
 from .._layer import FusedLayer
@@ -142,8 +141,6 @@ class HGTConv(FusedLayer):
         Raises:
             TypeError, ValueError: ``g`` or a tensor is not as described.
         """
-        if upstream_runs(self, g, x):
-            return super().forward(g, x, ntype, etype, presorted=presorted)
         fused = as_graph(g, self)
         x_src, x_dst = split_ends(self, fused, x, None, "x")
         if x.shape[0] != fused.num_src or x.shape[-1] != self.in_size:

@@ -12,7 +12,6 @@ from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph.cache import once
 from .._errors import wrong_argument
-from .._fused_or_upstream import upstream_runs
 from .._layer import FusedLayer
 
 
@@ -65,8 +64,6 @@ class GlobalAttentionPooling(FusedLayer):
         Raises:
             TypeError, ValueError: ``graph`` or a tensor is not as described.
         """
-        if upstream_runs(self, graph, feat):
-            return super().forward(graph, feat, get_attention)
         sizes = _sizes(graph, feat)
         gate = self.gate_nn(feat)
         if gate.shape != (len(feat), 1):

@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.dense.linear import Linear
 
 from ...graph import Graph, cache
-from .._errors import check_constructor
+from .._errors import check_constructor, says_errors
 from .._fused_or_upstream import METHODS, fused_or_upstream, methods_of, warn, why_upstream
 from .._terms import LINEAR
 from .._upstream import Called, is_from
@@ -42,8 +42,6 @@ class FusedConv:
     _node_dim: ClassVar[int] = 0
     # A function of the layer: why its fused forward cannot run, where that is so of this class alone.
     _special_reason: ClassVar[Any] = None
-    # A method ``(x, x_dst, edge_attr)``: the `LayerSpec` of a usual call (`nn.prepared`) with these, or None.
-    _usual_spec: ClassVar[Any] = None
     # The methods when they were last found to be the library's; and what reads them.
     _methods_found: ClassVar[Any] = ()
     _methods_of: ClassVar[Any] = methods_of
@@ -75,6 +73,7 @@ class FusedConv:
             cls._called = Called(library)
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
             forward: Any = cls.forward  # type: ignore[attr-defined]
+            says_errors(forward, "TypeError, ValueError: an argument is not as described, or sizes differ.")
             cls.forward = fused_or_upstream(cls, forward, for_upstream)  # type: ignore[attr-defined]
 
     @classmethod
@@ -124,6 +123,9 @@ class FusedConv:
                 refuse_parameters(self, spec)
             out = self._finish(out, end)
         return out, seed
+
+    def _keeps_features(self) -> bool:
+        return True
 
     def _finisher(self) -> Any:
         """What follows the operator in a usual call."""

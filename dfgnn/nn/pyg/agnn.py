@@ -46,9 +46,6 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
 
         Returns:
             ``[N, F]``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         check_rows(self, "x", x)
         graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)

@@ -64,9 +64,6 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
 
         Returns:
             ``[N, channels]``; and where it is asked for, a pair of the edges and ``[E']``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         recording = torch.compiler.is_compiling()
         asked = isinstance(return_attention_weights, bool)

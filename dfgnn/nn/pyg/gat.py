@@ -71,9 +71,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
             pair of the edges, loops included, and ``[E', H]``, or a SparseTensor of both.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = ends(self, x)
         wanted = wants_attention(return_attention_weights)
@@ -102,9 +99,6 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         values = feat if out is None else feat[..., :1]  # one column suffices for the attention alone
         inputs = values, score_src, score_dst
         return self._result(edge_index, graph, out, inputs, options, dtype, res, wanted)
-
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        return self._spec(edge_attr, x_dst is None or is_first_rows(x_dst, x))
 
     def _spec(self, edge_attr: Tensor | None, is_square: bool) -> LayerSpec:
         """is_square: the destinations are the first sources."""

@@ -61,9 +61,6 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
 
         Returns:
             ``[N, out_channels]``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         check_rows(self, "x", x)
         if is_batch(x):

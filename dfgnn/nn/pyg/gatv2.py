@@ -68,9 +68,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
 
         Returns:
             As :meth:`GATConv.forward`.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = both_ends(self, x)
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
@@ -100,9 +97,6 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         if isinstance(x, Tensor):
             return self.share_weights
         return x[0] is x[1] and self.lin_l is self.lin_r
-
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        return self._spec(x if x_dst is None else (x, x_dst), edge_attr)
 
     def _spec(self, x: Tensor | tuple[Tensor, Tensor], edge_attr: Tensor | None) -> LayerSpec:
         attn, joined = self.att, self._joins_heads()

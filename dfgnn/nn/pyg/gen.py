@@ -61,9 +61,6 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
         Returns:
             ``[N_dst, out_channels]``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = ends(self, x)
         if is_batch(x):

@@ -79,9 +79,6 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
 
         Returns:
             ``[N_dst, out_channels]``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):

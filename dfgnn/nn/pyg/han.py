@@ -54,9 +54,6 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         Returns:
             ``[N, out_channels]`` of each node type, None where no edges lead to it; and where they are asked
             for, the weights ``[number of edge types]`` likewise.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         if any(map(is_batch, x_dict.values())):
             more = edge_index_dict, return_semantic_attention_weights

@@ -80,9 +80,6 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
 
         Returns:
             ``[N, H * C]``, or ``[N, C]`` with ``concat=False``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         check_rows(self, "x", x)
         if is_batch(x):

@@ -73,9 +73,6 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
 
         Returns:
             ``[N, out_channels]`` of each node type in ``x_dict`` that is a destination in the metadata.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         self._check_inputs(x_dict, edge_index_dict)
         edge_index_dict = {kind: for_upstream(edges) for kind, edges in edge_index_dict.items()}

@@ -80,9 +80,6 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         Returns:
             ``[N_dst, H * D * C]``, or ``[N_dst, D * C]`` with ``concat=False``, D being ``dim``; and where
             attention is asked for, a pair of the edges and ``[E, H * D]``, or a SparseTensor of both.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):

@@ -66,9 +66,6 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
 
         Returns:
             ``[N, H * C]``, or ``[N, C]`` with ``concat=False``.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         check_rows(self, "x", x)
         if is_batch(x):

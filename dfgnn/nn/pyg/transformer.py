@@ -69,9 +69,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
         Returns:
             ``[N_dst, H * C]``, or ``[N_dst, C]`` with ``concat=False``; and where attention is asked for, a
             pair of ``edge_index`` and ``[E, H]``, or a SparseTensor of both.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or sizes differ.
         """
         x_src, x_dst = both_ends(self, x)
         graph, _ = graph_of(self, edge_index, x_src, x_dst)
@@ -168,11 +165,6 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             scale=1 / math.sqrt(self.out_channels), dropout_p=self.dropout if self.training else 0.0,
             wide=torch.float32 if is_wide else None,
         )  # fmt: skip
-
-    def _usual_spec(self, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None) -> LayerSpec | None:
-        if self.lin_edge is None or edge_attr is None:
-            return self._spec(None, x) if self.lin_edge is None and edge_attr is None else None
-        return self._spec((edge_attr, self.lin_edge), x)
 
     def _folds(self, attr: Tensor) -> bool:
         if torch.compiler.is_compiling() or attr.dim() != 2:
