@@ -20,27 +20,14 @@ AsFloat::AsFloat(DType& type, const Parallel& parallel, DType also)
   if (on_) type = DType::f32;
 }
 
-float* AsFloat::copy(const void* array, int64_t n, bool filled) {
-  constexpr int64_t kBeyond = 16;  // kernels may read a vector beyond the end
-  copies_.emplace_back(new float[n + kBeyond]);
-  float* const to = copies_.back().get();
-  use_huge_pages(to, n * int64_t(sizeof(float)));
-  if (filled)
-    in_parallel(parallel_, n, [&](int64_t first, int64_t last) {
-      widen(static_cast<const uint16_t*>(array) + first, type_, last - first, to + first);
-    });
-  return to;
+void AsFloat::read(void*& array, int64_t n) {
+  if (on_ && array) arrays_.push_back({&array, array, n, true, false});
 }
 
-void AsFloat::read(const void*& array, int64_t n) {
-  if (on_ && array) array = copy(array, n, true);
-}
+void AsFloat::read(const void*& array, int64_t n) { read(const_cast<void*&>(array), n); }
 
 void AsFloat::write(void*& array, int64_t n, bool also_read) {
-  if (!on_ || !array) return;
-  float* const from = copy(array, n, also_read);
-  results_.push_back({from, array, n});
-  array = from;
+  if (on_ && array) arrays_.push_back({&array, array, n, also_read, true});
 }
 
 void AsFloat::read(EdgeOptions& edge, const Shape& shape) {
@@ -55,11 +42,33 @@ void AsFloat::read(EdgeOptions& edge, const Shape& shape) {
   read(edge.feat, shape.num_edges * shape.heads * shape.dim);
 }
 
-void AsFloat::finish() const {
-  for (const Result& result : results_)
-    in_parallel(parallel_, result.n, [&](int64_t first, int64_t last) {
-      narrow(result.from + first, type_, last - first, static_cast<uint16_t*>(result.to) + first);
-    });
+void AsFloat::begin() {
+  if (!on_) return;
+  // Copies begin at lines of the cache, with at least a line between two: kernels may read a vector beyond
+  // the end of an array.
+  const auto size = [](const Array& array) { return (array.n + 31) / 16 * 16; };
+  int64_t total = 0;
+  for (const Array& array : arrays_) total += size(array);
+  copies_.reset(new float[total + 16]);
+  float* to = copies_.get() + (-reinterpret_cast<uintptr_t>(copies_.get()) % 64) / sizeof(float);
+  use_huge_pages(to, total * int64_t(sizeof(float)));
+  for (const Array& array : arrays_) {
+    if (array.is_read)
+      in_parallel(parallel_, array.n, [&](int64_t first, int64_t last) {
+        widen(static_cast<const uint16_t*>(array.given) + first, type_, last - first, to + first);
+      });
+    *array.place = to;
+    to += size(array);
+  }
+}
+
+void AsFloat::end() const {
+  for (const Array& array : arrays_)
+    if (array.is_written)
+      in_parallel(parallel_, array.n, [&](int64_t first, int64_t last) {
+        narrow(static_cast<const float*>(*array.place) + first, type_, last - first,
+               static_cast<uint16_t*>(array.given) + first);
+      });
 }
 
 }  // namespace dfgnn::cpu

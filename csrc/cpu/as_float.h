@@ -17,29 +17,37 @@ class AsFloat {
   // Makes `type` f32 if it is f16, or `also`. Otherwise the functions below do nothing.
   AsFloat(DType& type, const Parallel& parallel, DType also = DType::f16);
 
-  // Replaces an array of n elements by its copy in float. Null stays.
+  // Name the arrays, of n elements each, that the call reads, that it writes, or that it adds to; null has
+  // none. edge: those of the arrays of the edges that have the features' type.
   void read(const void*& array, int64_t n);
-  // Replaces an array of n elements that the call writes, which finish() writes. also_read: the call adds to
-  // it.
+  void read(void*& array, int64_t n);
   void write(void*& array, int64_t n, bool also_read = false);
-  // Does so for the arrays of the edges that have the features' type.
   void read(EdgeOptions& edge, const Shape& shape);
-  // Converts the results.
-  void finish() const;
+
+  // Replaces the arrays by copies in float, calls f() and converts what it has written.
+  template <class F>
+  void run(const F& f) {
+    begin();
+    f();
+    end();
+  }
 
  private:
-  struct Result {
-    const float* from;
-    void* to;
+  struct Array {
+    void** place;  // where the array's address is, which becomes that of its copy
+    void* given;
     int64_t n;
+    bool is_read, is_written;
   };
-  float* copy(const void* array, int64_t n, bool filled);
+  void begin();
+  void end() const;
 
   DType type_;
   bool on_;
   const Parallel& parallel_;
-  std::vector<std::unique_ptr<float[]>> copies_;
-  std::vector<Result> results_;
+  std::vector<Array> arrays_;
+  // One for all: the system would map memory of several anew in every call.
+  std::unique_ptr<float[]> copies_;
 };
 
 }  // namespace dfgnn::cpu

@@ -120,12 +120,11 @@ void forward(const ForwardParams& given, const Parallel& parallel) {
   floats.read(p.edge, s);
   floats.write(p.out, s.num_dst * value_dim);
   floats.write(p.positive, s.num_dst * value_dim);
-  const int64_t of_head = p.shape.heads * size_of(p.dtype);
+  const int64_t of_head = p.shape.heads * size_of(given.dtype);
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.positive, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.attention, p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype));
-  kernels().forward(p, with_way(parallel));
-  floats.finish();
+  floats.run([&] { kernels().forward(p, with_way(parallel)); });
 }
 
 int64_t edge_scratch(const BackwardParams& p) {
@@ -155,7 +154,7 @@ void backward(const BackwardParams& given, const Parallel& parallel, void* edges
   floats.write(p.grad_query, s.num_dst * dim);
   floats.write(p.grad_key, s.num_src * dim);
   floats.write(p.grad_feat, s.num_edges * dim);
-  const int64_t of_head = p.shape.heads * size_of(p.dtype);
+  const int64_t of_head = p.shape.heads * size_of(given.dtype);
   use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_query, p.shape.num_dst * p.shape.dim * of_head);
   use_huge_pages(p.grad_key, p.shape.num_src * p.shape.dim * of_head);
@@ -164,8 +163,7 @@ void backward(const BackwardParams& given, const Parallel& parallel, void* edges
   for (void* of_edges : {p.grad_bias, p.grad_gate, p.grad_weight, p.grad_raw})
     use_huge_pages(of_edges, edge_heads);
   use_huge_pages(edges, 2 * edge_heads);
-  kernels().backward(p, with_way(parallel), edges);
-  floats.finish();
+  floats.run([&] { kernels().backward(p, with_way(parallel), edges); });
 }
 
 int64_t second_numbers(const Csr& destinations) { return kernels().second_numbers(destinations); }
@@ -188,13 +186,12 @@ void second_order(const SecondParams& given, const Parallel& parallel) {
   if (p.score == Score::dot) floats.write(p.grad_src, s.num_src * dim);
   if (p.score != Score::additive) floats.write(p.grad_dst, s.num_dst * dim);
   floats.write(p.grad_feat, s.num_edges * dim);
-  const int64_t of_head = p.shape.heads * size_of(p.dtype);
+  const int64_t of_head = p.shape.heads * size_of(given.dtype);
   use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_grad_out, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_feat, p.shape.num_edges * p.shape.dim * of_head);
   use_huge_pages(p.numbers, p.shape.num_edges * p.shape.heads * 3 * size_of_acc(p.dtype));
-  kernels().second_order(p, parallel);
-  floats.finish();
+  floats.run([&] { kernels().second_order(p, parallel); });
 }
 
 namespace {
@@ -214,17 +211,15 @@ AsFloat floats_of(ProductParams& p, const Parallel& parallel) {
 
 void sddmm(const ProductParams& given, const Parallel& parallel) {
   ProductParams p = given;
-  const AsFloat floats = floats_of(p, parallel);
-  use_huge_pages(p.edge_out, p.shape.num_edges * p.shape.heads * size_of(p.dtype));
-  kernels().sddmm(p, parallel);
-  floats.finish();
+  AsFloat floats = floats_of(p, parallel);
+  use_huge_pages(p.edge_out, p.shape.num_edges * p.shape.heads * size_of(given.dtype));
+  floats.run([&] { kernels().sddmm(p, parallel); });
 }
 void spmm(const ProductParams& given, const Parallel& parallel) {
   ProductParams p = given;
-  const AsFloat floats = floats_of(p, parallel);
-  use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(p.dtype));
-  kernels().spmm(p, parallel);
-  floats.finish();
+  AsFloat floats = floats_of(p, parallel);
+  use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(given.dtype));
+  floats.run([&] { kernels().spmm(p, parallel); });
 }
 
 namespace {
@@ -240,25 +235,22 @@ AsFloat floats_of(EdgeTermParams& p, const Parallel& parallel) {
 
 void edge_dot(const EdgeTermParams& given, const Parallel& parallel) {
   EdgeTermParams p = given;
-  const AsFloat floats = floats_of(p, parallel);
+  AsFloat floats = floats_of(p, parallel);
   use_huge_pages(p.edge_out, p.num_edges * p.heads * size_of_acc(p.dtype));
-  kernels().edge_dot(p, parallel);
-  floats.finish();
+  floats.run([&] { kernels().edge_dot(p, parallel); });
 }
 void edge_sum(const EdgeTermParams& given, const Parallel& parallel) {
   EdgeTermParams p = given;
-  const AsFloat floats = floats_of(p, parallel);
-  use_huge_pages(p.out, p.num_rows * p.heads * p.width * size_of(p.dtype));
-  kernels().edge_sum(p, parallel);
-  floats.finish();
+  AsFloat floats = floats_of(p, parallel);
+  use_huge_pages(p.out, p.num_rows * p.heads * p.width * size_of(given.dtype));
+  floats.run([&] { kernels().edge_sum(p, parallel); });
 }
 void edge_outer(const EdgeTermParams& given, const Parallel& parallel) {
   EdgeTermParams p = given;
   AsFloat floats = floats_of(p, parallel);
   floats.write(p.edge_out, p.num_edges * p.dim);
-  use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(p.dtype));
-  kernels().edge_outer(p, parallel);
-  floats.finish();
+  use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(given.dtype));
+  floats.run([&] { kernels().edge_outer(p, parallel); });
 }
 
 namespace {
@@ -277,21 +269,19 @@ AsFloat floats_of(EdgeProductParams& p, const Parallel& parallel) {
 
 void edge_products(const EdgeProductParams& given, const Parallel& parallel) {
   EdgeProductParams p = given;
-  const AsFloat floats = floats_of(p, parallel);
+  AsFloat floats = floats_of(p, parallel);
   const int64_t of_edges = p.num_edges * p.heads;
   use_huge_pages(p.score, of_edges * size_of_acc(p.dtype));
-  use_huge_pages(p.edge_out, of_edges * p.dim * size_of(p.dtype));
-  kernels().edge_products(p, parallel);
-  floats.finish();
+  use_huge_pages(p.edge_out, of_edges * p.dim * size_of(given.dtype));
+  floats.run([&] { kernels().edge_products(p, parallel); });
 }
 void edge_products_backward(const EdgeProductParams& given, const Parallel& parallel) {
   EdgeProductParams p = given;
-  const AsFloat floats = floats_of(p, parallel);
-  const int64_t of_row = int64_t(p.heads) * p.dim * size_of(p.dtype);
+  AsFloat floats = floats_of(p, parallel);
+  const int64_t of_row = int64_t(p.heads) * p.dim * size_of(given.dtype);
   use_huge_pages(p.out, p.num_rows * of_row);
   use_huge_pages(p.edge_out, p.num_edges * of_row);
-  kernels().edge_products_backward(p, parallel);
-  floats.finish();
+  floats.run([&] { kernels().edge_products_backward(p, parallel); });
 }
 void pair_scores(const PairScoreParams& p, const Parallel& parallel) {
   use_huge_pages(p.new_positive, p.num_edges * p.heads * p.dim);
@@ -330,7 +320,7 @@ void terms(const TermsParams& given, const Parallel& parallel) {
   TermsParams p = given;
   AsFloat floats(p.dtype, parallel);
   read_terms(floats, p);
-  kernels().terms(p, parallel);
+  floats.run([&] { kernels().terms(p, parallel); });
 }
 void terms_backward(const TermsBackwardParams& given, const Parallel& parallel) {
   TermsBackwardParams p = given;
@@ -341,8 +331,7 @@ void terms_backward(const TermsBackwardParams& given, const Parallel& parallel) 
   floats.write(p.grad_feat, p.of.num_rows[0] * of_row, true);
   for (int k = 0; k < kTermsSums; ++k)
     if (k == 2 || !p.of.vectors_are_acc) floats.write(p.sums[k], int64_t(p.of.heads) * p.of.vector_dim);
-  kernels().terms_backward(p, parallel);
-  floats.finish();
+  floats.run([&] { kernels().terms_backward(p, parallel); });
 }
 // An eighth of kMostTermsParts is enough for the threads of a CPU.
 int64_t terms_parts(const TermsParams& p) {
@@ -456,19 +445,13 @@ void block_attention(const BlockParams& given, BlockPass pass, const Parallel& p
   for (const void** key : {&p.key, &p.of_key}) floats.read(*key, keys * p.dim);
   for (const void** value : {&p.value, &p.of_value}) floats.read(*value, keys * p.value_dim);
   floats.read(p.grad_out, rows * p.value_dim);
-  if (pass == BlockPass::forward) {
-    floats.write(p.out, rows * p.value_dim);
-  } else {
-    const void* out = p.out;
-    floats.read(out, rows * p.value_dim);
-    p.out = const_cast<void*>(out);
-  }
+  pass == BlockPass::forward ? floats.write(p.out, rows * p.value_dim)
+                             : floats.read(p.out, rows * p.value_dim);
   floats.write(p.grad_query, rows * p.dim);
   floats.write(p.grad_key, keys * p.dim);
   floats.write(p.grad_value, keys * p.value_dim);
   floats.write(p.grad_grad_out, rows * p.value_dim);
-  run_pass(p, pass, parallel);
-  floats.finish();
+  floats.run([&] { run_pass(p, pass, parallel); });
 }
 
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }
