@@ -128,11 +128,13 @@ def trainer(kind, dtype, graph, rows, device, shared):
         net = DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     x, labels, mask, count = rows
+    chosen = mask.nonzero().squeeze(1)  # once: each x[mask] waits for the device
+    targets = labels[chosen]
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        logits = net(graph, x)[mask]
-        loss = F.cross_entropy(logits.float(), labels[mask], reduction="sum") / count
+        logits = net(graph, x).index_select(0, chosen)
+        loss = F.cross_entropy(logits.float(), targets, reduction="sum") / count
         (loss * times).backward()
         optimizer.step()
         return loss.detach()

@@ -8,7 +8,9 @@ traces, where they become dfgnn's operators and views, and as they are where a g
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -101,19 +103,11 @@ def rows(spec: Spec) -> Tensor:
 
 
 def product(specs: Sequence[Spec]) -> Tensor:
-    factors = [rows(spec) for spec in specs]
-    out = factors[0]
-    for factor in factors[1:]:
-        out = out * factor
-    return out
+    return functools.reduce(operator.mul, map(rows, specs))
 
 
 def total(specs: Sequence[Spec]) -> Tensor:
-    terms = [rows(spec) for spec in specs]
-    out = terms[0]
-    for term in terms[1:]:
-        out = out + term
-    return out
+    return functools.reduce(operator.add, map(rows, specs))
 
 
 def _order(layout: Layout) -> tuple[list[int], int, int]:

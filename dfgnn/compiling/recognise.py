@@ -115,16 +115,11 @@ class Recogniser:
         score, maximum, shift = self._score(above, dim, gathered.at, inner, eps + least)
         if any(map(forms.is_written, (*inner, score))):
             return self._refuse(node, "a tensor of it is written to in place")
-        if not math.isfinite(eps) or eps < 0:
-            return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
         if least > 0 and (maximum is None or eps > 0 or least > 1):
             return self._refuse(node, f"the sum is clamped to {least:g}, which changes the weights")
-        sink = None
-        if eps > 0:
-            # Behind the maximum the sum is at least 1, and what is less than its rounding is nothing.
-            if maximum is not None and eps > torch.finfo(value(above).dtype).eps:
-                return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
-            sink = None if maximum is not None else _sink(eps, shift)
+        if _changes_weights(eps, maximum, above):
+            return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
+        sink = None if eps == 0 or maximum is not None else _sink(eps, shift)
         return Softmax(node, score, dim, gathered.at, source, sink, tuple(inner), maximum)
 
     def _without_eps(self, node: Any, inner: list[Node]) -> tuple[Any, float, float]:
@@ -255,13 +250,20 @@ class Recogniser:
             return None
         inner += [norm.node, norm.src]
         score, maximum, shift = self._score(norm.src, norm.dim, norm.at, inner, eps + least)
-        if least > 0 or eps <= 0 or not math.isfinite(eps):
+        if least > 0 or eps == 0:
             return self._refuse(node, "rows without edges are 0 divided by 0 in it, and have to stay NaN")
-        if maximum is not None and eps > torch.finfo(value(norm.src).dtype).eps:
+        if _changes_weights(eps, maximum, norm.src):
             return self._refuse(node, f"{eps:g} is added to the sum, which changes the weights")
         sink = None if maximum is not None else _sink(eps, shift)
         softmax = Softmax(norm.src, score, norm.dim, norm.at, norm.node, sink, tuple(inner), maximum)
         return self._weighted(total, own, softmax, node)
+
+
+def _changes_weights(eps: float, maximum: Node | None, exponentials: Node) -> bool:
+    """Whether a number that is added to a sum of exponentials is no sink. Behind the maximum the sum is at
+    least 1, and what is less than its rounding is nothing."""
+    most = math.inf if maximum is None else torch.finfo(value(exponentials).dtype).eps
+    return not 0 <= eps <= most or math.isinf(eps)
 
 
 def _sink(eps: float, shift: Node | float) -> tuple[float, Node | None]:

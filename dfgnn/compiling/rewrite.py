@@ -18,9 +18,10 @@ from .report import Found, Report
 
 # Attention of fewer numbers, edges x heads x columns in the mean over a graph, is left to Inductor, by the
 # type of device: launches are most of its time there. Measured on an H200, times as fast as Inductor's: GAT
-# of 17 million numbers 0.93, 25 and 42 million 1.06 to 2.4, 67 million 1.23, 268 million 1.79; dot products
-# with projected edges of 11 million 0.74, 67 million 1.22. It is twice as many within CUDA graphs, which sort
-# the edges at every replay, and for a sum without a softmax, for which alone they are sorted.
+# of 17 million numbers 0.93, 25 million 1.11, 42 million 1.06, 67 million 1.23, 268 million 1.79; GATv2 of 25
+# million 1.16, 42 million 2.4; dot products with projected edges of 11 million 0.74, 67 million 1.22. It is
+# twice as many within CUDA graphs, which sort the edges at every replay, and for a sum without a softmax of
+# its own, for which alone they are sorted.
 MIN_ELEMENTS = {"cuda": 20_000_000}
 
 

@@ -12,11 +12,6 @@ from torch import Tensor
 
 from ..runtime import ops as _ops
 from ..runtime.arguments import (
-    NEED_BIAS,
-    NEED_DST,
-    NEED_FEAT,
-    NEED_GATE,
-    NEED_WEIGHT,
     PLAN_LAYERS,
     SCORE_OF_NUMBER,
     SCORES,
@@ -49,37 +44,12 @@ def _results(op) -> str:
 # ---- attention. Tensors of nodes are [N, H, D] if heads is 0, else [N, heads * D] --------------------------
 
 
-def _forward_fake(plan, num_dst, num_edges, heads, score, *args):
-    value, (return_attention, save_positive) = args[0], args[-2:]
-    acc = _ops.acc_type(value.dtype)
-    shape = (num_dst, value.shape[1]) if heads else (num_dst, *value.shape[1:])
-    heads, dim = (heads, value.shape[1] // heads) if heads else value.shape[1:]
-    positive = mass = attention = None
-    if save_positive:
-        positive = value.new_empty(num_dst, heads, dim)
-        mass = value.new_empty(num_dst, heads, dtype=acc)
-    if return_attention:
-        attention = value.new_empty(num_edges, heads, dtype=acc)
-    return value.new_empty(shape), value.new_empty(num_dst, heads, 2, dtype=acc), positive, mass, attention
+def _forward_fake(plan, num_dst, num_edges, heads, score, value, *args):
+    return _ops.forward_fake(num_dst, num_edges, heads, value, *args[-2:])
 
 
 def _backward_fake(plan, num_dst, num_edges, heads, grad_out, grad_attention, score, *args):
-    t, need = Tensors(*args[: len(Tensors._fields)]), args[-1]
-    heads = heads or t.value.shape[1]
-    acc = _ops.acc_type(t.value.dtype)
-
-    def like(x: Tensor | None, wanted: bool = True) -> Tensor | None:
-        return None if x is None or not wanted else x.new_empty(x.shape)
-
-    def of_edges(x: Tensor | None, bit: int) -> Tensor | None:
-        return t.value.new_empty(num_edges, heads, dtype=acc) if x is not None and need & bit else None
-
-    attn = None if t.attn is None else t.value.new_empty(1, heads, t.attn.numel() // heads, dtype=acc)
-    return (
-        like(t.value), like(t.src), like(t.dst, score != _ADDITIVE or bool(need & NEED_DST)), attn,
-        of_edges(t.edge_bias, NEED_BIAS), of_edges(t.edge_gate, NEED_GATE),
-        of_edges(t.edge_weight, NEED_WEIGHT), like(t.edge_feat, bool(need & NEED_FEAT)),
-    )  # fmt: skip
+    return _ops.backward_fake(num_edges, heads, score, Tensors(*args[: len(Tensors._fields)]), args[-1])
 
 
 _edges.define_planned(

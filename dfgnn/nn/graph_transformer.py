@@ -9,7 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..functional.dot import dot
+from .. import functional
 from ..runtime.attention_options import EdgeTerm, Projected
 from ._errors import blaming, check_constructor, wrong_argument, wrong_features
 from ._graph import rows_in_use, split_ends
@@ -65,7 +65,7 @@ class GraphTransformerConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16), edge_bias=bias)  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(dot)
+    attention: Any = staticmethod(functional.dot_attention)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 

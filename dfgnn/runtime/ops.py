@@ -12,7 +12,17 @@ from torch import library
 
 from . import library as _library
 from . import torch_internals as internals
-from .arguments import NEED_BIAS, NEED_DST, NEED_FEAT, NEED_GATE, NEED_WEIGHT, SCORES, Backward, Forward
+from .arguments import (
+    NEED_BIAS,
+    NEED_DST,
+    NEED_FEAT,
+    NEED_GATE,
+    NEED_WEIGHT,
+    SCORES,
+    Backward,
+    Forward,
+    Tensors,
+)
 
 ops, aten = torch.ops.dfgnn, torch.ops.aten
 
@@ -170,58 +180,63 @@ def per_edge(x, grad):
 # ---- fake kernels ----------------------------------------------------------------------------------------
 
 
-def _optional(like: torch.Tensor, shape, dtype: torch.dtype, wanted: bool) -> torch.Tensor:
-    """An empty tensor of this shape; like the kernels', of shape [0] for a result that is not wanted."""
-    return like.new_empty(shape if wanted else (0,), dtype=dtype)
-
-
 @library.register_fake("dfgnn::attention_forward")
 def _(*args):
-    a = Forward(*args)
-    return forward_fake(a, a.indices.shape[0])
+    a, acc = Forward(*args), acc_type(args[1].dtype)
+    made = forward_fake(a.num_dst, a.indices.shape[0], 0, a.value, a.return_attention, a.save_positive)
+    return _without_none(a.value, made, (None, None, None, acc, acc))
 
 
-def forward_fake(a, num_edges: int):
-    """Empty results of forward. a: arguments by name, of the operator on a graph or on a traced graph."""
-    value, rows = a.value, (a.num_dst, a.value.shape[1])
+def _without_none(like: torch.Tensor, made: Any, dtypes: Any) -> tuple[torch.Tensor, ...]:
+    """The results with tensors [0] of these dtypes for those that are None, as the operators return them that
+    take all tensors of a graph."""
+    return tuple(like.new_empty(0, dtype=dtype) if x is None else x for x, dtype in zip(made, dtypes))
+
+
+def forward_fake(num_dst, num_edges, heads, value, return_attention: bool, save_positive: bool) -> tuple:
+    """Empty results of forward, None for those that are not asked for. value: [N, H, D], or if heads is not 0
+    [N, heads * D]."""
     acc = acc_type(value.dtype)
-    return (
-        value.new_empty(*rows, value.shape[2]),
-        value.new_empty(*rows, 2, dtype=acc),
-        _optional(value, (*rows, value.shape[2]), value.dtype, a.save_positive),
-        _optional(value, rows, acc, a.save_positive),
-        _optional(value, (num_edges, rows[1]), acc, a.return_attention),
-    )
+    shape = (num_dst, value.shape[1]) if heads else (num_dst, *value.shape[1:])
+    heads, dim = (heads, value.shape[1] // heads) if heads else value.shape[1:]
+    positive = mass = attention = None
+    if save_positive:
+        positive = value.new_empty(num_dst, heads, dim)
+        mass = value.new_empty(num_dst, heads, dtype=acc)
+    if return_attention:
+        attention = value.new_empty(num_edges, heads, dtype=acc)
+    return value.new_empty(shape), value.new_empty(num_dst, heads, 2, dtype=acc), positive, mass, attention
 
 
 @library.register_fake("dfgnn::attention_backward")
 def _(*args):
     a = Backward(*args)
+    acc, t = acc_type(a.value.dtype), Tensors(*(getattr(a, name) for name in Tensors._fields))
     # How many partial sums attn's gradient has depends on the kernels, so that this number is symbolic here.
     parts = library.get_ctx().new_dynamic_size() if a.attn is not None else 0
-    return backward_fake(a, a.indices.shape[0], parts)
+    attn = a.value.new_empty(parts, *a.value.shape[1:], dtype=acc)
+    made = backward_fake(a.indices.shape[0], 0, a.score, t, a.need)
+    dst = acc if a.score == SCORES["additive"] else None
+    return _without_none(a.value, (*made[:3], attn, *made[4:]), (None, None, dst, acc, acc, acc, acc, None))
 
 
-def backward_fake(a, num_edges: int, parts: int):
-    """Empty results of backward. parts: the number of partial sums of attn's gradient."""
-    value, additive = a.value, a.score == SCORES["additive"]
-    acc, edge_heads = acc_type(value.dtype), (num_edges, value.shape[1])
+def backward_fake(num_edges, heads, score: int, t: Tensors, need: int) -> tuple:
+    """Empty results of backward, None for those that are not needed. heads: as in `forward_fake`."""
+    heads = heads or t.value.shape[1]
+    acc = acc_type(t.value.dtype)
 
-    def edge(x, bit):
-        return _optional(value, edge_heads, acc, x is not None and bool(a.need & bit))
+    def like(x: torch.Tensor | None, wanted: bool = True) -> torch.Tensor | None:
+        return None if x is None or not wanted else x.new_empty(x.shape)
 
-    need_dst = a.dst is not None and (not additive or bool(a.need & NEED_DST))
-    need_feat = a.edge_feat is not None and bool(a.need & NEED_FEAT)
+    def of_edges(x: torch.Tensor | None, bit: int) -> torch.Tensor | None:
+        return t.value.new_empty(num_edges, heads, dtype=acc) if x is not None and need & bit else None
+
+    attn = None if t.attn is None else t.value.new_empty(1, heads, t.attn.numel() // heads, dtype=acc)
     return (
-        torch.empty_like(value),
-        torch.empty_like(a.src) if a.src is not None else value.new_empty(0),
-        torch.empty_like(a.dst) if need_dst else value.new_empty(0, dtype=acc if additive else None),
-        value.new_empty((parts, *value.shape[1:]), dtype=acc),
-        edge(a.edge_bias, NEED_BIAS),
-        edge(a.edge_gate, NEED_GATE),
-        edge(a.edge_weight, NEED_WEIGHT),
-        torch.empty_like(a.edge_feat) if need_feat else value.new_empty(0),
-    )
+        like(t.value), like(t.src), like(t.dst, score != SCORES["additive"] or bool(need & NEED_DST)), attn,
+        of_edges(t.edge_bias, NEED_BIAS), of_edges(t.edge_gate, NEED_GATE),
+        of_edges(t.edge_weight, NEED_WEIGHT), like(t.edge_feat, bool(need & NEED_FEAT)),
+    )  # fmt: skip
 
 
 @library.register_fake("dfgnn::sddmm")

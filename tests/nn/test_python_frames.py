@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dfgnn
-from dfgnn import Graph
+from dfgnn import Graph, nn
 from dfgnn.nn import dgl as dgl_layers
 
 torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
@@ -82,6 +82,7 @@ STEPS = {
     "dgl GATConv": (26, 9),
     "dgl GATv2Conv": (26, 9),
     "dgl DotGatConv": (25, 9),
+    "ours GraphTransformerConv": (25, 9),
     "pyg GATConv edges": (41, 21),
     "pyg TransformerConv edges": (37, 18),
     "pyg GATv2Conv edges": (42, 22),
@@ -110,7 +111,7 @@ def test_a_training_step(name):
         arguments = features, edge_index, *extra
     else:
         graph = Graph.from_edge_index(edge_index, num_nodes=NODES).add_self_loops()
-        conv = getattr(dgl_layers, layer)(8, 4, num_heads=2)
+        conv = getattr(dgl_layers if library == "dgl" else nn, layer)(8, 4, num_heads=2)
         arguments = graph, (x, x.clone()) if kind == "pair" else x
 
     def step():

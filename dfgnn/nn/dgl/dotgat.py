@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...functional.dot import dot
+from ... import functional
 from .._graph import split_ends
 from .._layer import AttentionLayer
 from ..whole.spec import LayerSpec
@@ -37,7 +37,7 @@ class DotGatConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(dot)
+    attention: Any = staticmethod(functional.dot_attention)
 
     # True only with two projections: given a pair of features, DGL's layer with one projection raises an
     # error.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.gat import gat
+from ... import functional
 from ...graph import Graph
 from .._errors import check_fits, projected
 from .._graph import split_ends
@@ -21,7 +21,7 @@ from ..whole.spec import LayerSpec
 class AdditiveConv(LeakyLayer):
     """Projections and both ends' score terms of additive attention, and a bias, which a subclass sets."""
 
-    attention: Any = staticmethod(gat)
+    attention: Any = staticmethod(functional.gat_attention)
     bias: Tensor | None
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...functional.gat import gatv2
+from ... import functional
 from .._graph import split_ends
 from .._layer import LeakyLayer, dropout_p, xavier, zero
 from ..whole.spec import LayerSpec
@@ -45,7 +45,7 @@ class GATv2Conv(LeakyLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(gatv2)
+    attention: Any = staticmethod(functional.gatv2_attention)
 
     FUSED_OPTIONS = (
         "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "

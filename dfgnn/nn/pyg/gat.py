@@ -8,7 +8,7 @@ import torch
 import torch_geometric.nn
 from torch import Tensor, nn
 
-from ...functional.gat import gat
+from ... import functional
 from ...runtime.attention_options import EdgeTerm
 from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
@@ -47,7 +47,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         "bias residual"
     )
 
-    attention: Any = staticmethod(gat)
+    attention: Any = staticmethod(functional.gat_attention)
 
     def forward(
         self,

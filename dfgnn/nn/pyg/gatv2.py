@@ -8,7 +8,7 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ...functional.gat import gatv2
+from ... import functional
 from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
@@ -50,7 +50,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         "bias share_weights residual"
     )
 
-    attention: Any = staticmethod(gatv2)
+    attention: Any = staticmethod(functional.gatv2_attention)
 
     def forward(
         self,

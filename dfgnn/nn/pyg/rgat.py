@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...engine.compiler_graph import EdgeList
-from ...functional.gat import gat
 from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm
 from ...runtime.transforms import any_batched
@@ -49,7 +48,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         out = conv(torch.randn(100, 16), edge_index, edge_type)  # [100, 32]
     """
 
-    attention: Any = staticmethod(gat)
+    attention: Any = staticmethod(functional.gat_attention)
 
     def reset_parameters(self) -> None:
         """torch_geometric's, which computes the value of `l2` but does not assign it: in a new layer `l2`

@@ -10,8 +10,6 @@ import torch_geometric.nn
 from torch import Tensor
 
 from ... import functional
-from ...functional.dot import dot
-from ...functional.gat import gat
 from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr
@@ -46,8 +44,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         loss = out.square().mean() + conv.get_attention_loss()
     """
 
-    attention: Any = staticmethod(gat)
-    dot_attention: Any = staticmethod(dot)
+    attention: Any = staticmethod(functional.gat_attention)
+    dot_attention: Any = staticmethod(functional.dot_attention)
 
     def forward(
         self,

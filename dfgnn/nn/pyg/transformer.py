@@ -9,7 +9,7 @@ import torch
 import torch_geometric.nn
 from torch import Tensor
 
-from ...functional.dot import dot
+from ... import functional
 from ...graph import Graph, GraphPart
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import in_autocast
@@ -48,7 +48,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     FUSED_OPTIONS = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
-    attention: Any = staticmethod(dot)
+    attention: Any = staticmethod(functional.dot_attention)
 
     def forward(
         self,
