@@ -18,8 +18,9 @@ RUN := $(VENV)/bin/python
 PYTEST = timeout --foreground --signal=ABRT --kill-after=60 $(LIMIT) $(RUN) -m pytest
 PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
 # Every score, dtype, lane layout and edge tensor once; not all combinations, which make test runs.
-ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_products.py \
-  -k "edge_features or wide_heads or gate or mask or edge_softmax or agnn or one_weight"
+ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_every_function.py \
+  -k "options_together and (isolated or sorted or super_row) or wide_heads or test_mask \
+    or accuracy and (softmax or agnn or sddmm)"
 # Prints the instruction sets below this processor's best, with which make test runs.
 LOWER_ISAS = import torch; best = torch.backends.cpu.get_cpu_capability(); \
   print(*{'AVX2': ['base'], 'AVX512': ['base', 'avx2']}.get(best, []))

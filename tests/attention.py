@@ -18,7 +18,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SCORE_INPUTS = (
     *("score_src", "score_dst", "bias", "gate", "edge_score", "edge_key", "edge_both", "edge_attr"),
     *("edge_key_weight", "edge_key_bias", "edge_both_weight", "edge_both_bias"),
-    *("query", "key", "att"),
+    *("query", "key", "att", "sink"),
 )
 VALUES = {"gat": "value", "gatv2": "key", "dot": "value"}
 #: The name of the term of edges that `make_inputs` adds to the score.

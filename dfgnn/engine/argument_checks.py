@@ -18,7 +18,7 @@ from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NO_EDGES, EdgeArgs, EdgeTerms
 from ..runtime.attention_options import AttentionResult, EdgeTerm, Projected
-from ..runtime.eager import in_autocast, transformed
+from ..runtime.eager import in_autocast, transformed, without_autocast
 from ..sparse.csr import no_tensor
 from . import compiler_graph as _edges
 from .compiler_graph import EdgeList, is_traced
@@ -407,8 +407,11 @@ def check_term(check: Checker, name: str, x: Any, heads: int, size: int | None) 
 def projected(check: Checker, x: Tensor | Projected, heads: int, size: int | None) -> Tensor:
     """A term that has been checked, as a tensor [E, H, D], or [E, H] of numbers."""
     if isinstance(x, Projected):
-        # In use twice: the attributes of unused edges may be NaN, and kernels do not write their gradients.
-        rows = check.in_use(F.linear(check.in_use(x.attr), x.weight, x.bias))
+        # Kernels take rows of the features' dtype, which `_cast` has given the projection; autocast would
+        # round the product. In use twice: the attributes of unused edges may be NaN, and kernels do not write
+        # their gradients.
+        with without_autocast(x.attr):
+            rows = check.in_use(F.linear(check.in_use(x.attr), x.weight, x.bias))
         return rows if size is None else rows.unflatten(1, (heads, size))
     rows = check.in_use(x)
     return rows if size is None or rows.dim() == 3 else rows.unsqueeze(1).expand(-1, heads, -1)

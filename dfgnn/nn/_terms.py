@@ -22,6 +22,7 @@ __all__ = [
     "is_plain",
     "is_untouched",
     "plain_linear",
+    "score_terms",
 ]
 
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
@@ -134,3 +135,12 @@ def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor
     weight: Tensor = linear.weight  # type: ignore[assignment]
     folded = torch.einsum("khd,hdf->khf", stacked, weight.unflatten(0, stacked.shape[1:]))
     return F.linear(x, folded.flatten(0, 1)).unflatten(-1, folded.shape[:2]).unbind(-2)
+
+
+def score_terms(linear: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
+    """<W x, a> per head for each a of ``vectors [1, H, D]``: ``[N, *, H]`` each. feat: W x, ``[N, *, H, D]``,
+    if it has been computed."""
+    if folds(linear, x, vectors[0].numel()):
+        return folded_terms(linear, x, *vectors)
+    feat = linear(x).unflatten(-1, vectors[0].shape[1:]) if feat is None else feat
+    return tuple((feat * vector).sum(-1) for vector in vectors)

@@ -24,14 +24,17 @@ class Case(NamedTuple):
     folded: bool | None = None
     at_edges: bool = False  # whether the sources' rows are those of the edges
 
-    def tensors(self, graph, d=2, v=3, k=2, dtype=torch.float64, batch=True):
+    def tensors(self, graph, d=2, v=3, k=2, dtype=torch.float64, batch=True, h=H):
         generator = torch.Generator().manual_seed(0)
-        sizes = dict(b=B, n=graph.num_src, m=graph.num_dst, e=graph.num_edges, h=H, d=d, v=v, k=k, o=1)
-        sizes |= dict(D=H * d, V=H * v)
+        sizes = dict(b=B, n=graph.num_src, m=graph.num_dst, e=graph.num_edges, h=h, d=d, v=v, k=k, o=1)
+        sizes |= dict(D=h * d, V=h * v)
         found = {}
         for name, letters in (part.split(":") for part in self.text.split()):
             shape = [sizes[x] for x in letters if batch or x != "b"]
-            found[name] = torch.randn(shape, dtype=dtype, generator=generator).to(graph.device)
+            x = torch.randn(shape, dtype=torch.float64, generator=generator)
+            # Scores and projections of the size of 1.
+            x = x / shape[-1] ** 0.5 if name == "att" or name.endswith("_weight") else x
+            found[name] = x.to(graph.device, dtype)
         return found
 
     @property
@@ -86,6 +89,9 @@ CASES = {
     "gatv2 projected": Case(
         "gatv2", "key:bnhd query:bmhd att:hd edge_attr:ek edge_key_weight:Dk gate:e"
     ),
+    "gat projected": Case(
+        "gat", "value:bnhd score_src:bnh score_dst:bmh edge_attr:ek edge_score_weight:hk edge_score_bias:h"
+    ),
     "gatv2 sink": Case("gatv2", "key:bnhd query:bmhd att:hd sink:h"),
     "dot": Case("dot_attention", QKV, {"scale": 0.7}),
     "dot sink": Case("dot_attention", f"{QKV} sink:h"),
@@ -96,6 +102,8 @@ CASES = {
     "terms shared": Case("dot_attention", f"{QKW} edge_key:ed edge_value:ev"),
     "terms of heads, shared": Case("dot_attention", f"{QKW} edge_key:behd edge_value:ev"),
     "terms shared, of heads": Case("dot_attention", f"{QKW} edge_key:ed edge_value:ehv"),
+    "term in keys": Case("dot_attention", f"{QKW} edge_key:ehd"),
+    "term shared in keys": Case("dot_attention", f"{QKW} edge_key:ed"),
     "terms in values": Case("dot_attention", f"{QKW} edge_value:ehv"),
     "terms shared in values": Case("dot_attention", f"{QKW} edge_value:ev"),
     "one term shared": Case("dot_attention", f"{QKV} edge_both:ed", WEIGHTS),
@@ -114,6 +122,7 @@ CASES = {
     "flex": Case("flex_attention", f"{QKV} params:hd", {"score_fn": scores}),
     "flex edges": Case("flex_attention", f"{QKV} edge_attr:ehd params:hd", {"score_fn": scores}),
     "softmax": Case("edge_softmax", "score:eh"),
+    "softmax sink": Case("edge_softmax", "score:eh sink:h"),
     "sddmm": Case("sddmm", "query:bmhd key:bnhd"),
     "spmm": Case("spmm", "value:bnhd weight:beh"),
     "spmm shared": Case("spmm", "value:bnhd weight:e"),
@@ -123,6 +132,8 @@ PROJECTED = {
     "projections with biases": (
         f"{QKW} edge_attr:ek edge_key_weight:Dk edge_key_bias:D edge_value_weight:Vk edge_value_bias:V"
     ),
+    "projection of keys": f"{QKW} edge_attr:ek edge_key_weight:Dk edge_key_bias:D",
+    "term of heads, projection": f"{QKW} edge_key:ehd edge_attr:ek edge_value_weight:Vk",
     "projection of values": f"{QKW} edge_attr:ek edge_value_weight:Vk edge_value_bias:V",
     "one projection": f"{QKV} edge_attr:ek edge_both_weight:Dk edge_both_bias:D",
 }

@@ -89,26 +89,6 @@ def test_groups_of_short_rows(monkeypatch, score, name, isa):
         check(score, graph, make_inputs(score, graph, heads, dim, dtype), note=f"H={heads} D={dim} {dtype}: ")
 
 
-@covered(
-    heads=[1, 3, 8],
-    dtype=[torch.float32, torch.bfloat16],
-    score=SCORES,
-    name=["isolated", "sorted"],
-    per_head=[1, "H"],
-)
-def test_options_of_grouped_rows(monkeypatch, score, dtype, heads, name, per_head):
-    monkeypatch.setenv("DFGNN_CPU_ROWS", "grouped")
-    graph = make_graph(name)
-    options = {"term": True, "weight": per_head, "gate": per_head}
-    inputs = make_inputs(score, graph, heads, 8, dtype, **options)
-    mask = torch.rand((graph.num_edges, heads) if per_head == "H" else (graph.num_edges,)) < 0.7
-    seed = torch.tensor([5])
-    check(score, graph, inputs, mask=mask, dropout_p=0.2, generator=seed)
-    check(score, graph, inputs, mask=mask, return_attention=True)
-    del inputs["gate"]
-    check(score, graph, inputs, note="no gate: ", dropout_p=0.2, generator=seed)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("score", SCORES)
 def test_numbers_that_are_not_finite_reach_their_rows_only(monkeypatch, score, way):

@@ -1,7 +1,5 @@
 """What edges bring to the attention: gate, mask, features, a bias on either side of the activation."""
 
-import itertools
-
 import pytest
 import torch
 from attention import DTYPES, SCORES, check, function, make_inputs, run
@@ -12,19 +10,54 @@ YES_OR_NO = False, True
 FEATURES = [("gat", "value"), ("gatv2", "key"), ("dot", "key"), ("dot", "value"), ("dot", "both")]
 
 
+# A graph, heads, and their size.
 CASES = [
     ("mixed_degrees", 3, 8), ("isolated", 1, 33), ("super_row", 2, 4), ("super_source", 8, 7),
     ("duplicates", 4, 32), ("fewer_sources", 2, 300), ("fewer_destinations", 3, 64), ("sorted", 1, 1),
-    ("no_edges", 2, 8), ("no_nodes", 1, 4), ("one_edge", 3, 16),
+    ("no_edges", 2, 8), ("no_destinations", 3, 8), ("one_edge", 3, 16), ("super_row", 2, 64),
+    ("no_nodes", 1, 4), ("sorted", 4, 16),
 ]  # fmt: skip
 
 
-@covered(features=FEATURES, dtype=DTYPES, case=CASES)
-def test_edge_features(device, features, dtype, case):
+@covered(
+    features=[*((score, None) for score in SCORES), *FEATURES], bias=[False, True, "bias"],
+    gate=[None, 1, "H"],
+    weight=[None, 1, "H"], mask=[None, 1, "H"], dropout=YES_OR_NO, slope=[None, 0.2, 0.0, -0.5, 1.5],
+    out_bias=YES_OR_NO, sink=YES_OR_NO, attention=YES_OR_NO, without=YES_OR_NO, wide=YES_OR_NO, dtype=DTYPES,
+    case=CASES, rows=[None, "grouped", "single"],
+)  # fmt: skip
+def test_options_together(
+    device, monkeypatch, features, bias, gate, weight, mask, dropout, slope, out_bias, sink, attention,
+    without, wide, dtype, case, rows,
+):  # fmt: skip
+    """wide: numbers of edges, and terms of GAT's scores, in float32 beside features of 16 bits; without: GAT
+    without the term of the destinations; rows: how the CPU computes short ones."""
+    if rows:
+        monkeypatch.setenv("DFGNN_CPU_ROWS", rows)
     (score, where), (name, heads, dim) = features, case
-    graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, heads, dim, dtype, edge=f"edge_{where}")
-    check(score, graph, inputs)
+    graph, edge = make_graph(name, device), where and f"edge_{where}"
+    if score == "dot" and slope not in (None, 1.0) and where in ("key", "both") and bias == "bias":
+        bias = False  # it is added behind the LeakyReLU, the key's features before it
+    inputs = make_inputs(score, graph, heads, dim, dtype, term=bias, gate=gate, weight=weight, edge=edge)
+    if out_bias:
+        inputs["out_bias"] = torch.randn(heads, dim).to(device, dtype)
+    if sink:
+        inputs["sink"] = torch.randn(heads).to(device, dtype)
+    if wide:
+        of_edges = {"bias", "edge_score", "gate", "weight", "score_src", "score_dst", "sink"}
+        inputs |= {n: x.float() for n, x in inputs.items() if n in of_edges and dtype.itemsize == 2}
+    if without and score == "gat":
+        inputs["score_dst"] = None
+    options = {"return_attention": True} if attention else {}
+    if slope is not None:
+        options["negative_slope"] = slope
+    if mask:
+        shape = (graph.num_edges,) if mask == 1 else (graph.num_edges, heads)
+        options["mask"] = torch.rand(shape, device=device) < 0.7
+    if dropout:
+        options |= {"dropout_p": 0.4, "generator": torch.tensor([77], device=device)}
+    results = check(score, graph, inputs, **options)
+    assert all(results[f"grad_{n}"].dtype == x.dtype for n, x in inputs.items() if x is not None)
 
 
 @covered(features=FEATURES, dim=[600, 1100], dtype=[torch.float32, torch.float16], edge=[True, False])
@@ -37,21 +70,6 @@ def test_wide_heads(device, features, dim, dtype, edge):
     check(score, graph, inputs)
 
 
-@covered(
-    heads=[1, "H"],
-    score=SCORES,
-    case=[("mixed_degrees", torch.float32), ("super_row", torch.float64), ("sorted", torch.float16)],
-    return_attention=YES_OR_NO,
-)
-def test_gate(device, score, heads, case, return_attention):
-    name, dtype = case
-    graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, dtype, gate=heads)
-    if dtype == torch.float16 and return_attention:
-        inputs["gate"] = inputs["gate"].float()
-    check(score, graph, inputs, return_attention=return_attention)
-
-
 @pytest.mark.parametrize("heads", [1, "H"])
 @pytest.mark.parametrize("score", SCORES)
 def test_mask(device, score, heads):
@@ -59,9 +77,8 @@ def test_mask(device, score, heads):
     for name in ("mixed_degrees", "super_row", "duplicates"):
         graph = make_graph(name, device)
         inputs = make_inputs(score, graph, 3, 8)
-        dst = graph.edge_index[1]
         mask = torch.rand(graph.num_edges, 3, device=device) < 0.6
-        mask[dst == 1] = False
+        mask[graph.edge_index[1] == 1] = False
         mask = mask[:, 0].contiguous() if heads == 1 else mask
         for slope in (0.2, 0.0):  # slope 0: LeakyReLU of a score -inf would be 0 * -inf, NaN
             options = {"mask": mask, "negative_slope": slope}
@@ -76,92 +93,10 @@ def test_mask(device, score, heads):
             torch.testing.assert_close(masked[name], expected, msg=lambda m, n=name: f"{n}: {m}")
 
 
-@covered(
-    slope=[0.2, 1.0, -0.5],
-    score=["gat", "dot"],
-    name=["mixed_degrees", "super_source"],
-    return_attention=YES_OR_NO,
-)
-def test_bias_behind_the_activation(device, score, slope, name, return_attention):
-    graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, 3, 8, term="bias")
-    options = {"negative_slope": slope, "return_attention": return_attention}
-    check(score, graph, inputs, **options)
-
-
-@covered(
-    3, score=SCORES, bias=[False, True, "bias"], gate=[None, 1, "H"], mask=YES_OR_NO, feat=YES_OR_NO,
-    dropout=YES_OR_NO, weight=[None, 1, "H"], return_attention=YES_OR_NO,
-    case=[
-        ("mixed_degrees", 5, 8, torch.float32),
-        ("isolated", 2, 20, torch.float64),
-        ("sorted", 4, 16, torch.bfloat16),
-    ],
-)  # fmt: skip
-def test_options_together(device, score, bias, gate, mask, feat, dropout, weight, return_attention, case):
-    """The cases (see `covered`) contain every combination of values of any three options."""
-    name, heads, dim, dtype = case
-    graph = make_graph(name, device)
-    inputs = make_inputs(
-        score, graph, heads, dim, dtype, term=bias, gate=gate, edge=feat, weight=weight,
-    )  # fmt: skip
-    options = {"return_attention": return_attention}
-    if mask:
-        options["mask"] = torch.rand(graph.num_edges, device=device) < 0.7
-    if dropout:
-        options |= {"dropout_p": 0.4, "generator": torch.tensor([77], device=device)}
-    check(score, graph, inputs, **options)
-
-
 @pytest.mark.parametrize("score", SCORES)
-def test_options_on_empty_graphs(device, score):
-    """Edge tensors without elements have a null pointer, and must not be taken for absent ones (None)."""
-    everything = dict(term=True, gate=1, edge=True, weight="H")
-    for name, given in itertools.product(
-        ("no_nodes", "no_edges", "no_destinations", "one_edge"), ({}, everything)
-    ):
-        graph = make_graph(name, device)
-        inputs = make_inputs(score, graph, 3, 8, **given)
-        mask = torch.ones(graph.num_edges, dtype=torch.bool, device=device)
-        seed = torch.tensor([3], device=device)
-        check(score, graph, inputs, f"{name}: ", mask=mask, return_attention=True)
-        check(score, graph, inputs, f"{name}: ", dropout_p=0.5, generator=seed)
-
-
-def test_leaky_dot_product(device):
-    """SuperGAT's SD attention."""
+def test_bend_of_the_activation(device, score):
+    """Slopes of either sign, with scores on both sides of the LeakyReLU's bend and a bias behind it."""
     graph = make_graph("mixed_degrees", device)
-    for dtype in (torch.float32, torch.float64):
-        inputs = make_inputs("dot", graph, 3, 8, dtype, term=True)
-        check("dot", graph, inputs, negative_slope=0.2)
-
-
-@covered(
-    slope=[0.2, 0.0, -0.5],
-    where=["key", "value", "both"],
-    case=[("mixed_degrees", 3, 8, torch.float32), ("super_row", 2, 64, torch.bfloat16),
-          ("sorted", 4, 16, torch.float64)],
-    together=YES_OR_NO,
-)  # fmt: skip
-def test_leaky_dot_product_of_features(device, slope, where, case, together):
-    """Scores on both sides of the LeakyReLU's bend, in whole and in split rows, with and without edge ids."""
-    name, heads, dim, dtype = case
-    graph = make_graph(name, device)
-    more = dict(term=True, gate="H", weight=1) if together else {}
-    inputs = make_inputs("dot", graph, heads, dim, dtype, edge=f"edge_{where}", **more)
-    options = {"negative_slope": slope, "return_attention": together}
-    check("dot", graph, inputs, **options)
-
-
-@pytest.mark.parametrize("frozen", ["edge_both", "gate", "weight", "bias"])
-def test_gradients_not_wanted(device, frozen):
-    """If one edge tensor needs no gradient, the gradients of the others stay the same."""
-    graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs("dot", graph, 3, 8, edge=True, term=True, gate="H", weight="H")
-    all_of_them = run(function("dot"), graph, inputs)
-    constant = inputs.pop(frozen)
-    others = run(function("dot"), graph, inputs, **{frozen: constant})
-    # With the gradient of edge_both a CPU saves each edge's weight instead of computing it twice.
-    error = 1e-5 if frozen == "edge_both" else 0
-    for name, found in others.items():
-        torch.testing.assert_close(found, all_of_them[name], rtol=error, atol=error, msg=name)
+    for slope in (0.0, 0.2, 1.5, -0.5):
+        inputs = make_inputs(score, graph, 3, 8, term="bias" if score != "gatv2" else False)
+        check(score, graph, inputs, f"{slope}: ", negative_slope=slope)

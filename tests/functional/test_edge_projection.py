@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attention import DTYPES, Made, check, function, make_inputs, relative_error, rounding_band, run
+from attention import DTYPES, Made, check, function, make_inputs, relative_error, rounding_band
 from graphs import GRAPHS, make_graph, tiny_graph
 from torch import library
 
@@ -102,20 +102,6 @@ def test_fake_kernels(device):
 
 
 # ---- attention -------------------------------------------------------------------------------------------
-
-
-def test_without_a_projection_of_edges_it_is_the_same(device):
-    """Edge attributes that are exactly 0 change no bit of the result."""
-    graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs("dot", graph, 3, 8, torch.float64)
-    plain = run(functional.dot_attention, graph, inputs)
-    inputs |= dict(
-        edge_attr=torch.zeros(graph.num_edges, 4).to(inputs["query"]),
-        edge_both_weight=torch.randn(24, 4).to(inputs["query"]),
-    )
-    found = run(functional.dot_attention, graph, inputs)
-    for name, x in plain.items():
-        torch.testing.assert_close(found[name], x, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

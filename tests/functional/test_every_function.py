@@ -5,12 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from covering import EXHAUSTIVE, exhaustive, some
+from attention import DTYPES, Made, relative_error, rounding_band
+from covering import EXHAUSTIVE, covered, exhaustive, some
 from every_function import CASES, B
-from graphs import make_graph, tiny_graph
+from graphs import GRAPHS, make_graph, tiny_graph
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import grad, jvp, vmap
 
 from dfgnn import Graph, functional, reference
+from dfgnn.functional import dot as dot_functions
 
 cases = pytest.mark.parametrize("name", CASES)
 
@@ -26,19 +29,73 @@ def loss_of(results):
     return sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in results)
 
 
-def run(case, graph, tensors, module=functional, modify=lambda x: x, **more):
+def run(case, graph, tensors, module=functional, modify=lambda x: x, autocast=None, **more):
     """The results and the gradients of all tensors, in one dictionary."""
     leaves = {n: x.detach().clone().requires_grad_() for n, x in tensors.items()}
-    results = [modify(x) for x in case(graph, leaves, module, **more)]
+    with torch.autocast(graph.device.type, autocast, enabled=autocast is not None):
+        results = [modify(x) for x in case(graph, leaves, module, **more)]
     gradients = torch.autograd.grad(loss_of(results), list(leaves.values()), allow_unused=True)
     return dict(enumerate(x.detach() for x in results)) | dict(zip(leaves, gradients))
 
 
-@cases
-def test_like_the_reference(device, case):
-    graph = make_graph("isolated", device)
-    tensors = case.tensors(graph, 4, 5, 3, batch=False)
-    torch.testing.assert_close(run(case, graph, tensors), run(case, graph, tensors, reference))
+SHAPES = [
+    *((1, 7, 4, 3), (3, 1, 5, 1), (8, 16, 8, 4), (3, 33, 7, 33), (2, 8, 8, 128), (4, 12, 64, 11)),
+    *((2, 7, 300, 3), (2, 256, 1, 3), (8, 300, 64, 2), (1, 128, 32, 5)),
+]  # heads, columns of keys and of values, attributes
+MORE = {
+    "alone": {},
+    "attention": {"return_attention": True},
+    "dropout": {"dropout_p": 0.4},
+    "dropout and attention": {"dropout_p": 0.4, "return_attention": True},
+    "mask": {"mask": 0.7},
+    "activation": {"negative_slope": -0.5},
+    "scale": {"scale": 2.5},
+    "autocast": {"autocast": torch.bfloat16},  # which leaves the features' dtype alone
+}
+# The options that functions do not have.
+LACKS = {
+    "agnn_attention": {"negative_slope", "scale"},
+    "score_attention": {"negative_slope", "scale"},
+    "edge_product_attention": {"negative_slope", "scale"},
+    "gat": {"scale"},
+    "gatv2": {"scale"},
+}
+PIECES = "edge_softmax", "sddmm", "spmm"
+
+
+@covered(name=[n for n in CASES if "flex" not in n], dtype=DTYPES, shape=SHAPES, more=MORE)
+def test_accuracy(device, case, name, dtype, shape, more):
+    """The results and all gradients: their error may be twice that of plain PyTorch in the same dtype."""
+    turn = 5 * list(CASES).index(name) + 3 * SHAPES.index(shape) + DTYPES.index(dtype)
+    graph, (heads, *dims) = make_graph(list(GRAPHS)[turn % len(GRAPHS)], device), shape
+    if graph.num_edges * heads * max(dims) > 200_000:
+        heads, dims = 2, [7, 5, 3]
+    tensors = case.tensors(graph, *dims, dtype=dtype, batch=False, h=heads)
+    if case.function == "dot_attention":  # the same with a LeakyReLU, as layers have it
+        case = case._replace(function="dot")
+    more = {n: x for n, x in more.items() if n not in LACKS.get(case.function, ()) and n not in case.options}
+    more = {} if case.function in PIECES else more
+    if "dropout_p" in more:
+        more = {**more, "generator": torch.tensor([11], device=device)}
+    if "mask" in more:
+        more = {**more, "mask": torch.rand(graph.num_edges, heads, device=device) < more["mask"]}
+    # No clamp in 16 bits: a score may be rounded to the other side of the clamp, where its gradient is 0.
+    clamp = {"clamp": None} if "clamp" in case.options and dtype.itemsize == 2 else {}
+    # The terms of a bias's gradient cancel.
+    extra = 32 * torch.finfo(dtype).eps if any(name.endswith("_bias") for name in tensors) else 0.0
+    autocast = more.pop("autocast", None)
+    exact, low = (
+        run(case, graph, {n: x.to(kind) for n, x in tensors.items()}, reference, **more, **clamp)
+        for kind in (torch.float64, dtype)
+    )
+    found = run(case, graph, tensors, autocast=autocast, **more, **clamp)
+    for name, expected in exact.items():
+        x, plain = found[name], low[name]
+        assert x.shape == expected.shape and x.dtype == plain.dtype and x.isfinite().all(), name
+        floor = expected.numel() ** 0.5 if name not in (0, "value") or case.function in PIECES else 0.0
+        error, allowed = (relative_error(y, expected, floor) for y in (x, plain))
+        limit = 2 * allowed + 4 * rounding_band(dtype) + extra
+        assert error <= limit, f"{name}: error {error:.3g} > {limit:.3g} (plain PyTorch: {allowed:.3g})"
 
 
 # Cases whose code other cases run, too: tested exhaustively only.
@@ -116,7 +173,7 @@ def test_compiled(device, case, form):
 
 @cases
 def test_results_may_be_modified(device, case):
-    """Also of a function under torch.utils.checkpoint, which computes them again."""
+    """Also under hooks for saved tensors, and under torch.utils.checkpoint, which computes them again."""
     graph = make_graph("random", device)
     tensors = case.tensors(graph, 4, 3, batch=False)
     expected = run(case, graph, tensors, modify=lambda x: x.clone().tanh_())
@@ -126,6 +183,11 @@ def test_results_may_be_modified(device, case):
     def forward(*x):
         return [y.tanh_() for y in case(graph, dict(zip(leaves, x)))]
 
+    for hooks in (saved_tensors_hooks(lambda x: x, lambda x: x), save_on_cpu()):
+        with hooks:
+            loss = loss_of(forward(*leaves.values()))
+        found = torch.autograd.grad(loss, list(leaves.values()))
+        torch.testing.assert_close(dict(zip(leaves, found)), {n: expected[n] for n in leaves})
     loss = loss_of(torch.utils.checkpoint.checkpoint(forward, *leaves.values(), use_reentrant=False))
     found = [torch.autograd.grad(loss, list(leaves.values()), retain_graph=k == 0) for k in range(2)]
     torch.testing.assert_close(dict(zip(leaves, found[0])), {n: expected[n] for n in leaves})
@@ -201,3 +263,54 @@ def test_fixed_capacity(device, case):
         for name, x in zip(leaves, gradients):
             torch.testing.assert_close(x[: len(tensors[name])], expected[name])
             assert not x[len(tensors[name]) :].any(), name
+
+
+TERMS = [name for name in CASES if name.startswith(("term", "one ", "proj"))]
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_padded_heads(case, monkeypatch):
+    """CUDA kernels take heads of a multiple of 16 bytes. Here the CPU kernels get heads that are padded."""
+
+    def padded(check, *tensors):
+        size = max(-(-x.shape[-1] // 4) * 4 for x in tensors if x is not None)
+        return tuple(x if x is None else torch.nn.functional.pad(x, (0, size - x.shape[-1])) for x in tensors)
+
+    graph = make_graph("random")
+    tensors = case.tensors(graph, 7, 5, 13, batch=False)
+    expected = run(case, graph, tensors, reference)
+    monkeypatch.setattr(dot_functions, "for_device", padded)
+    torch.testing.assert_close(run(case, graph, tensors), expected)
+
+
+@pytest.mark.parametrize("name", ["terms of heads", "projections, folded", "gat edges", "score"])
+def test_exported(case):
+    graph = make_graph("random")
+    tensors = case.tensors(graph, 8, 5, 3, torch.float32, batch=False)
+
+    class Module(torch.nn.Module):
+        def forward(self, *x):
+            return case(graph, dict(zip(tensors, x)))
+
+    x = tuple(tensors.values())
+    torch.testing.assert_close(torch.export.export(Module(), x).module()(*x), Module()(*x))
+
+
+# Call -> the largest tensors that it may make, and how many of that size: the gradients of what is given.
+LARGEST = {
+    "terms of heads": ((4000, 4, 64), 2), "terms shared": ((4000, 64), 2), "products": ((4000, 4, 64), 1),
+    "projections, folded": ((4000, 16), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_no_further_tensor_of_edges_and_channels(device, name):
+    """Beside the arguments and their gradients, neither forward nor backward makes a tensor of that size."""
+    graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)
+    tensors = CASES[name].tensors(graph, 64, 64, 8, torch.float32, batch=False, h=4)
+    leaves = {n: x.requires_grad_() for n, x in tensors.items()}
+    most, number = math.prod(LARGEST[name][0]), LARGEST[name][1]
+    with Made() as made:
+        CASES[name](graph, leaves)[0].sum().backward()
+    large = [n for n in made.sizes if n >= min(most, 4000 * 16)]
+    assert max(made.sizes) <= most and len(large) <= number

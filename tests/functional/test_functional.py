@@ -10,9 +10,6 @@ from graphs import GRAPHS, make_graph
 
 from dfgnn import reference
 
-LOW = (torch.float16, torch.bfloat16)
-
-
 INDEX_DTYPES = torch.int32, torch.int64
 
 
@@ -22,45 +19,6 @@ def test_hard_graphs(device, score, name, dtype, index_dtype):
     graph = make_graph(name, device, index_dtype)
     for heads, dim in shapes(device, turn, graph.num_edges):
         check(score, graph, make_inputs(score, graph, heads, dim, dtype), note=f"H={heads} D={dim}: ")
-
-
-@covered(score=SCORES, name=["random", "super_row"], index_dtype=INDEX_DTYPES)
-def test_index_types_and_edge_orders(device, score, name, index_dtype):
-    graph = make_graph(name, device, index_dtype)
-    inputs = make_inputs(score, graph, 3, 8, term=True, weight=1)
-    check(score, graph, inputs, return_attention=True)
-
-
-@covered(
-    sizes=[(4, 12), (12, 4), (33, 7), (7, 300), (256, 1), (1, 64)],
-    name=["mixed_degrees", "fewer_sources"],
-    dtype=[torch.float32, torch.bfloat16],
-)
-def test_value_dim_other_than_score_dim(device, name, sizes, dtype):
-    graph, (dim, value_dim) = make_graph(name, device), sizes
-    check("dot", graph, make_inputs("dot", graph, 3, dim, dtype, value_dim=value_dim))
-
-
-CASES = [
-    ("mixed_degrees", 5, torch.float32),
-    ("sorted", 4, torch.bfloat16),
-    ("isolated", 1, torch.float64),
-    ("super_row", 2, torch.float16),
-]
-
-
-@covered(
-    3, score=SCORES, term=[False, True], weight=[None, 1, "H"], dropout_p=[0.0, 0.3],
-    return_attention=[False, True], case=CASES,
-)  # fmt: skip
-def test_options_together(device, score, term, weight, dropout_p, return_attention, case):
-    name, heads, dtype = case
-    graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, heads, 8, dtype, term=term, weight=weight)
-    options = {"dropout_p": dropout_p, "return_attention": return_attention}
-    if dropout_p:
-        options["generator"] = torch.tensor([2**40 + 5], device=device)
-    check(score, graph, inputs, **options)
 
 
 SMALL_HEADS = [(1, 8), (2, 4), (4, 8), (5, 4), (6, 16), (8, 8), (9, 8), (17, 4), (40, 8)]
@@ -90,42 +48,6 @@ def test_dropout_of_any_number_of_heads(device, score, shape, case):
         )
 
 
-@covered(
-    name=["mixed_degrees", "super_row", "isolated", "no_edges"],
-    dtype=DTYPES,
-    score=SCORES,
-    shape=[(1, 8), (3, 7)],
-    dropout=[False, True],
-)
-def test_bias_of_the_output(device, name, dtype, score, shape, dropout):
-    """out_bias is also added to rows without edges; backward subtracts it from the saved output again."""
-    graph = make_graph(name, device)
-    inputs = make_inputs(score, graph, *shape, dtype)
-    inputs["out_bias"] = torch.randn(shape).to(device, dtype)
-    seed = torch.tensor([3], device=device)
-    check(
-        score,
-        graph,
-        inputs,
-        **(dict(return_attention=True, dropout_p=0.3, generator=seed) if dropout else {}),
-    )
-
-
-@pytest.mark.parametrize("return_attention", [False, True])
-@pytest.mark.parametrize("term", [False, True])
-def test_without_destination_term(device, term, return_attention):
-    graph = make_graph("mixed_degrees", device)
-    inputs = {**make_inputs("gat", graph, 3, 8, term=term), "score_dst": None}
-    check("gat", graph, inputs, return_attention=return_attention)
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.2, 1.0, 1.5, -0.5])
-def test_negative_slope(device, slope):
-    graph = make_graph("mixed_degrees", device)
-    for score in SCORES:
-        check(score, graph, make_inputs(score, graph, 3, 8), note=f"{score}: ", negative_slope=slope)
-
-
 @covered(1, dtype=DTYPES, shape=((8, 8), (4, 32), (3, 64), (2, 250)))
 def test_gatv2_on_the_bend(device, dtype, shape):
     """Where x_src + x_dst is 0, of zeros of either sign or of opposite numbers, LeakyReLU' is the slope."""
@@ -141,19 +63,6 @@ def test_gatv2_on_the_bend(device, dtype, shape):
 def test_scale(device, scale):
     graph = make_graph("mixed_degrees", device)
     check("dot", graph, make_inputs("dot", graph, 3, 8), scale=scale)
-
-
-@pytest.mark.parametrize("dtype", LOW)
-@pytest.mark.parametrize("score", SCORES)
-def test_float32_terms_beside_low_precision_features(device, score, dtype):
-    """Score terms and edge tensors may be float32 where the features are not; gradients keep the dtypes."""
-    graph = make_graph("mixed_degrees", device)
-    inputs = make_inputs(score, graph, 3, 8, dtype, term=True, weight="H")
-    for name in {"score_src", "score_dst", TERMS[score], "weight"} & set(inputs):
-        inputs[name] = inputs[name].float()
-    results = check(score, graph, inputs, return_attention=True)
-    assert results["out"].dtype == results["attention"].dtype == dtype
-    assert results[f"grad_{TERMS[score]}"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", GRAPHS)

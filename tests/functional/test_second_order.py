@@ -3,20 +3,17 @@ pass: here that of a gradient which the first backward pass has returned."""
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, TERMS, function, make_inputs
+from attention import SCORES, TERMS, function, make_inputs
 from covering import covered
 from graphs import GRAPHS, make_graph, tiny_graph
 
 from dfgnn import functional, reference
 from dfgnn.bench.measure import peak_extra
-from dfgnn.functional import EdgeTerm, Projected
 
 OPTIONS = {"plain": {}, "bias": {"term": True, "weight": 1}, "gate": {"gate": 1, "weight": "H", "edge": True}}
 
 MORE_OPTIONS = {**OPTIONS, "all": {"term": True, "gate": "H", "weight": "H", "edge": True}}
 HARD = [name for name in GRAPHS if name not in ("power_law", "complete")]
-
-LIMITS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 
 def penalty(attention, graph, inputs, weight=1.0, **options):
@@ -25,24 +22,6 @@ def penalty(attention, graph, inputs, weight=1.0, **options):
     loss = weight * attention(graph, **leaves, **options).square().sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
     return torch.autograd.grad(loss + sum(g.square().sum() for g in grads), list(leaves.values()))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("score", SCORES)
-def test_gradient_penalty(device, score, mask, dtype):
-    graph = make_graph("isolated", device)
-    inputs = make_inputs(score, graph, 3, 5, dtype)
-    options = {"dropout_p": 0.4, "generator": torch.tensor([1], device=device)}
-    if mask:
-        options["mask"] = torch.rand(graph.num_edges, device=device) < 0.5
-    found = penalty(function(score), graph, inputs, **options)
-    exact = {n: x.double() for n, x in inputs.items()}
-    expected = penalty(function(score, reference), graph, exact, **options)
-    for one, other in zip(found, expected):
-        assert one.dtype == dtype
-        error = (one.double() - other).norm() / other.norm()
-        assert error < LIMITS[dtype]
 
 
 def test_third_derivative(device):
@@ -88,38 +67,6 @@ def test_create_graph_does_not_change_the_gradient(device):
     assert all(torch.equal(a, b) for a, b in zip(one, two))
 
 
-@pytest.mark.parametrize("kind", ["bias", "attr"])
-def test_forces(device, kind):
-    """An energy of distances, forces as its derivative by the positions, and a loss on the forces."""
-    graph = make_graph("complete", device)
-    generator = torch.Generator().manual_seed(0)
-    sizes = (graph.num_src, 3), (4, 2), (graph.num_src, 2, 4), (8, 4), (graph.num_src, 3)
-    made = [torch.randn(s, dtype=torch.float64, generator=generator).to(device) for s in sizes]
-    position, weight, feat, proj, target = made
-    weight, proj = weight.requires_grad_(), proj.requires_grad_()
-
-    def loss(module):
-        x = position.clone().requires_grad_()
-        src, dst = graph.edge_index
-        length = (x[src] - x[dst]).square().sum(1, keepdim=True)
-        basis = torch.exp(-length * torch.arange(1, 5, device=device))  # [E, 4]
-        if kind == "bias":
-            out = module.dot_attention(graph, feat, feat, feat, bias=basis @ weight)
-        elif module is functional:
-            term = Projected(basis, proj)
-            out = module.dot_attention(graph, feat, feat, feat, edge=EdgeTerm(term, term))
-        else:
-            term = (basis @ proj.t()).unflatten(1, (2, 4))
-            out = module.dot_attention(graph, feat, feat, feat, edge=EdgeTerm(term, term))
-        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-        return (slope + target).square().sum()
-
-    wanted = weight if kind == "bias" else proj
-    found, expected = (torch.autograd.grad(loss(module), wanted)[0] for module in (functional, reference))
-    assert expected.abs().max() > 0.01
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("hard", HARD)
 @pytest.mark.parametrize("score", SCORES)
 def test_hard_graphs(device, score, hard):
@@ -128,6 +75,7 @@ def test_hard_graphs(device, score, hard):
     options = {"term": True, "gate": 1, "weight": "H", "edge": True}
     inputs = make_inputs(score, graph, 2, 3, torch.float64, **options)
     more = {"dropout_p": 0.3, "generator": torch.tensor([5], device=device)}
+    more["mask"] = torch.rand(graph.num_edges, device=device) < 0.8
     found = penalty(function(score), graph, inputs, **more)
     expected = penalty(function(score, reference), graph, inputs, **more)
     for one, other in zip(found, expected):

@@ -155,26 +155,6 @@ def test_same_outputs_and_gradients(build, inputs, dtype, tolerance):
 # ---- what is found ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "layer, call",
-    [
-        (lambda: dglnn.GATConv(6, 4, 2), lambda layer, g, x: layer(g, x)),
-        (lambda: pygnn.GATv2Conv(6, 4, 2), lambda layer, g, x: layer(x, torch.stack(g.edges()))),
-    ],
-    ids=["dgl", "pyg"],
-)
-def test_the_model_may_be_a_layer(layer, call):
-    layer = layer()
-    g, x = dgl.graph(tuple(edges())), torch.randn(N, 6)
-    cls, expected = type(layer), call(layer, g, x)
-    report = dfgnn.accelerate(layer)
-    assert type(layer) is not cls and isinstance(layer, cls)
-    assert [x.name for x in report.replaced] == [""] and "(the model)" in str(report)
-    torch.testing.assert_close(call(layer, g, x), expected)
-    dfgnn.restore(layer)
-    assert type(layer) is cls and torch.equal(call(layer, g, x), expected)
-
-
 class OwnGAT(dglnn.GATConv):
     def reset_parameters(self):
         super().reset_parameters()
@@ -244,13 +224,6 @@ def test_restore_leaves_layers_that_were_made_by_name():
     dfgnn.accelerate(model)
     assert dfgnn.restore(model) == ["1"]
     assert type(model[0]) is GATConv and type(model[1]) is pygnn.GATConv
-
-
-@pytest.mark.parametrize("function", [dfgnn.accelerate, dfgnn.restore])
-@pytest.mark.parametrize("model", [None, "model", [nn.Linear(1, 1)], nn.Linear], ids=str)
-def test_no_module(function, model):
-    with pytest.raises(TypeError, match="model: expected a torch.nn.Module, got"):
-        function(model)
 
 
 def test_report():

@@ -138,17 +138,6 @@ def test_sets_are_one_call():
 # ---- options ---------------------------------------------------------------------------------------------
 
 
-def test_an_edge_bias_masks():
-    """-inf removes an edge."""
-    graph, layer = make_graph("complete"), make_layer(norm="layer")
-    src, dst = graph.edge_index
-    removed = (src + dst) % 3 == 0
-    edge_bias = torch.zeros(graph.num_edges, HEADS).double().masked_fill(removed[:, None], -math.inf)
-    feat = torch.randn(graph.num_src, FEATS, dtype=torch.float64)
-    other = type(graph).from_coo(src[~removed], dst[~removed], num_nodes=graph.num_src)
-    torch.testing.assert_close(layer(graph, feat, edge_bias), layer(other, feat))
-
-
 def test_attention_dropout():
     graph, layer = make_graph("random"), make_layer(norm="layer", attn_drop=0.4)
     seed = torch.tensor([5])

@@ -129,28 +129,6 @@ except ImportError as error:
 # ---- layers ----------------------------------------------------------------------------------------------
 
 
-def test_layers_of_pyg():
-    torch.manual_seed(3)
-    theirs = pyg.nn.TransformerConv(6, 4, 2)
-    with dfgnn.patch("pyg"):
-        torch.manual_seed(3)
-        ours = pyg.nn.TransformerConv(6, 4, 2)
-    assert type(ours) is not type(theirs) and isinstance(ours, pyg.nn.TransformerConv)
-    x, edge_index = torch.randn(20, 6), torch.randint(20, (2, 60))
-    torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
-
-
-CASES = {
-    "AGNNConv": ((0.7,), 1),
-    "DotGatConv": ((6, 4, 2), 1),
-    "EGATConv": ((6, 3, 4, 5, 2), 2),
-    "EdgeGATConv": ((6, 3, 4, 2), 2),
-    "GATConv": ((6, 4, 2), 1),
-    "GATv2Conv": ((6, 4, 2), 1),
-    "HGTConv": ((6, 3, 2, 2, 3), 3),
-}
-
-
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 @LIBRARIES
 def test_copies(library, duplicate):
@@ -306,15 +284,6 @@ def test_attentive_fp():
     inputs = torch.randn(20, 6), edge_index, torch.randn(60, 3), batch
     torch.testing.assert_close(model(*inputs), plain(*inputs))
     assert type(build().gate_conv) is upstream
-
-
-@pytest.mark.parametrize("name", NAMES["dgl"])
-def test_where_a_class_is_defined(name):
-    cls = UPSTREAM["dgl"][name]
-    with dfgnn.patch("dgl"):
-        layer = vars(sys.modules[cls.__module__])[name](*CASES[name][0])
-        assert type(layer) is getattr(dgl.nn, name) is not cls
-    assert type(cls(*CASES[name][0])) is cls
 
 
 SCRIPT = """

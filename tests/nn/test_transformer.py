@@ -81,17 +81,6 @@ def test_matches_the_formula(device, name, bias, dtype, tolerance):
         )
 
 
-@pytest.mark.parametrize("name", ["random", "fewer_destinations"])
-def test_one_tensor_holds_both_ends(device, name):
-    graph = make_graph(name, device)
-    layer = GraphTransformerConv(6, 5, 3, allow_zero_in_degree=True).to(device)
-    feat = torch.randn(graph.num_src, 6, device=device)
-    expected = expected_of(layer, graph, feat, feat[: graph.num_dst])
-    torch.testing.assert_close(layer(graph, feat), expected)
-    with pytest.raises(ValueError, match="feat"):
-        layer(make_graph("fewer_sources", device), feat[:30])
-
-
 @pytest.mark.parametrize("edge_dim", [2, 7])  # fewer than a head has, and more
 @pytest.mark.parametrize("name", ["mixed_degrees", "fewer_sources", "no_edges"])
 def test_edge_features(device, name, edge_dim):

@@ -59,25 +59,6 @@ def test_names(text, expected):
     assert schedule.parse(text) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "sorted",
-        "auto<=64",
-        "natural<64",
-        "natural<=",
-        "natural<=-64",
-        "64",
-        "heads<=2",
-        "natural heads<=0",
-    ],
-)
-def test_names_that_are_none(text):
-    with pytest.raises(ValueError, match="expected 'auto' or one of natural, longest_first, packed"):
-        schedule.parse(text)
-
-
 @pytest.mark.parametrize("text", ["natural<=31", "natural<=0", f"natural<={2**31}"])
 def test_bounds_that_are_refused(text):
     with pytest.raises(ValueError, match="expected a bound from 32 to"):

@@ -13,7 +13,7 @@ from ...graph import Graph
 from .._errors import check_fits, projected
 from .._graph import split_ends
 from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
-from .._terms import folded_terms, folds
+from .._terms import score_terms
 from ..fused import fused_layer, is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 
@@ -90,18 +90,13 @@ class AdditiveConv(LeakyLayer):
         refuse_parameters(self, self._spec(shared))
         fc_src, fc_dst = self._projections()
         feat_src = self._heads(projected(self, "feat" if shared else "feat[0]", fc_src, h_src))
-        if not shared:
-            check_fits(self, "feat[1]", fc_dst, h_dst)
-        width = self.num_heads * self.out_feats
-        if folds(fc_src, h_src, width) and folds(fc_dst, h_dst, width):
-            if shared:
-                score_src, score_dst = folded_terms(fc_src, h_src, self.attn_l, self.attn_r)
-                return feat_src, score_src, score_dst[: len(h_dst)]
-            (score_src,) = folded_terms(fc_src, h_src, self.attn_l)
-            (score_dst,) = folded_terms(fc_dst, h_dst, self.attn_r)
-            return feat_src, score_src, score_dst
-        feat_dst = feat_src[: len(h_dst)] if shared else self._heads(fc_dst(h_dst))
-        return feat_src, (feat_src * self.attn_l).sum(-1), (feat_dst * self.attn_r).sum(-1)
+        if shared:
+            score_src, score_dst = score_terms(fc_src, h_src, feat_src, self.attn_l, self.attn_r)
+            return feat_src, score_src, score_dst[: len(h_dst)]
+        check_fits(self, "feat[1]", fc_dst, h_dst)
+        (score_src,) = score_terms(fc_src, h_src, feat_src, self.attn_l)
+        (score_dst,) = score_terms(fc_dst, h_dst, None, self.attn_r)
+        return feat_src, score_src, score_dst
 
 
 class GATConv(AdditiveConv):

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 import torch_geometric.nn
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import functional
 from ...runtime.attention_options import EdgeTerm
 from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
 from .._errors import check_fits, projected
-from .._terms import folded_terms, folds, is_plain
+from .._terms import folded_terms, is_plain, score_terms
 from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._base import FusedConv
@@ -121,23 +121,16 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         lin_src, lin_dst = (self.lin_src, self.lin_dst) if self.lin is None else (self.lin, self.lin)
         source, destination = ("x", "x") if x_src is x_dst else ("x[0]", "x[1]")
         feat = self._heads(projected(self, source, lin_src, x_src))
+        vectors = _no_wider(self.att_src, x_src), _no_wider(self.att_dst, x_src)
         if lin_src is lin_dst and x_src is x_dst:
-            score_src, score_dst = self._terms(lin_src, x_src, feat, self.att_src, self.att_dst)
+            score_src, score_dst = score_terms(lin_src, x_src, feat, *vectors)
             return feat, score_src, score_dst
-        (score_src,) = self._terms(lin_src, x_src, feat, self.att_src)
+        (score_src,) = score_terms(lin_src, x_src, feat, vectors[0])
         if x_dst is None:
             return feat, score_src, None
         check_fits(self, destination, lin_dst, x_dst)
-        (score_dst,) = self._terms(lin_dst, x_dst, None, self.att_dst)
+        (score_dst,) = score_terms(lin_dst, x_dst, None, _no_wider(self.att_dst, x_dst))
         return feat, score_src, score_dst
-
-    def _terms(self, lin: nn.Module, x: Tensor, feat: Tensor | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """<lin(x), a> per head for each of the vectors a. feat: lin(x), if it has been computed."""
-        vectors = tuple(_no_wider(vector, x) for vector in vectors)
-        if folds(lin, x, self.heads * self.out_channels):
-            return folded_terms(lin, x, *vectors)
-        feat = self._heads(lin(x)) if feat is None else feat
-        return tuple((feat * vector).sum(-1) for vector in vectors)
 
     def _edge_term(self, edge_attr: Tensor) -> Tensor:
         """The edges' term of the scores, ``[E, H]``."""

@@ -14,7 +14,7 @@ from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr
 from .._errors import projected, wrong_argument
-from .._terms import folded_terms, folds
+from .._terms import score_terms
 from ._base import FusedConv, is_batch, over_batch
 from ._x_and_edge_index import check_rows, graph_of
 
@@ -81,7 +81,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         logits = None
         if self.attention_type == "MX":
             logits = self._logits(graph, feat)
-            terms = self._score_terms(x, feat)
+            terms = score_terms(self.lin, x, feat, self.att_l, self.att_r)
             out = self.attention(graph, feat, *terms, gate=logits.sigmoid(), **options)
         else:
             out = self.dot_attention(graph, feat, feat, feat, scale=self._scale, **options)
@@ -96,13 +96,6 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
     def _logits(self, graph: Graph, feat: Tensor) -> Tensor:
         """phi of the edges, ``[E, H]``; divided by sqrt(C) for SD."""
         return functional.sddmm(graph, feat, feat) * self._scale
-
-    def _score_terms(self, x: Tensor, feat: Tensor) -> tuple[Tensor, Tensor]:
-        """The terms a_l^T W x and a_r^T W x of the scores, ``[N, H]`` each."""
-        if folds(self.lin, x, self.heads * self.out_channels):
-            left, right = folded_terms(self.lin, x, self.att_l, self.att_r)
-            return left, right
-        return (feat * self.att_l).sum(-1), (feat * self.att_r).sum(-1)
 
     @torch.compiler.disable  # negative_sampling draws samples in Python
     def _keep_logits(

@@ -181,6 +181,20 @@ class Contract:
                 self.compare(self.pair(**self.allowing(), **options), g)
                 self.compare(self.pair(**self.allowing(), **options), empty_graph(5))
 
+    def test_reset_parameters(self):
+        """Both layers draw the same numbers anew; DGL's without such a method in its constructor."""
+        theirs, ours = self.pair()
+        for parameter in (*theirs.parameters(), *ours.parameters()):
+            torch.nn.init.constant_(parameter, 0.3)
+        torch.manual_seed(0)
+        if hasattr(theirs, "reset_parameters"):
+            theirs.reset_parameters()
+        else:
+            theirs = self.theirs(*self.arguments(9))
+        torch.manual_seed(0)
+        ours.reset_parameters()
+        assert all(torch.equal(ours.state_dict()[name], x) for name, x in theirs.state_dict().items())
+
     def test_no_nodes(self):
         g = empty_graph(0)
         for options in self.options:

@@ -17,12 +17,3 @@ def test_pair_of_features_with_one_projection():
     x = torch.randn(g.num_nodes(), 9)
     assert torch.equal(layer(g, (x, x)), layer(g, x))
     assert not torch.equal(layer(g, (x, x.flip(0))), layer(g, x))
-
-
-def test_reset_parameters():
-    for layer in (DotGatConv(9, 5, 2), DotGatConv((9, 6), 5, 2)):
-        before = {name: x.clone() for name, x in layer.state_dict().items()}
-        layer.reset_parameters()
-        for name, x in layer.state_dict().items():
-            assert not torch.equal(x, before[name])
-            assert x.abs().max().item() <= x.shape[1] ** -0.5

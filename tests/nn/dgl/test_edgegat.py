@@ -1,9 +1,8 @@
 """EdgeGATConv beside dgl.nn.EdgeGATConv."""
 
-import pytest
 import torch
 from covering import covering
-from dgl_compare import DropoutContract, compare, dgl_graph
+from dgl_compare import DropoutContract, dgl_graph
 
 from dfgnn.nn.dgl import EdgeGATConv
 
@@ -36,17 +35,6 @@ class TestWideEdges(EdgeGATContract):
 
     edge_feats = 40
     options = EdgeGATContract.options[::3]
-
-
-@pytest.mark.parametrize("in_feats", [9, 50])
-@pytest.mark.parametrize("edge_feats", [4, 40])
-def test_leading_dimensions(in_feats, edge_feats):
-    g = dgl_graph()
-    contract = TestNarrowEdges() if edge_feats == 4 else TestWideEdges()
-    compare(*contract.pair(in_feats), g, *contract.inputs(g, in_feats, prefix=(3,)))
-    compare(*contract.pair(in_feats), g, *contract.inputs(g, in_feats, prefix=(2, 4)))
-    feat, edge_feat = contract.inputs(g, in_feats, prefix=(3,))
-    compare(*contract.pair(in_feats), g, (feat, feat.flip(0)), edge_feat)
 
 
 def test_no_tensor_of_edges_and_features():

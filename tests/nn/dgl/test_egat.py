@@ -3,7 +3,6 @@
 import pytest
 import torch
 from dgl_compare import Contract, compare, dgl, dgl_bipartite, dgl_graph
-from graphs import make_graph
 
 from dfgnn.nn.dgl import EGATConv
 
@@ -49,24 +48,6 @@ def test_inputs(change):
     compare(*layers, g, feat, efeats, weight if change == "weight" else None)
 
 
-def test_zero_in_degree():
-    """Rows with edges are the same as in a graph without the empty rows."""
-    graph = make_graph("isolated")
-    g = dgl.graph(tuple(graph.edge_index), num_nodes=graph.num_src)
-    kept = (g.in_degrees() > 0).nonzero().squeeze(1)
-    block = dgl.to_block(g, kept, include_dst_in_src=False)
-    layer = EGATConv(9, 4, 5, 3, 2, allow_zero_in_degree=True)
-    feat, efeats = torch.randn(g.num_nodes(), 9), torch.randn(g.num_edges(), 4)
-    out, f, attention = layer(g, feat, efeats, get_attention=True)
-    ends = feat[block.srcdata[dgl.NID]], feat[kept]
-    expected, expected_f, expected_attention = layer(block, ends, efeats[block.edata[dgl.EID]], None, True)
-    assert len(kept) < g.num_nodes()
-    torch.testing.assert_close(out[kept], expected)
-    torch.testing.assert_close(f[block.edata[dgl.EID]], expected_f)
-    torch.testing.assert_close(attention[block.edata[dgl.EID]], expected_attention)
-    assert not out[g.in_degrees() == 0].any()
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_replaced_edge_projection_takes_effect(bias):
     """What a replaced projection of edges returns is used and not modified, even if it is its input."""
@@ -80,3 +61,12 @@ def test_a_replaced_edge_projection_takes_effect(bias):
         with torch.no_grad():
             ours(g, torch.randn(g.num_nodes(), 9), efeats)
     assert torch.equal(efeats, before)
+
+
+@pytest.mark.parametrize("step", [1, 40])
+def test_edges_are_summed_in_chunks(step, monkeypatch):
+    monkeypatch.setattr("dfgnn.nn.dgl.egat._STEP", {"cpu": step})
+    for g in (dgl_graph("duplicates"), dgl_bipartite()):
+        pair = g.num_src_nodes() != g.num_dst_nodes()
+        contract, sizes = TestEGATConv(), (9, 6) if pair else 9
+        contract.compare(contract.pair(sizes, torch.float64), g, sizes)

@@ -19,15 +19,6 @@ class TestGATv2Conv(DropoutContract):
     )
 
 
-def test_shared_weights_are_one_module():
-    layer = GATv2Conv(9, 5, 2, share_weights=True)
-    assert layer.fc_dst is layer.fc_src
-    assert {"fc_src.weight", "fc_dst.weight"} < layer.state_dict().keys()
-    assert len(list(layer.parameters())) == 3
-    pair = GATv2Conv((9, 9), 5, 2, share_weights=True)
-    assert pair.fc_dst is not pair.fc_src
-
-
 @pytest.mark.parametrize("share_weights", [False, True])
 def test_pair_of_features_with_one_size(share_weights):
     g = dgl_graph()

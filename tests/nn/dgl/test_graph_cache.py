@@ -68,11 +68,6 @@ def _nothing_stays():
 # ---- identity --------------------------------------------------------------------------------------------
 
 
-def test_several_edge_types_are_refused(conversions):
-    with pytest.raises(ValueError, match="one edge type, got 3"):
-        of_dgl.of_dgl(heterograph())
-
-
 def test_views_of_one_graph_share_it(conversions):
     g = random_graph()
     first = of_dgl.of_dgl(g)
@@ -191,20 +186,6 @@ def test_relations_without_edges_of_a_changed_graph():
     assert (of_dgl.of_dgl(g["x"]).num_src, of_dgl.of_dgl(g["x"]).num_dst) == (6, 3)
 
 
-def test_relations_of_both_index_types_by_turns():
-    g = heterograph()
-    narrow = g.int()
-    for _ in range(2):
-        for one in (g, narrow):
-            assert_same_edges(of_dgl.of_dgl(one["y"]), one, "y")
-
-
-def test_relations_inside_a_local_scope():
-    g = heterograph()
-    with g.local_scope():
-        assert_same_edges(of_dgl.of_dgl(g["y"]), g, "y")
-
-
 def test_hetero_graph_conv_converts_once(conversions):
     g = heterograph()
     layers = {
@@ -232,16 +213,6 @@ def test_a_conversion_dies_with_its_graph(etype):
     del g
     gc.collect()
     assert converted() is None
-
-
-def test_a_graph_lives_on_in_its_users():
-    g = random_graph()
-    graph = of_dgl.of_dgl(g)
-    edges = torch.stack(g.edges())
-    del g
-    gc.collect()
-    random_graph()  # would reuse the memory of the arrays, if the cached graph did not keep them alive
-    assert torch.equal(graph.edge_index, edges)
 
 
 def test_an_entry_is_gone_before_its_address_is_given_again():

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from dgl_compare import DTYPES, Contract, compare, dgl, dgl_graph
+from graphs import make_graph
 
+from dfgnn import Graph, reference
 from dfgnn.nn.dgl import HGTConv
 
 NTYPES, ETYPES = 3, 4
@@ -88,30 +90,29 @@ def test_dropout_is_that_of_the_mapped_messages():
     assert torch.equal(layer(g, *inputs), layer(g, *inputs))
 
 
-def test_reset_parameters():
-    layer = HGTConv(9, 5, 2, NTYPES, ETYPES, use_norm=True)
-    before = {name: x.clone() for name, x in layer.state_dict().items()}
-    torch.nn.init.normal_(layer.skip)
-    torch.nn.init.normal_(layer.relation_pri[1])
-    layer.reset_parameters()
-    for name, x in layer.state_dict().items():
-        random = name.endswith("W") or name == "residual_w"
-        assert torch.equal(x, before[name]) != random
-    assert layer.linear_k.W.abs().max().item() <= 1 / 3
+@pytest.mark.parametrize("in_order", [False, True])
+def test_maps_by_type(in_order, device):
+    """Some types have many rows, some few and some none."""
+    types = torch.cat([torch.full((9000,), 3), torch.tensor([0, 4, 0, 2]), torch.full((5000,), 4)])
+    types = (types.sort().values if in_order else types.roll(2500)).to(device)
+    linear = HGTConv(6, 5, 3, 6, 1).linear_k.to(device, torch.float64)
+    x = torch.randn(len(types), 6, dtype=torch.float64, device=device).requires_grad_()
+    out, expected = linear(x, types), (x.unsqueeze(-2) @ linear.W[types]).squeeze(-2)
+    torch.testing.assert_close(out, expected)
+    grad = torch.randn_like(out)
+    torch.testing.assert_close(*(torch.autograd.grad(y, [x, linear.W], grad) for y in (out, expected)))
 
 
-# ---- caches ----------------------------------------------------------------------------------------------
+def test_keys_are_made_per_pair():
+    """A source with many edges of a relation has one key for all of them."""
+    graph, seen, layer = make_graph("super_source"), [], HGTConv(9, 5, 2, NTYPES, 2)
 
+    def attention(relations, query, key, value, **options):
+        seen.append((relations.num_src, key.shape, torch.equal(relations.edge_index[1], graph.edge_index[1])))
+        return reference.dot_attention(relations, query, key, value, **options)
 
-def test_inference_mode():
-    """What a call in inference mode has cached can be used in training afterwards."""
-    g = dgl_graph()
-    x, ntype, etype = TestHGTConv().inputs(g)
-    layer = TestHGTConv().pair()[1]
-    with torch.inference_mode():
-        expected = layer(g, x, ntype, etype)
-        inference_types = ntype.clone(), etype.clone()
-    for types in ((ntype, etype), inference_types):
-        out = layer(g, x, *types)
-        out.sum().backward()
-        assert torch.equal(out, expected)
+    layer.attention = attention
+    square, etype = Graph.from_coo(*graph.edge_index, num_nodes=300), torch.arange(graph.num_edges) % 2
+    layer(square, torch.randn(300, 9), torch.zeros(300, dtype=torch.long), etype)
+    pairs = torch.stack([etype, graph.edge_index[0]]).unique(dim=1).shape[1]
+    assert seen == [(pairs, (pairs, 2, 5), True)] and pairs < graph.num_edges / 10

@@ -10,7 +10,6 @@ import pytest
 import torch
 from pyg_compare import assert_same, assert_same_dropout_distribution, compare_low_precision, edges, run
 from pyg_layers import BIPARTITE, SPARSE, SUBJECTS
-from torch.nn.utils import parametrizations
 
 from dfgnn.nn import FallbackWarning
 
@@ -210,13 +209,6 @@ def test_dropout_distribution(monkeypatch, subject):
 
 
 # ---- what else may be done to a layer --------------------------------------------------------------------
-
-
-CHANGES = {
-    "forward hook": lambda lin: lin.register_forward_hook(lambda module, args, out: 2 * out),
-    "forward pre-hook": lambda lin: lin.register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
-    "parametrization": parametrizations.weight_norm,
-}
 
 
 @each(lambda s: [("hook", {})] + ([] if s.name in ("HGTConv", "GATEConv") else [("aggr", {"aggr": "max"})]))

@@ -27,9 +27,6 @@ def fusable(layer):
     return type(layer).why_not(layer)
 
 
-STEPS = ["propagate", "message", "aggregate", "message_and_aggregate", "edge_update"]
-
-
 def layer_pair(cls, **options):
     theirs = getattr(PyG, cls.__name__)
     return pair(theirs, cls, **options) if cls is AGNNConv else pair(theirs, cls, 9, 5, 2, **options)

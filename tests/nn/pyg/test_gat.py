@@ -43,11 +43,6 @@ def test_size(add_self_loops, name):
     compare(theirs, ours, (x, None), edges(name), size=size, return_attention_weights=True)
 
 
-def test_attributes_without_edge_dim_are_ignored():
-    theirs, ours = pair(PyGConv, GATConv, 9, 5, 2)
-    compare(theirs, ours, *(torch.randn(N, 9, dtype=torch.float64), edges(), torch.randn(400, 3)))
-
-
 @pytest.mark.parametrize("residual", [False, True])
 def test_sources_alone(residual):
     theirs, ours = pair(PyGConv, GATConv, 9, 5, 2, residual=residual)

@@ -8,7 +8,7 @@ from covering import covered
 from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
 
 import dfgnn
-from dfgnn.nn import FallbackWarning, pyg
+from dfgnn.nn import pyg
 from dfgnn.nn.whole import gated as _gated
 
 nn = torch_geometric.nn
@@ -51,18 +51,6 @@ def test_at_once(aggr, root_weight, bias, dtype, calls):
     assert torch.equal(ours(x, edge_index), ours(x, edge_index))
 
 
-@covered(
-    1,
-    aggr=["add", "mean"],
-    options=[{"act": torch.nn.Tanh()}, {"edge_dim": 3}, {"edge_dim": 3, "bias": False}],
-)
-def test_by_single_operations(aggr, options, calls):
-    theirs, ours = both(9, 5, aggr=aggr, **options)
-    for name in NAMES:
-        compare(theirs, ours, *inputs(name, edge_dim=options.get("edge_dim")))
-    assert not calls
-
-
 def test_a_graph_of_fixed_capacity(calls):
     _, ours = both(9, 5, aggr="mean")
     graph = dfgnn.Graph.with_capacity(60, 500)
@@ -86,23 +74,3 @@ def test_gradients_of_some_and_what_is_modified(calls):
     with torch.no_grad():
         torch.testing.assert_close(ours(x, edge_index), theirs(x, edge_index))
     assert len(calls) == 2
-
-
-def test_what_falls_back_and_bad_input():
-    given, (theirs, ours) = inputs(), both(9, 5, aggr="max")
-    with pytest.warns(FallbackWarning, match="aggr"):
-        found = run(ours, *given)
-    assert_same(found, run(theirs, *given), 0)
-    theirs, ours = both(9, 5, edge_dim=3)
-    ours.lin_value.register_forward_hook(lambda *args: None)
-    with pytest.warns(FallbackWarning, match="lin_value"):
-        ours(*inputs(edge_dim=3))
-    _, ours = both(9, 5, edge_dim=3)
-    with pytest.raises(ValueError, match="edge_attr: expected a tensor"):
-        ours(*inputs())
-    _, ours = both(9, 5)
-    with pytest.raises(ValueError, match="edge_attr: expected None"):
-        ours(*inputs(edge_dim=3))
-    x, edge_index = inputs()
-    with pytest.raises(ValueError, match=r"x\[1\]|destinations"):
-        ours((x, None), edge_index)
