@@ -143,7 +143,7 @@ class _Trial:
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
-        self.traced = torch.compile(_call, backend=self._rewritten)
+        self.traced: Callable[..., Any] = _call
 
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self(module, *args, **kwargs)
@@ -199,6 +199,7 @@ class _Trial:
 
     def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
         """Why the class is not traced."""
+        self.traced = torch.compile(_call, backend=self._rewritten)
         internals.let_dynamo_record_numbers()
         internals.let_dynamo_record_again(2 * _RECORDS)
         with unseen((*tensors_of(args, kwargs), *module.parameters())):
