@@ -287,7 +287,7 @@ def test_dense_attention_is_not_looked_at(traces, monkeypatch):
     monkeypatch.setattr(compiled, "_MOST", 100)
     large = Own()
     train(large)
-    assert outcome(traces, Own)["reason"] == "its parameters are many"
+    assert outcome(traces, Own)["reason"] == "copies of it would be large"
 
 
 def test_where_pytorch_cannot_record(traces, monkeypatch):
