@@ -24,6 +24,7 @@ from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
+from ..runtime.cuda_graphs import in_captured_step
 from ..runtime.rules import ByRule, Rule
 
 __all__ = ["EdgeList", "is_traced"]
@@ -378,7 +379,8 @@ def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Ten
     ones live, so that a graph is not made again for every call."""
 
     given = first, first_row, second, second_row
-    if first.is_cuda and torch.cuda.is_current_stream_capturing():  # a replay has to read the given tensors
+    # A replay has to read the given tensors, but where `dfgnn.capture` knows that they stay the same.
+    if first.is_cuda and not in_captured_step() and torch.cuda.is_current_stream_capturing():
         return stacked(*given)
     parts = (first,) if first is second else (first, second)
     kept: Tensor = once(parts, ("edge pair", first_row, second_row), lambda: stacked(*given))
