@@ -273,9 +273,10 @@ _NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
 def _plan(*args: Any) -> Tensor:
     """What the operators of csrc/torch/planned.h call ``plan``. It keeps the graph and the plan alive."""
     graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
-    planner, layer = graph._planner, None if key.layer == OF_ROWS else key.layer
-    of_edges = layer == OF_EDGES
-    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key[:3], layer, *key[4:])
+    planner = graph._planner
+    schedule = planner.edge_schedule if key.layer == OF_EDGES else key.schedule
+    layer = None if key.layer in (OF_EDGES, OF_ROWS) else key.layer
+    handle = planner.handle(*key[:3], layer, schedule, *key[5:])
     made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
     made._dfgnn_graph = graph, handle  # type: ignore[attr-defined]
     return made
