@@ -49,14 +49,15 @@ def some(few, of, name="name"):
     return pytest.mark.parametrize(name, [*few, *more])
 
 
-def covered(strength=2, **options):
-    """Parametrizes a test over the rows of `covering`; in exhaustive tests also over those of strength + 1.
+def covered(strength=2, further=True, **options):
+    """Parametrizes a test over the rows of `covering`; in exhaustive tests also over those of strength + 1,
+    unless further is False.
 
     An option is a sequence of values, or a dictionary of values by the names that they have in test ids.
     """
     values = {name: tuple(given) for name, given in options.items()}  # of a dictionary its names
     rows, marks = covering(min(strength, len(values)), **values), {}
-    if EXHAUSTIVE and strength < len(values):
+    if EXHAUSTIVE and further and strength < len(values):
         more = [row for row in covering(strength + 1, **values) if row not in rows]
         marks = dict.fromkeys(range(len(rows), len(rows) + len(more)), exhaustive)
         rows += more

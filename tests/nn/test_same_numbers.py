@@ -34,8 +34,8 @@ def compared(call, leaves, autocast, asked):
 
 
 @covered(
-    name=ASKABLE, hard=["mixed_degrees", "isolated", "sorted", "super_row"], heads=[1, 2, 3, 8],
-    size=[1, 3, 8, 20], width=[1, 3, 8], dropout=[0.0, 0.5],
+    further=False, name=ASKABLE, hard=["mixed_degrees", "isolated", "sorted", "super_row"],
+    heads=[1, 2, 3, 8], size=[1, 3, 8, 20], width=[1, 3, 8], dropout=[0.0, 0.5],
     dtype=["autocast", torch.float32, torch.float64, torch.bfloat16], grad=[True, False],
 )  # fmt: skip
 def test_functions(monkeypatch, name, hard, heads, size, width, dtype, dropout, grad):
