@@ -1,4 +1,4 @@
-"""Attention in float64: `dfgnn.reference` and its gradients, in ranges of destinations, which limits memory."""
+"""Attention in float64: `dfgnn.reference` and its gradients, in ranges of destinations to limit memory."""
 
 from collections.abc import Iterator
 from functools import partial
