@@ -155,7 +155,8 @@ def exact_gat(graph: Graph, inputs: dict, grad_out: Tensor, rows: Tensor, source
         for name in ("value", "score_src")
     }
     for part, block, ids in blocks(graph, rows):
-        exact = accuracy.gat(block, value[ids], score_src[ids], score_dst[part], grad_out[part])
+        ends = {"value": value[ids], "score_src": score_src[ids], "score_dst": score_dst[part]}
+        exact = accuracy.gat(block, **ends, grad_out=grad_out[part])
         for name, found in by_row.items():
             found.append(exact[name])
         place = torch.searchsorted(sources, ids).clamp_(max=len(sources) - 1)

@@ -12,9 +12,9 @@ compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-ov
 
 A step is forward, backward and Adam, timed from idle to idle. Several cases are prepared at once. While steps
 of one are timed, in turns, all processes of the others are stopped (SIGSTOP), so that nothing else runs on
-the machine or its GPU. What is gained is the median, over the turns, of the ratio of the least times in a
-turn, as the host's speed drifts. Where it differs between the first half of the turns and the last by more
-than a twentieth, more turns are taken; a row where it never agreed says by how much (`disagreement`).
+the machine or its GPU. The host is slow for seconds at times: where the two least times of a way, in two
+turns, differ by more than a twentieth, more turns are taken; a row where they never agreed says by how much
+(`disagreement`).
 
 Written per case and size, in float32 and with ``--bfloat16`` under bfloat16's autocast: the first losses;
 milliseconds of each step; how much memory a step takes beyond what was allocated before it; and of the
@@ -36,7 +36,6 @@ import os
 import re
 import select
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -53,14 +52,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 import repositories
 import users
+from users_table import AGREE, disagreement
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
 WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture",
         "inductor, capture")  # fmt: skip
 BY_RUN = ("run", "line", "capture")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
-#: How far what is gained may differ between the first half of the turns and the last; pairs of turns.
-AGREE, ATTEMPTS = 0.05, 6
+#: Turns of timing, at least and at most.
+LEAST_TURNS, MOST_TURNS = 4, 16
 _PRODUCTS = re.compile(r"gemm|cutlass|nvjet|xmma|splitK|cublas", re.IGNORECASE)
 
 
@@ -434,7 +434,7 @@ class Driver:
             more += f"{got.get('memory', 0) / 2**20:7.0f} MiB first {got.get('first_step_seconds', 0)}"
             self.say(f"{name}, {way}: {ms} {more} {got.get('losses')}")
         if found.get("disagreement", 0) > AGREE:
-            self.say(f"{name}: refused, what was gained differs by {found['disagreement']:.2f}")
+            self.say(f"{name}: refused, the least times differ by {found['disagreement']:.2f}")
 
     def configuration(self, ways: dict[str, Process], size: str, dtype: str) -> dict[str, Any]:
         """All ways of a case in one size and number format: prepared at once, timed in turns."""
@@ -460,8 +460,8 @@ class Driver:
                 if name in BY_RUN and "failed" not in found[name]:
                     found[name] = asked(name, do="first_steps")
             timed = [name for name in alive if "failed" not in found[name]]
-            disagreement = 1.0
-            for k in range(2 * ATTEMPTS):
+            apart = 1.0
+            for k in range(MOST_TURNS):
                 for name in timed:
                     if "failed" not in found[name]:
                         got = asked(name, do="time", seconds=self.args.block)
@@ -470,9 +470,9 @@ class Driver:
                         found[name].setdefault("turns", []).append(min(times, default=math.nan))
                         found[name].update(got)
                 live = [name for name in timed if "failed" not in found[name]]
-                if k % 2 and live and live[0] == timed[0]:
-                    disagreement = of_halves([found[name]["turns"] for name in live])
-                if k % 2 and (disagreement <= AGREE or time.monotonic() > self.end):
+                if k and live:
+                    apart = disagreement([found[name]["turns"] for name in live])
+                if k >= LEAST_TURNS - 1 and (apart <= AGREE or time.monotonic() > self.end):
                     break
             timed = [name for name in timed if "failed" not in found[name] and found[name].get("ms")]
             ours = [name for name in timed if name not in UPSTREAM]
@@ -481,7 +481,7 @@ class Driver:
                 found[name].update(asked(name, do="memory"))
                 if name in ("eager", "run", fastest):
                     found[name].update(asked(name, do="record"))
-        return {"ways": found, "disagreement": round(disagreement, 4)}
+        return {"ways": found, "disagreement": round(apart, 4)}
 
     def stop(self, *_: Any) -> None:
         for process in self.processes:
@@ -498,19 +498,6 @@ class Driver:
                     self.say(f"{case.case}: {type(error).__name__}: {error}")
         self.write()
         return 0
-
-
-def of_halves(turns: list[list[float]]) -> float:
-    """How far what a table shows differs between the first and the last half of the turns: how many times as
-    fast as the first way each of the others is. turns: of each way, its least time in each turn."""
-    first, *others = turns
-    differ = [0.0]
-    for other in others:
-        ratios = [a / b for a, b in zip(first, other)]
-        half = len(ratios) // 2
-        before, after = statistics.median(ratios[:half]), statistics.median(ratios[half:])
-        differ.append(abs(before - after) / min(before, after))
-    return max(differ)
 
 
 def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:

@@ -14,19 +14,22 @@ from typing import Any
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
 ONE_LINE = ("run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture")
-#: The most that what is gained may differ between the first half of the turns and the last.
+#: How far from the least time of a way that of a second turn may be.
 AGREE = 0.05
 _KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_seconds", "record_numbers")
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the median and the least of its times; how many times as fast as the unchanged way each is,
-    in the median of the turns; and how far losses differ from its."""
+    """A row with the median and the least of its times, how many times as fast as the unchanged way each is,
+    and how far losses differ from its."""
     made = {key: value for key, value in row.items() if key not in ("configurations", "reports")}
     made["configurations"] = {}
     for name, measured in row["configurations"].items():
         eager, found = measured["ways"].get("eager", {}), {}
         if not eager.get("ms"):
+            continue
+        if "least_ms" in eager:  # shortened before
+            made["configurations"][name] = measured
             continue
         for way, got in measured["ways"].items():
             if got.get("failed") or not got.get("ms"):
@@ -37,11 +40,20 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
             found[way] |= {key: got[key] for key in _KEPT if key in got}
             pairs = zip(eager["losses"], got["losses"], strict=True)
             most = max(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)
-            turns = zip(eager.get("turns", [min(eager["ms"])]), got.get("turns", [least]))
-            times = statistics.median(a / b for a, b in turns)
-            found[way] |= {"times": round(times, 4), "losses_differ": float(f"{most:.1e}")}
-        made["configurations"][name] = {"ways": found, "disagreement": measured["disagreement"]}
+            found[way] |= {"times": round(min(eager["ms"]) / least, 4), "losses_differ": float(f"{most:.1e}")}
+        turns = [
+            got["turns"] for got in measured["ways"].values() if "turns" in got and not got.get("failed")
+        ]
+        apart = round(disagreement(turns), 4) if turns else measured["disagreement"]
+        made["configurations"][name] = {"ways": found, "disagreement": apart}
     return made
+
+
+def disagreement(turns: list[list[float]]) -> float:
+    """How far apart, relatively, the two least times of a way are at most. turns: of each way, its least time
+    in each turn. The host is slow for seconds; the least time is the machine's own where it comes twice."""
+    pairs = [sorted(times)[:2] for times in turns]
+    return max((pair[1] / pair[0] - 1 if len(pair) > 1 else 1.0) for pair in pairs)
 
 
 def joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -152,8 +164,7 @@ def main() -> None:
     args = parser.parse_args()
     runs = [json.loads(file.read_text()) for file in args.runs]
     for run in runs:
-        if any("reports" in row for row in run["rows"]):  # not shortened yet
-            run["rows"] = [row for row in map(kept, run["rows"]) if row["configurations"]]
+        run["rows"] = [row for row in map(kept, run["rows"]) if row["configurations"]]
     run = joined(runs)
     if args.keep:
         write(args.keep, run)

@@ -144,7 +144,8 @@ def _no_waiting() -> Iterator[None]:
         raise RuntimeError(
             "dfgnn.capture: the step waits for the device, which a CUDA graph cannot hold: look at the line "
             "of loss_fn or before_step above. Shapes that depend on values (x[mask], unique), .item(), "
-            "prints and tensors made from numbers on the host do that"
+            "prints and tensors made from numbers on the host do that; in a compiled model also "
+            "int(index.max()), which softmax of torch_geometric asks without num_nodes"
         ) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)

@@ -26,7 +26,7 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
     options, least = _options(mode, options)
-    if least is None and cuda_graphs.IN_CAPTURED_STEP.get():
+    if least is None and cuda_graphs.in_captured_step():
         least = 0  # launches cost nothing in its CUDA graph, and edges that stay the same are sorted before
     options = internals.inductor_options(mode, options)
     replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())

@@ -313,10 +313,7 @@ class Layer(EagerFunction):
             raise typed(error) from None
         ctx.call, ctx.output, ctx.version, out = (formula, numbers, graph, handle), None, None, None
         if reads_result:
-            # The user may modify the result in place. Had it been saved, backward would raise then.
-            # So ctx holds a detached alias of the result (the result itself would be a reference cycle) and
-            # its version counter, by which backward sees the change. While hooks for saved tensors are active
-            # (activation checkpointing, offloading), the result is saved nevertheless, so that they see it.
+            # As `save_results` and, in backward, `restored_results` do it, without their frames.
             ctx.version = result._version
             if top_hooks(True) is None:
                 ctx.output = result.detach()

@@ -24,6 +24,7 @@ from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.compiling import is_exporting
+from ..runtime.cuda_graphs import in_captured_step
 from ..runtime.rules import ByRule, Rule
 
 __all__ = ["EdgeList", "is_traced"]
@@ -272,9 +273,10 @@ _NUM_FOUND = len(Traced._fields) + len(PlanKey._fields)
 def _plan(*args: Any) -> Tensor:
     """What the operators of csrc/torch/planned.h call ``plan``. It keeps the graph and the plan alive."""
     graph, key = find(*args[: len(Traced._fields)]), PlanKey(*args[len(Traced._fields) :])
-    planner, layer = graph._planner, None if key.layer == OF_ROWS else key.layer
-    of_edges = layer == OF_EDGES
-    handle = planner.edge_terms_handle(*key[:3]) if of_edges else planner.handle(*key[:3], layer, *key[4:])
+    planner = graph._planner
+    schedule = planner.edge_schedule if key.layer == OF_EDGES else key.schedule
+    layer = None if key.layer in (OF_EDGES, OF_ROWS) else key.layer
+    handle = planner.handle(*key[:3], layer, schedule, *key[5:])
     made = torch.tensor((handle.number, graph.edge_mask is not None), device="cpu")
     made._dfgnn_graph = graph, handle  # type: ignore[attr-defined]
     return made
@@ -377,7 +379,8 @@ def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Ten
     ones live, so that a graph is not made again for every call."""
 
     given = first, first_row, second, second_row
-    if first.is_cuda and torch.cuda.is_current_stream_capturing():  # a replay has to read the given tensors
+    # A replay has to read the given tensors, but where `dfgnn.capture` knows that they stay the same.
+    if first.is_cuda and not in_captured_step() and torch.cuda.is_current_stream_capturing():
         return stacked(*given)
     parts = (first,) if first is second else (first, second)
     kept: Tensor = once(parts, ("edge pair", first_row, second_row), lambda: stacked(*given))

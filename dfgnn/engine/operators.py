@@ -263,7 +263,10 @@ def spmm(graph, weight, feat, reverse: bool):
 def edge_term_args(graph, heads: int, width: int, dtype: torch.dtype):
     """The graph as `edge_dot`, `edge_sum` and `edge_outer` take it. These operators read no rows of sources,
     so that a plan depends on nothing but the order of the edges."""
-    return graph._planner.edge_terms(heads, width, dtype)
+    planner = graph._planner
+    schedule = planner.edge_schedule
+    args = planner.arguments(heads, width, dtype, None, schedule=schedule, edges=True, backward=False)
+    return args[:5]
 
 
 def edge_dot(graph, rows, attr, scale: float):

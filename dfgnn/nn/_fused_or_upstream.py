@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -73,8 +73,6 @@ METHODS = (
     "edge_updater",
 )
 methods_of = attrgetter(*METHODS)
-_called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
-_hooks_in = itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS = tuple(
     f"_{step}_forward_{when}"
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -94,9 +92,7 @@ def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callabl
             out = again(self, *args, **kwargs)
             if out is not None:
                 return out
-        own = self.__dict__
-        if not (own.get("heads", 1) and own.get("out_channels", 1)):
-            check_sizes(self)
+        check_sizes(self)
         values = (*args, *kwargs.values())
         reason = why_upstream(self, type(self), values)
         if reason is None:
@@ -136,8 +132,7 @@ def why_upstream(layer: Any, cls: Any, values: tuple[Any, ...] = ()) -> str | No
         # `aggr` is the option of the constructor, `aggr_module` the module that is called.
         named = layer.aggr in ("add", "sum")
         return f"aggr_module={type(aggr).__name__}" if named else f"aggr={layer.aggr!r}"
-    own = aggr.__dict__  # of its class, `methods` below tell
-    if (recording or any(_hooks_in(own)) or "forward" in own) and not is_untouched(aggr):
+    if not is_untouched(aggr):
         return "aggr_module has hooks or a forward of its own"
     if all_hooked():
         return "there are hooks on all modules"
@@ -157,10 +152,8 @@ def why_upstream(layer: Any, cls: Any, values: tuple[Any, ...] = ()) -> str | No
     for name in METHODS:
         if name in state and _is_changed(state[name], name, cls):
             return f"{name} is overridden"
-    methods = None if recording else (*methods_of(cls), *_called_of(type(aggr)), cls._called.now())
+    methods = None if recording else (*methods_of(cls), cls._called.now())
     if methods is None or methods != cls._methods_found:
-        if not is_untouched(aggr):
-            return "aggr_module has hooks or a forward of its own"
         reason = _changed_in_class(cls)
         if reason is not None:
             return reason

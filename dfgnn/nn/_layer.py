@@ -118,15 +118,8 @@ class GraphLayer(FusedLayer):
 
     def _graph(self, graph: Any) -> Graph:
         """The graph as the engine takes it, with its in-degrees checked."""
-        allowed = self._allow_zero_in_degree
-        if (
-            type(graph) is Graph
-            and not internals.is_dynamo_recording()
-            and (allowed or graph._structure.dst.has_empty is False)
-        ):  # the usual case, without further calls: nothing to convert, and degrees that are known
-            return graph
         fused = as_graph(graph, self)
-        if not allowed:
+        if not self._allow_zero_in_degree:
             check_in_degrees(graph, fused, f"{type(self).__name__}: ")
         return fused
 

@@ -79,21 +79,9 @@ def is_lazy(linear: Any) -> bool:
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
     """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
     caller must check `all_hooked` itself."""
-    # The first test is `is_untouched` for the usual case, in one Python frame: every call of a layer asks it.
-    own, cls = linear.__dict__, type(linear)
-    if cls not in LINEAR or F.linear is not internals.linear:
+    if type(linear) not in LINEAR or F.linear is not internals.linear or not is_untouched(linear):
         return None
-    if (
-        own["_forward_hooks"]
-        or own["_forward_pre_hooks"]
-        or own["_backward_hooks"]
-        or own["_backward_pre_hooks"]
-        or "forward" in own
-        or torch.compiler.is_compiling()  # Dynamo cannot guard a dict whose keys are classes
-        or _AS_WRITTEN.get(cls) != (cls.forward, cls.__call__, cls._call_impl)
-    ) and not is_untouched(linear):
-        return None
-    parameters = own["_parameters"]
+    parameters = linear.__dict__["_parameters"]
     weight, bias = parameters.get("weight"), parameters.get("bias")
     # Instead of a Parameter the weight may be a plain tensor, or an exporter's FakeTensor. A weight of
     # another class is refused, because its products may be computed in another way.

@@ -321,8 +321,6 @@ def refuse_parameters(layer: Any, spec: LayerSpec) -> None:
 def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -> Any:
     """The layer's tensors without a seed, in the dtype of the computation, and the dtype of the result; or
     the reason, in words, why the layer is not fused. No compiler is recording."""
-    # This runs at every call of a layer, and on a small graph its Python time counts: so the usual questions
-    # are asked here, in one frame.
     score, _, value, key, query, skip, of_edges, vectors, bias, *_, wide, _ = spec
     function = _FUNCTIONS.get(score)
     cls: type = type(layer)
@@ -363,9 +361,8 @@ def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: T
         or not _are_sized(width, spec.heads, vectors, bias)
     ):
         return _TENSORS
-    for t in (*parameters, *vectors, bias):
-        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
-            return _TENSORS
+    if not _are_plain(x, (*parameters, *vectors, bias), dtypes):
+        return _TENSORS
     edges: Any = _NO_EDGES
     if of_edges is not None:
         edges = (_scored_edges if additive else _projected_edges)(spec, graph, x, dtypes)
@@ -393,19 +390,14 @@ def _are_sized(width: int, heads: int, vectors: tuple[Tensor, ...], bias: Tensor
     if not 0 < heads <= width or bias is not None and bias.shape != (width,):
         return False
     shape = 1, heads, width // heads
-    for vector in vectors:  # noqa: SIM110 - a comprehension is a frame of its own before Python 3.12
-        if vector.shape != shape:
-            return False
-    return True
+    return all(vector.shape == shape for vector in vectors)
 
 
 def _are_plain(x: Tensor, tensors: tuple[Tensor | None, ...], dtypes: tuple[torch.dtype, ...]) -> bool:
     """Whether these parameters are ordinary tensors of one of the types, on the device of x."""
-    device = x.device
-    for t in tensors:
-        if t is not None and not (type(t) in _PLAIN and t.dtype in dtypes and t.device == device):
-            return False
-    return True
+    return all(
+        t is None or (type(t) in _PLAIN and t.dtype in dtypes and t.device == x.device) for t in tensors
+    )
 
 
 # ---- in which dtype a fused layer computes under autocast -------------------------------------------------

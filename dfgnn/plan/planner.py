@@ -33,7 +33,6 @@ class Planner:
         self._directions: dict[bool, Direction] = {}
         self._plans: dict[tuple[Shape, bool, str, bool], Plan] = {}
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
-        self._edge_terms: dict[Shape, tuple] = {}
         # The keys are the arguments of `handle`: (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str | None, str, bool, bool], GraphHandle] = {}
         # On a CPU one handle per value of backward serves all shapes. None: each shape has its own handle.
@@ -80,30 +79,11 @@ class Planner:
         found = self._arguments.get((shape, schedule, edges, backward))
         return self._make_arguments(shape, schedule, edges, backward) if found is None else found
 
-    def edge_terms(self, num_heads: int, width: int, dtype: torch.dtype) -> tuple:
-        """The graph's arguments of the operators on edge terms, which gather no rows."""
-        shape = Shape(index(num_heads), index(width), dtype, None)
-        arguments = self._edge_terms.get(shape)
-        if arguments is None or self.once:  # a graph of fixed capacity may have other edges by now
-            plan = self.plan(shape, schedule="auto" if self.once else "natural sources/1")
-            csr = self.structure.csr()
-            arguments = csr.indices, csr.eids, plan.items, plan.splits, plan.launch
-            self._edge_terms[shape] = arguments
-        return arguments
-
-    def edge_terms_handle(self, num_heads: int, width: int, dtype: torch.dtype) -> GraphHandle:
-        """`edge_terms` with the number by which operators find them in the library."""
-        of_all = self._handle_of_all_shapes("auto", False)
-        if of_all is not None:
-            return of_all
-        key = num_heads, width, dtype, "", "auto", True, False
-        found = self.handles.get(key)
-        if found is None:
-            terms = self.edge_terms(num_heads, width, dtype)
-            args = GraphArgs._make((*terms, None, None, None, None, [], None, None))
-            with untraced(self.structure.indices):
-                found = self.handles[key] = GraphHandle(args)
-        return found
+    @property
+    def edge_schedule(self) -> str:
+        """The schedule of operators on edge terms, which gather no rows: they take no source partitions."""
+        # On a CPU, and for a graph that is used once, "auto" has none.
+        return "auto" if self.once or self.structure.place[0].type == "cpu" else "natural sources/1"
 
     def handle(
         self, num_heads: int, head_dim: int, dtype: torch.dtype, layer: str | None, schedule: str,

@@ -90,13 +90,11 @@ def _attention(report: dict[str, Any]) -> list[str]:
 def _traced(rows: list[dict[str, Any]]) -> list[str]:
     """What became of modules with message passing of their own."""
     lines = []
-    for row in rows:
-        before, after = row["milliseconds"]
-        took = f"; a call, forward and backward: {before:.2f} ms as written, {after:.2f} ms traced" * bool(
-            before
-        )
+    for row in (row for row in rows if row["tried"]):
+        took = "; a call, forward and backward: {} ms as written, {} ms traced".format(*row["milliseconds"])
         what = "traced" if row["traced"] else f"as written: {row['reason']}"
-        lines += [f"  {row['modules']:5} x {row['class']}: {what}{took}", *_attention(row)]
+        lines += [f"  {row['modules']:5} x {row['class']}: {what}{took * any(row['milliseconds'])}"]
+        lines += _attention(row)
     return lines
 
 

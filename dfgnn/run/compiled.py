@@ -47,9 +47,10 @@ _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_
 _TRIALS = 3
 #: Processor seconds that all samples may take; how often code of a class is recorded, also for other sizes.
 _SECONDS, _RECORDS = 20.0, 32
-#: Numbers in all arguments of a call below which it is too short to gain, and in all parameters above which
-#: copies take much memory; how much faster is faster.
-_LEAST, _MOST, _FASTER = 1 << 14, 1 << 26, 1.05
+#: Numbers in all arguments of a call below which it is too short to gain. Numbers to be copied above which it
+#: is left: on a GPU copies of arguments may fail and are told, on a CPU they would end the process. How much
+#: faster is faster.
+_LEAST, _MOST, _FASTER = 1 << 14, 1 << 27, 1.05
 
 
 class Compiled:
@@ -143,7 +144,7 @@ class _Trial:
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
-        self.traced = torch.compile(_call, backend=self._rewritten)
+        self.traced: Callable[..., Any] = _call
 
         def _call_impl(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self(module, *args, **kwargs)
@@ -199,6 +200,7 @@ class _Trial:
 
     def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
         """Why the class is not traced."""
+        self.traced = torch.compile(_call, backend=self._rewritten)
         internals.let_dynamo_record_numbers()
         internals.let_dynamo_record_again(2 * _RECORDS)
         with unseen((*tensors_of(args, kwargs), *module.parameters())):
@@ -250,9 +252,10 @@ def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
     given = [*args, *kwargs.values()]
     if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
         return "its message passing is DGL's"
-    if sum(x.numel() for x in module.parameters()) > _MOST:
-        return "its parameters are many"
     tensors = tensors_of(given)
+    copied = [*tensors_of([vars(part) for part in module.modules()]), *(x for x in tensors if x.is_cpu)]
+    if sum(x.numel() for x in copied) > _MOST:
+        return "copies of it would be large"
     if all(isinstance(x, (Tensor, int, float, str, type(None))) for x in tree_leaves(given)):
         if all(x.is_floating_point() for x in tensors):
             return "there is no index among its arguments"

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -30,18 +29,23 @@ def capturing(graph: Any, **options: Any) -> Iterator[None]:
             gc.enable()
 
 
-#: Whether what runs is a step that `dfgnn.capture` captures later, or captures.
-IN_CAPTURED_STEP: ContextVar[bool] = ContextVar("IN_CAPTURED_STEP", default=False)
+_captured_steps = 0
 
 
 @contextlib.contextmanager
 def captured_step() -> Iterator[None]:
-    """A context of `IN_CAPTURED_STEP`."""
-    token = IN_CAPTURED_STEP.set(True)
+    """A context of a step that `dfgnn.capture` captures later, or captures."""
+    global _captured_steps
+    _captured_steps += 1
     try:
         yield
     finally:
-        IN_CAPTURED_STEP.reset(token)
+        _captured_steps -= 1
+
+
+def in_captured_step() -> bool:
+    """Whether such a step runs, in any thread: backward may be in one of PyTorch's."""
+    return _captured_steps > 0
 
 
 def _end_capture_of_random_numbers() -> None:

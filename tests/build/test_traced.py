@@ -287,7 +287,17 @@ def test_dense_attention_is_not_looked_at(traces, monkeypatch):
     monkeypatch.setattr(compiled, "_MOST", 100)
     large = Own()
     train(large)
-    assert outcome(traces, Own)["reason"] == "its parameters are many"
+    assert outcome(traces, Own)["reason"] == "copies of it would be large"
+
+
+def test_where_pytorch_cannot_record(traces, monkeypatch):
+    def refuses(*args, **kwargs):
+        raise RuntimeError("Dynamo is not supported on Python 9.9")
+
+    monkeypatch.setattr(torch, "compile", refuses)
+    model = Own()
+    torch.testing.assert_close(train(model), train(as_written(model)), rtol=0, atol=0)
+    assert outcome(traces, Own)["reason"] == "RuntimeError: Dynamo is not supported on Python 9.9"
 
 
 def test_random_numbers_stay(traces, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparing import check, gradients, rewriting
+from comparing import check, flat, gradients, rewriting
 from covering import exhaustive
 from functorch.compile import make_boxed_func
 from test_refused import activation_in_place_of_softmax, by_another_index
@@ -128,6 +128,27 @@ def test_nothing_is_kept_in_cuda_graphs(name, device, monkeypatch):
             x = inputs(12, 12, 40, seed=k, device=device)
             check(gradients(compiled, x), gradients(case.fn, x))
     assert {op for op in seen if not op.startswith("graph_")} == {"", "edge_structure.default"}
+
+
+@pytest.mark.parametrize("name", ["gat; rows of edges", "weights returned", "two values"])
+def test_captured(name, device):
+    """By dfgnn.capture, also over pairs of indices that are made of the step's edges."""
+    torch._dynamo.reset()
+    case, x, reports, losses = CASES[name], inputs(12, 12, 40, device=device), [], []
+    for compiled in (True, False):
+        model = torch.nn.Module()
+        model.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
+        model.forward = lambda tensors=model.tensors: case.fn(x.edge_index, *tensors)
+        if compiled:
+            model.compile(backend=rewriting(reports, aot))
+
+        def loss(model=model):
+            return sum(out.square().mean() for out in flat(model()))
+
+        step = dfgnn.capture(loss, model, torch.optim.SGD(model.parameters(), lr=0.1), debug=device == "cpu")
+        losses.append(torch.stack([step() for _ in range(4)]))
+    check([losses[0]], [losses[1]])
+    assert reports and all(report.rewritten for report in reports)
 
 
 def test_small_attention_is_left(device):

@@ -48,8 +48,6 @@ def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
 
 def both_ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
     """`ends` of a layer that reads the destinations' features, too."""
-    if isinstance(x, Tensor) and x.dtype in DTYPES and x.dim() in (2, 3):
-        return x, x
     x_src, x_dst = ends(layer, x)
     if x_dst is None:
         raise wrong_argument(layer, "x", "features of the destinations, too", "None for x[1]")

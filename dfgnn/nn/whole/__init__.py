@@ -4,5 +4,4 @@
 ``gated``        a gate per channel
 ``typed``        edges of a few types
 ``traced``       what a compiler records of a layer
-``padding``      heads padded as CUDA's kernels need them
 """
