@@ -18,15 +18,18 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Proxy
 from torch.utils._pytree import tree_leaves
 
 from ..compiling import backend
@@ -156,16 +159,28 @@ class _Trial:
         if _trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
-            if self.kept and len(self.reports) > _RECORDS:
-                self.kept, self.reason = False, "each call has other sizes or settings to be recorded for"
             if self.kept:
                 try:
-                    return self.traced(module, *args, **kwargs)
-                except internals.dynamo_errors() as error:
+                    return self._traced(module, args, kwargs)
+                except Exception as error:  # the script's own call works, or raises the script's own error
                     self.kept, self.reason = False, said(error)
             if self.kept is False:
                 _put_back(self.cls)
         return _call(module, *args, **kwargs)
+
+    def _traced(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        recorded, start = len(self.reports), time.process_time()
+        with internals.Recording(2 * _RECORDS):
+            out = self.traced(module, *args, **kwargs)
+        if len(self.reports) > recorded:
+            self.whole.seconds += time.process_time() - start
+            if len(self.reports) > _RECORDS or self.whole.seconds > _SECONDS:
+                self.kept, self.reason = (
+                    False,
+                    "calls of other sizes or settings are recorded anew",
+                )
+                _put_back(self.cls)
+        return out
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
         if self.kept is False and time.process_time() > self.until:  # the sample
@@ -179,6 +194,8 @@ class _Trial:
         tensors = tensors_of(args, kwargs)
         on_gpu = any(x.is_cuda for x in (*tensors, *module.parameters()))
         if on_gpu and torch.cuda.is_current_stream_capturing():
+            return
+        if any(isinstance(x, Proxy) for x in tree_leaves((args, kwargs))):  # torch.fx.symbolic_trace
             return
         start = time.process_time()
         self.kept, self.until = False, start + _SECONDS - self.whole.seconds
@@ -201,9 +218,7 @@ class _Trial:
     def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> str:
         """Why the class is not traced."""
         self.traced = torch.compile(_call, backend=self._rewritten)
-        internals.let_dynamo_record_numbers()
-        internals.let_dynamo_record_again(2 * _RECORDS)
-        with unseen((*tensors_of(args, kwargs), *module.parameters())):
+        with internals.Recording(2 * _RECORDS), unseen((*tensors_of(args, kwargs), *module.parameters())):
             written, traced = (Copy(module, args, kwargs, call) for call in (_call, self.traced))
             before = random_state(on_gpu)
             expected = written.results()
@@ -234,8 +249,14 @@ def _put_back(cls: Any) -> None:
 
 
 def _trains() -> bool:
-    """Whether a module may be traced now: in training, and in no mode, transform or recording."""
+    """Whether a module may be traced now: in training, and in no mode, transform or recording. Not within a
+    backward pass either, nor while saved tensors have hooks: a checkpoint's second forward must save the
+    tensors, and draw the random numbers, of its first one."""
     if not torch.is_grad_enabled() or not eager.is_eager(_PLAIN) or internals.tracing_state() is not None:
+        return False
+    if internals.graph_task() != -1 or internals.top_saved_tensors_hooks(False) is not None:
+        return False
+    if internals.has_any_global_hook():  # it sees the parts of a module, which a traced one does not call
         return False
     modes = map(internals.function_mode, range(internals.num_function_modes()))
     return all(type(mode).__module__.startswith("torch.") for mode in modes)
@@ -249,6 +270,8 @@ def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
         return "it holds other modules that pass messages"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "several processes train together"
+    if _draws_elsewhere(cls):
+        return "it draws from a random generator of its own, which a sample would advance"
     given = [*args, *kwargs.values()]
     if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
         return "its message passing is DGL's"
@@ -284,6 +307,22 @@ def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Ten
     return True
 
 
+def _draws_elsewhere(cls: Any) -> bool:
+    """Whether the code of a class names a generator of random numbers that is not the module's."""
+    named = [f.__globals__.get(name) for f in _functions(cls) for name in f.__code__.co_names]
+    held = [cell.cell_contents for f in _functions(cls) for cell in f.__closure__ or () if _filled(cell)]
+    numpy = sys.modules.get("numpy")
+    of_numpy = (numpy.random.Generator, numpy.random.RandomState) if numpy else ()
+    return any(isinstance(x, (torch.Generator, random.Random, *of_numpy)) for x in (*named, *held))
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
 def passes_messages(cls: type) -> bool:
     """Whether a class of the script has message passing of its own."""
     return _has(cls, _MESSAGES)
@@ -292,7 +331,11 @@ def passes_messages(cls: type) -> bool:
 @functools.cache
 def _has(cls: Any, words: re.Pattern) -> bool:
     """Whether the code of a class, or of a base that is no library's, names one of these."""
+    return any(words.search(name) for f in _functions(cls) for name in f.__code__.co_names)
+
+
+def _functions(cls: Any) -> list[FunctionType]:
+    """The methods of a class and of its bases that are no library's."""
     own = [x for x in cls.__mro__ if x is not object and x.__module__.partition(".")[0] not in _LIBRARIES]
     functions = (inspect.unwrap(f) for base in own for f in vars(base).values() if callable(f))
-    codes = [f.__code__ for f in functions if inspect.isfunction(f)]
-    return any(words.search(name) for code in codes for name in code.co_names)
+    return [f for f in functions if inspect.isfunction(f)]

@@ -46,6 +46,7 @@ extremes_of_neighbours = torch.ops.aten._sparse_mm_reduce_impl.default
 # ---- what autograd is doing: the user may modify results, and saved tensors may have hooks. Public functions
 # of the same meaning would replace these.
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+graph_task = torch._C._current_graph_task_id  # that runs on this thread; -1 outside of backward
 backward_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 is_multithreading_enabled = torch._C._is_multithreading_enabled
 # torch.nn.modules.module._has_any_global_hook() would read them in a Python frame.
@@ -197,9 +198,27 @@ def let_dynamo_record_numbers() -> None:
     torch._dynamo.config.capture_scalar_outputs = True
 
 
-def let_dynamo_record_again(times: int) -> None:
-    """Let Dynamo record the same code at least this many times, for other sizes and settings."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, times)
+class Recording:
+    """Within it Dynamo records ``int(tensor)`` as a symbol, and the same code up to ``times`` times; code is
+    recorded anew when a part of a module gets a hook; numpy's functions stay numpy's, with their random
+    numbers."""
+
+    __slots__ = ("before", "times")
+
+    def __init__(self, times: int):
+        self.times = times
+
+    def __enter__(self) -> None:
+        config = torch._dynamo.config
+        self.before = (config.capture_scalar_outputs, config.recompile_limit,
+                       config.skip_nnmodule_hook_guards, config.trace_numpy)  # fmt: skip
+        config.capture_scalar_outputs, config.recompile_limit = True, self.times
+        config.skip_nnmodule_hook_guards, config.trace_numpy = False, False
+
+    def __exit__(self, *error: Any) -> None:
+        config = torch._dynamo.config
+        config.capture_scalar_outputs, config.recompile_limit = self.before[:2]
+        config.skip_nnmodule_hook_guards, config.trace_numpy = self.before[2:]
 
 
 def graph_break(reason: str) -> None:
