@@ -13,15 +13,16 @@ struct ByIndexParams {
   DType dtype;                   // f32 or f64
   int64_t num_rows, num_groups;  // in index_sum, num_rows is the number of summands
   int columns;
-  const int32_t* index;  // [num_rows]: the group of each row; the caller has checked it with index_range
-  bool index_rises;      // IndexRange::rises
-  const void* rows;  // [num_rows, columns]: the scores; in the softmax's backward the gradient of its result;
-                     // in index_sum the summands
-  const int32_t* source;  // index_sum: [num_rows], checked: the row of `rows` that each summand is, where
-                          // `rows` may have any number of rows; or null: summand k is row k
-  const void* result;     // the softmax's backward: the result of the softmax
-  bool masked;            // softmax: a maximum of -inf counts as 0, so that the result over -inf alone is 0
-  void* out;              // [num_rows, columns]; index_sum: [num_groups, columns]
+  const void* index;   // [num_rows]: the group of each row; the caller has checked it with index_range
+  bool index_is_long;  // int64, else int32
+  bool index_rises;    // IndexRange::rises
+  const void* rows;    // [num_rows, columns]: the scores; in the softmax's backward the gradient of its
+                       // result; in index_sum the summands
+  const void* source;  // index_sum: [num_rows], of the index's type and checked: the row of `rows` that each
+                       // summand is, where `rows` may have any number of rows; or null: summand k is row k
+  const void* result;  // the softmax's backward: the result of the softmax
+  bool masked;         // softmax: a maximum of -inf counts as 0, so that the result over -inf alone is 0
+  void* out;           // [num_rows, columns]; index_sum: [num_groups, columns]
 };
 
 struct IndexRange {
@@ -30,8 +31,6 @@ struct IndexRange {
 };
 
 IndexRange index_range(const void* index, bool is_long, int64_t num_rows);
-// Copies an index, whose entries fit, to integers of 32 bits: kernels are compiled for these alone.
-void narrow_index(const int64_t* index, int64_t num_rows, int32_t* to);
 void index_softmax(const ByIndexParams&, const Parallel&);
 void index_softmax_backward(const ByIndexParams&, const Parallel&);
 void index_sum(const ByIndexParams&, const Parallel&);

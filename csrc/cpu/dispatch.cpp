@@ -10,7 +10,6 @@
 #include <cpuid.h>
 #endif
 
-#include "as_float.h"
 #include "block_tasks.h"
 #include "kernel_list.h"
 #include "pages.h"
@@ -107,24 +106,12 @@ Parallel with_way(Parallel parallel) {
 
 }  // namespace
 
-void forward(const ForwardParams& given, const Parallel& parallel) {
-  ForwardParams p = given;
-  const Shape& s = p.shape;
-  const int64_t dim = int64_t(s.heads) * s.dim, value_dim = int64_t(s.heads) * s.value_dim;
-  AsFloat floats(p.dtype, parallel);
-  floats.read(p.value, s.num_src * value_dim);
-  floats.read(p.query, s.num_dst * dim);
-  floats.read(p.key, s.num_src * dim);
-  floats.read(p.attn, dim);
-  floats.read(p.out_bias, value_dim);
-  floats.read(p.edge, s);
-  floats.write(p.out, s.num_dst * value_dim);
-  floats.write(p.positive, s.num_dst * value_dim);
-  const int64_t of_head = p.shape.heads * size_of(given.dtype);
+void forward(const ForwardParams& p, const Parallel& parallel) {
+  const int64_t of_head = p.shape.heads * size_of(p.dtype);
   use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.positive, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.attention, p.shape.num_edges * p.shape.heads * size_of_acc(p.dtype));
-  floats.run([&] { kernels().forward(p, with_way(parallel)); });
+  kernels().forward(p, with_way(parallel));
 }
 
 int64_t edge_scratch(const BackwardParams& p) {
@@ -138,23 +125,8 @@ int64_t edge_scratch(const BackwardParams& p) {
   return numbers * size_of_acc(p.dtype) <= columns * size_of(p.dtype) ? numbers * s.heads : 0;
 }
 
-void backward(const BackwardParams& given, const Parallel& parallel, void* edges) {
-  BackwardParams p = given;
-  const Shape& s = p.shape;
-  const int64_t dim = int64_t(s.heads) * s.dim, value_dim = int64_t(s.heads) * s.value_dim;
-  AsFloat floats(p.dtype, parallel);
-  floats.read(p.value, s.num_src * value_dim);
-  floats.read(p.query, s.num_dst * dim);
-  floats.read(p.key, s.num_src * dim);
-  floats.read(p.attn, dim);
-  floats.read(p.out_bias, value_dim);
-  floats.read(p.edge, s);
-  for (const void** of_dst : {&p.out, &p.positive, &p.grad_out}) floats.read(*of_dst, s.num_dst * value_dim);
-  floats.write(p.grad_value, s.num_src * value_dim);
-  floats.write(p.grad_query, s.num_dst * dim);
-  floats.write(p.grad_key, s.num_src * dim);
-  floats.write(p.grad_feat, s.num_edges * dim);
-  const int64_t of_head = p.shape.heads * size_of(given.dtype);
+void backward(const BackwardParams& p, const Parallel& parallel, void* edges) {
+  const int64_t of_head = p.shape.heads * size_of(p.dtype);
   use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_query, p.shape.num_dst * p.shape.dim * of_head);
   use_huge_pages(p.grad_key, p.shape.num_src * p.shape.dim * of_head);
@@ -163,125 +135,50 @@ void backward(const BackwardParams& given, const Parallel& parallel, void* edges
   for (void* of_edges : {p.grad_bias, p.grad_gate, p.grad_weight, p.grad_raw})
     use_huge_pages(of_edges, edge_heads);
   use_huge_pages(edges, 2 * edge_heads);
-  floats.run([&] { kernels().backward(p, with_way(parallel), edges); });
+  kernels().backward(p, with_way(parallel), edges);
 }
 
 int64_t second_numbers(const Csr& destinations) { return kernels().second_numbers(destinations); }
-void second_order(const SecondParams& given, const Parallel& parallel) {
-  SecondParams p = given;
-  const Shape& s = p.shape;
-  const int64_t dim = int64_t(s.heads) * s.dim, value_dim = int64_t(s.heads) * s.value_dim;
-  AsFloat floats(p.dtype, parallel, DType::bf16);
-  floats.read(p.edge, s);
-  for (const void** value : {&p.value, &p.of_value}) floats.read(*value, s.num_src * value_dim);
-  for (const void** key : {&p.key, &p.of_src})
-    if (p.score == Score::dot) floats.read(*key, s.num_src * dim);
-  for (const void** query : {&p.query, &p.of_dst})
-    if (p.score != Score::additive) floats.read(*query, s.num_dst * dim);
-  floats.read(p.attn, dim);
-  floats.read(p.grad_out, s.num_dst * value_dim);
-  floats.read(p.of_feat, s.num_edges * dim);
-  floats.write(p.grad_grad_out, s.num_dst * value_dim);
-  floats.write(p.grad_value, s.num_src * value_dim);
-  if (p.score == Score::dot) floats.write(p.grad_src, s.num_src * dim);
-  if (p.score != Score::additive) floats.write(p.grad_dst, s.num_dst * dim);
-  floats.write(p.grad_feat, s.num_edges * dim);
-  const int64_t of_head = p.shape.heads * size_of(given.dtype);
+void second_order(const SecondParams& p, const Parallel& parallel) {
+  const int64_t of_head = p.shape.heads * size_of(p.dtype);
   use_huge_pages(p.grad_value, p.shape.num_src * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_grad_out, p.shape.num_dst * p.shape.value_dim * of_head);
   use_huge_pages(p.grad_feat, p.shape.num_edges * p.shape.dim * of_head);
   use_huge_pages(p.numbers, p.shape.num_edges * p.shape.heads * 3 * size_of_acc(p.dtype));
-  floats.run([&] { kernels().second_order(p, parallel); });
+  kernels().second_order(p, parallel);
 }
 
-namespace {
-// Converts the inputs and the results of sddmm and spmm.
-AsFloat floats_of(ProductParams& p, const Parallel& parallel) {
-  const Shape& s = p.shape;
-  const int64_t dim = int64_t(s.heads) * s.dim, edges = s.num_edges * s.heads;
-  AsFloat floats(p.dtype, parallel);
-  floats.read(p.feat, s.num_src * dim);
-  floats.read(p.row_feat, s.num_dst * dim);
-  floats.read(p.weight, edges);
-  floats.write(p.edge_out, edges);
-  floats.write(p.out, s.num_dst * dim);
-  return floats;
+void sddmm(const ProductParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.shape.num_edges * p.shape.heads * size_of(p.dtype));
+  kernels().sddmm(p, parallel);
 }
-}  // namespace
-
-void sddmm(const ProductParams& given, const Parallel& parallel) {
-  ProductParams p = given;
-  AsFloat floats = floats_of(p, parallel);
-  use_huge_pages(p.edge_out, p.shape.num_edges * p.shape.heads * size_of(given.dtype));
-  floats.run([&] { kernels().sddmm(p, parallel); });
+void spmm(const ProductParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(p.dtype));
+  kernels().spmm(p, parallel);
 }
-void spmm(const ProductParams& given, const Parallel& parallel) {
-  ProductParams p = given;
-  AsFloat floats = floats_of(p, parallel);
-  use_huge_pages(p.out, p.shape.num_dst * p.shape.value_dim * p.shape.heads * size_of(given.dtype));
-  floats.run([&] { kernels().spmm(p, parallel); });
-}
-
-namespace {
-AsFloat floats_of(EdgeTermParams& p, const Parallel& parallel) {
-  AsFloat floats(p.dtype, parallel);
-  floats.read(p.attr, p.num_edges * p.dim);
-  if (p.num_rows > 0)
-    floats.read(p.rows, (p.num_rows - 1) * p.row_stride + (p.heads - 1) * p.head_stride + p.width);
-  floats.write(p.out, p.num_rows * p.heads * p.width);
-  return floats;
-}
-}  // namespace
-
-void edge_dot(const EdgeTermParams& given, const Parallel& parallel) {
-  EdgeTermParams p = given;
-  AsFloat floats = floats_of(p, parallel);
+void edge_dot(const EdgeTermParams& p, const Parallel& parallel) {
   use_huge_pages(p.edge_out, p.num_edges * p.heads * size_of_acc(p.dtype));
-  floats.run([&] { kernels().edge_dot(p, parallel); });
+  kernels().edge_dot(p, parallel);
 }
-void edge_sum(const EdgeTermParams& given, const Parallel& parallel) {
-  EdgeTermParams p = given;
-  AsFloat floats = floats_of(p, parallel);
-  use_huge_pages(p.out, p.num_rows * p.heads * p.width * size_of(given.dtype));
-  floats.run([&] { kernels().edge_sum(p, parallel); });
+void edge_sum(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.out, p.num_rows * p.heads * p.width * size_of(p.dtype));
+  kernels().edge_sum(p, parallel);
 }
-void edge_outer(const EdgeTermParams& given, const Parallel& parallel) {
-  EdgeTermParams p = given;
-  AsFloat floats = floats_of(p, parallel);
-  floats.write(p.edge_out, p.num_edges * p.dim);
-  use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(given.dtype));
-  floats.run([&] { kernels().edge_outer(p, parallel); });
+void edge_outer(const EdgeTermParams& p, const Parallel& parallel) {
+  use_huge_pages(p.edge_out, p.num_edges * p.dim * size_of(p.dtype));
+  kernels().edge_outer(p, parallel);
 }
-
-namespace {
-AsFloat floats_of(EdgeProductParams& p, const Parallel& parallel) {
-  const int64_t dim = int64_t(p.heads) * p.dim;
-  AsFloat floats(p.dtype, parallel);
-  floats.read(p.rows, p.num_rows * dim);
-  floats.read(p.cols, p.num_cols * dim);
-  floats.read(p.feat, p.num_edges * dim);
-  floats.read(p.edge_weight, p.num_edges * dim);
-  floats.write(p.edge_out, p.num_edges * dim);
-  floats.write(p.out, p.num_rows * dim);
-  return floats;
-}
-}  // namespace
-
-void edge_products(const EdgeProductParams& given, const Parallel& parallel) {
-  EdgeProductParams p = given;
-  AsFloat floats = floats_of(p, parallel);
+void edge_products(const EdgeProductParams& p, const Parallel& parallel) {
   const int64_t of_edges = p.num_edges * p.heads;
   use_huge_pages(p.score, of_edges * size_of_acc(p.dtype));
-  use_huge_pages(p.edge_out, of_edges * p.dim * size_of(given.dtype));
-  floats.run([&] { kernels().edge_products(p, parallel); });
+  use_huge_pages(p.edge_out, of_edges * p.dim * size_of(p.dtype));
+  kernels().edge_products(p, parallel);
 }
-void edge_products_backward(const EdgeProductParams& given, const Parallel& parallel) {
-  EdgeProductParams p = given;
-  AsFloat floats = floats_of(p, parallel);
-  const int64_t of_row = int64_t(p.heads) * p.dim * size_of(given.dtype);
+void edge_products_backward(const EdgeProductParams& p, const Parallel& parallel) {
+  const int64_t of_row = int64_t(p.heads) * p.dim * size_of(p.dtype);
   use_huge_pages(p.out, p.num_rows * of_row);
   use_huge_pages(p.edge_out, p.num_edges * of_row);
-  floats.run([&] { kernels().edge_products_backward(p, parallel); });
+  kernels().edge_products_backward(p, parallel);
 }
 void pair_scores(const PairScoreParams& p, const Parallel& parallel) {
   use_huge_pages(p.new_positive, p.num_edges * p.heads * p.dim);
@@ -308,30 +205,9 @@ bool in_range(const Csr& csr, int64_t num_edges) {
   return good;
 }
 
-namespace {
-void read_terms(AsFloat& floats, TermsParams& p) {
-  if (!p.vectors_are_acc)
-    for (const void*& vector : p.vectors) floats.read(vector, int64_t(p.heads) * p.vector_dim);
-  floats.read(p.feat, p.num_rows[0] * p.heads * p.dim);
-}
-}  // namespace
-
-void terms(const TermsParams& given, const Parallel& parallel) {
-  TermsParams p = given;
-  AsFloat floats(p.dtype, parallel);
-  read_terms(floats, p);
-  floats.run([&] { kernels().terms(p, parallel); });
-}
-void terms_backward(const TermsBackwardParams& given, const Parallel& parallel) {
-  TermsBackwardParams p = given;
-  const int64_t of_row = int64_t(p.of.heads) * p.of.dim;
-  AsFloat floats(p.of.dtype, parallel);
-  read_terms(floats, p.of);
-  floats.read(p.grad_out, p.of.num_rows[1] * of_row);
-  floats.write(p.grad_feat, p.of.num_rows[0] * of_row, true);
-  for (int k = 0; k < kTermsSums; ++k)
-    if (k == 2 || !p.of.vectors_are_acc) floats.write(p.sums[k], int64_t(p.of.heads) * p.of.vector_dim);
-  floats.run([&] { kernels().terms_backward(p, parallel); });
+void terms(const TermsParams& p, const Parallel& parallel) { kernels().terms(p, parallel); }
+void terms_backward(const TermsBackwardParams& p, const Parallel& parallel) {
+  kernels().terms_backward(p, parallel);
 }
 // An eighth of kMostTermsParts is enough for the threads of a CPU.
 int64_t terms_parts(const TermsParams& p) {
@@ -373,7 +249,6 @@ IndexRange index_range(const void* index, bool is_long, int64_t num_rows) {
   return is_long ? range_of(static_cast<const int64_t*>(index), num_rows)
                  : range_of(static_cast<const int32_t*>(index), num_rows);
 }
-void narrow_index(const int64_t* index, int64_t num_rows, int32_t* to) { std::copy_n(index, num_rows, to); }
 void index_softmax(const ByIndexParams& p, const Parallel& parallel) {
   use_huge_pages(p.out, p.num_rows * p.columns * size_of(p.dtype));
   kernels().index_softmax(p, parallel);
@@ -404,7 +279,7 @@ void run_blocks(const BlockWork& work, const Parallel& parallel, const F& run) {
 }
 }  // namespace
 
-static void run_pass(const BlockParams& p, BlockPass pass, const Parallel& parallel) {
+void block_attention(const BlockParams& p, BlockPass pass, const Parallel& parallel) {
   const Kernels& k = kernels();
   const int threads = std::max(parallel.num_threads, 1);
   if (pass == BlockPass::forward) {
@@ -437,26 +312,7 @@ static void run_pass(const BlockParams& p, BlockPass pass, const Parallel& paral
              });
 }
 
-void block_attention(const BlockParams& given, BlockPass pass, const Parallel& parallel) {
-  BlockParams p = given;
-  const int64_t rows = p.num_rows * p.heads, keys = p.num_keys * p.heads;
-  AsFloat floats(p.dtype, parallel);
-  for (const void** query : {&p.query, &p.of_query}) floats.read(*query, rows * p.dim);
-  for (const void** key : {&p.key, &p.of_key}) floats.read(*key, keys * p.dim);
-  for (const void** value : {&p.value, &p.of_value}) floats.read(*value, keys * p.value_dim);
-  floats.read(p.grad_out, rows * p.value_dim);
-  pass == BlockPass::forward ? floats.write(p.out, rows * p.value_dim)
-                             : floats.read(p.out, rows * p.value_dim);
-  floats.write(p.grad_query, rows * p.dim);
-  floats.write(p.grad_key, keys * p.dim);
-  floats.write(p.grad_value, keys * p.value_dim);
-  floats.write(p.grad_grad_out, rows * p.value_dim);
-  floats.run([&] { run_pass(p, pass, parallel); });
-}
-
 int64_t attention_parts(const Csr& csr) { return kernels().attention_parts(csr); }
-void widen(const void* from, DType type, int64_t n, float* to) { kernels().widen(from, type, n, to); }
-void narrow(const float* from, DType type, int64_t n, void* to) { kernels().narrow(from, type, n, to); }
 const char* isa() { return kernels().isa; }
 
 }  // namespace dfgnn::cpu

@@ -8,7 +8,6 @@
 #include "edge_products.h"
 #include "edge_terms.h"
 #include "engine.h"
-#include "narrow.h"
 #include "pair_scores.h"
 #include "second_order.h"
 #include "terms.h"
@@ -40,8 +39,6 @@
   apply(void, block_deltas, (const BlockParams&, int64_t, int64_t))                          \
   apply(void, block_backward, (const BlockParams&, const BlockTask*, int64_t, int64_t))      \
   apply(void, block_second, (const BlockParams&, const BlockTask*, int64_t, int64_t, bool))  \
-  apply(void, widen, (const void*, DType, int64_t, float*))                                  \
-  apply(void, narrow, (const float*, DType, int64_t, void*))                                 \
   apply(uint64_t, checksum, (const void*, int64_t))
 // clang-format on
 

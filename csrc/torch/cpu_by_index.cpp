@@ -20,21 +20,18 @@ struct Call {
     const int64_t num_rows = source ? source->size(0) : rows.size(0);
     check.tensor("rows", rows, {-1, -1}, {ScalarType::Float, ScalarType::Double});
     check.tensor("index", index, {num_rows}, {ScalarType::Int, ScalarType::Long});
-    check.count("num_groups", num_groups);
+    check.require(num_groups >= 0, "num_groups: expected a number from 0 on, got ", num_groups);
     check.count("columns", rows.size(1));
+    params.index_is_long = index.scalar_type() == ScalarType::Long;
     params.index_rises = check_range(check, "index", index, num_groups);
     if (source) {
       from = without_gaps(*source);
       check.tensor("source", from, {-1}, {index.scalar_type()});
-      check.count("rows", rows.size(0));
       check_range(check, "source", *from, rows.size(0));
-      from = in_32_bits(*from);
     }
-    index = in_32_bits(index);
     params.dtype = dtype_of(check.op(), rows);
     params.num_rows = num_rows, params.num_groups = num_groups, params.columns = int(rows.size(1));
-    params.index = static_cast<const int32_t*>(data(index));
-    params.source = static_cast<const int32_t*>(data(from)), params.rows = data(rows);
+    params.index = data(index), params.source = data(from), params.rows = data(rows);
   }
 
   // Runs a kernel and returns its result, of num_rows rows.
@@ -48,18 +45,9 @@ struct Call {
  private:
   static Tensor without_gaps(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 
-  static bool is_long(const Tensor& index) { return index.scalar_type() == ScalarType::Long; }
-  static Tensor in_32_bits(const Tensor& index) {
-    if (!is_long(index)) return index;
-    Tensor narrow = make(index, {index.size(0)}, ScalarType::Int);
-    cpu::narrow_index(static_cast<const int64_t*>(data(index)), index.size(0),
-                      static_cast<int32_t*>(narrow.mutable_data_ptr()));
-    return narrow;
-  }
-
   // Checks that the values are in [0, end), and returns whether none is less than the one before.
   bool check_range(const Checker& check, const char* name, const Tensor& values, int64_t end) const {
-    const cpu::IndexRange range = cpu::index_range(data(values), is_long(values), values.size(0));
+    const cpu::IndexRange range = cpu::index_range(data(values), params.index_is_long, values.size(0));
     check.require(range.low >= 0 && range.high < end, name, ": expected numbers in [0, ", end, "), got ",
                   range.low < 0 ? range.low : range.high);
     return range.rises;

@@ -23,11 +23,13 @@ struct Part {
   bool all;
 };
 
-// Divides the rows and their groups among threads, into `parts_` parts. Loops over
+// Divides the rows and their groups among threads, into `parts_` parts. I: the type of the index. Loops over
 // rows are functions of their own, so that each is compiled once, and not for every place that runs it.
+template <class I>
 class Groups {
  public:
-  Groups(const ByIndexParams& p, const Parallel& parallel) : p_(p), parallel_(parallel), index_(p.index) {
+  Groups(const ByIndexParams& p, const Parallel& parallel)
+      : p_(p), parallel_(parallel), index_(static_cast<const I*>(p.index)) {
     const int64_t most = p.num_rows * p.columns / kPerThread + 1;
     parts_ = most < parallel.num_threads ? most : parallel.num_threads;
   }
@@ -76,7 +78,7 @@ class Groups {
   // Calls f(row, group) for the rows of a part.
   template <class F>
   [[gnu::always_inline]] void each(const Part& part, const F& f) const {
-    const int32_t* const index = index_;
+    const I* const index = index_;
     if (part.all)
       for (int64_t e = part.begin, end = part.end; e < end; ++e) f(e, int64_t(index[e]));
     else
@@ -86,7 +88,7 @@ class Groups {
   // Calls f(row, group) for a range of rows.
   template <class F>
   [[gnu::always_inline]] void each(int64_t begin, int64_t end, const F& f) const {
-    const int32_t* const index = index_;
+    const I* const index = index_;
     for (int64_t e = begin; e < end; ++e) f(e, int64_t(index[e]));
   }
 
@@ -107,7 +109,7 @@ class Groups {
 
   const ByIndexParams& p_;
   const Parallel& parallel_;
-  const int32_t* index_;
+  const I* index_;
   int64_t parts_;
 };
 
@@ -133,8 +135,9 @@ void exponentials(A* x, int64_t size) {
 
 // The steps of a softmax: the maxima of groups, exponentials of rows, their sums by groups (of the type S),
 // and the quotients.
-template <class A, int C>
-[[gnu::noinline]] void find_maxima(const ByIndexParams& p, const Groups& groups, const Part& part, A* high) {
+template <class A, class I, int C>
+[[gnu::noinline]] void find_maxima(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                   A* high) {
   const int64_t columns = number<C>(p);
   const A* const score = static_cast<const A*>(p.rows);
   groups.each(part, [&](int64_t e, int64_t group) {
@@ -142,8 +145,8 @@ template <class A, int C>
       high[group * columns + c] = larger(high[group * columns + c], score[e * columns + c]);
   });
 }
-template <class A, int C>
-[[gnu::noinline]] void take_exponentials(const ByIndexParams& p, const Groups& groups, int64_t begin,
+template <class A, class I, int C>
+[[gnu::noinline]] void take_exponentials(const ByIndexParams& p, const Groups<I>& groups, int64_t begin,
                                          int64_t end, const A* high) {
   const int64_t columns = number<C>(p);
   const A* const score = static_cast<const A*>(p.rows);
@@ -158,8 +161,8 @@ template <class A, int C>
   });
   exponentials(out + begin * columns, (end - begin) * columns);
 }
-template <class A, int C, class S>
-[[gnu::noinline]] void add_exponentials(const ByIndexParams& p, const Groups& groups, const Part& part,
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void add_exponentials(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
                                         S* sum) {
   const int64_t columns = number<C>(p);
   const A* const out = static_cast<const A*>(p.out);
@@ -167,8 +170,8 @@ template <class A, int C, class S>
     for (int64_t c = 0; c < columns; ++c) sum[group * columns + c] += out[e * columns + c];
   });
 }
-template <class A, int C, class S>
-[[gnu::noinline]] void divide(const ByIndexParams& p, const Groups& groups, int64_t begin, int64_t end,
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void divide(const ByIndexParams& p, const Groups<I>& groups, int64_t begin, int64_t end,
                               const S* sum) {
   const int64_t columns = number<C>(p);
   A* const out = static_cast<A*>(p.out);
@@ -183,37 +186,38 @@ template <class A, int C, class S>
 
 // If Groups::apart(), each thread takes all steps for its rows. Otherwise threads wait for each other after
 // each step.
-template <class A, int C, class S>
+template <class A, class I, int C, class S>
 void softmax_as(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups groups(p, parallel);
+  const Groups<I> groups(p, parallel);
   const int64_t size = p.num_groups * number<C>(p);
   Buffer<A> high(size);
   Buffer<S> sum(size);
   fill<A>(high, size, -kInfinity<A>);
   fill<S>(sum, size, 0);
   const auto exp_of = [&](int64_t begin, int64_t end) {
-    take_exponentials<A, C>(p, groups, begin, end, high);
+    take_exponentials<A, I, C>(p, groups, begin, end, high);
   };
   if (groups.apart()) {
     groups.by_groups([&](const Part& part) {
-      find_maxima<A, C>(p, groups, part, high);
+      find_maxima<A, I, C>(p, groups, part, high);
       groups.blocks(part.begin, part.end, [&](int64_t begin, int64_t end) {
         exp_of(begin, end);
-        add_exponentials<A, C, S>(p, groups, {begin, end, 0, 0, true}, sum);
+        add_exponentials<A, I, C, S>(p, groups, {begin, end, 0, 0, true}, sum);
       });
-      divide<A, C, S>(p, groups, part.begin, part.end, sum);
+      divide<A, I, C, S>(p, groups, part.begin, part.end, sum);
     });
     return;
   }
-  groups.by_groups([&](const Part& part) { find_maxima<A, C>(p, groups, part, high); });
+  groups.by_groups([&](const Part& part) { find_maxima<A, I, C>(p, groups, part, high); });
   groups.by_rows([&](int64_t begin, int64_t end) { groups.blocks(begin, end, exp_of); });
-  groups.by_groups([&](const Part& part) { add_exponentials<A, C, S>(p, groups, part, sum); });
-  groups.by_rows([&](int64_t begin, int64_t end) { divide<A, C, S>(p, groups, begin, end, sum); });
+  groups.by_groups([&](const Part& part) { add_exponentials<A, I, C, S>(p, groups, part, sum); });
+  groups.by_rows([&](int64_t begin, int64_t end) { divide<A, I, C, S>(p, groups, begin, end, sum); });
 }
 
 // The steps of its backward: products of result and gradient, added up by groups, and the gradient.
-template <class A, int C, class S>
-[[gnu::noinline]] void add_products(const ByIndexParams& p, const Groups& groups, const Part& part, S* dot) {
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void add_products(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                    S* dot) {
   const int64_t columns = number<C>(p);
   const A *const grad = static_cast<const A*>(p.rows), *const result = static_cast<const A*>(p.result);
   groups.each(part, [&](int64_t e, int64_t group) {
@@ -227,8 +231,8 @@ template <class A, class S>
                                                     int64_t columns) {
   for (int64_t c = 0; c < columns; ++c) to[c] = result[c] * (grad[c] - A(dot[c]));
 }
-template <class A, int C, class S>
-[[gnu::noinline]] void write_gradient(const ByIndexParams& p, const Groups& groups, int64_t begin,
+template <class A, class I, int C, class S>
+[[gnu::noinline]] void write_gradient(const ByIndexParams& p, const Groups<I>& groups, int64_t begin,
                                       int64_t end, const S* dot) {
   const int64_t columns = number<C>(p);
   const A *const grad = static_cast<const A*>(p.rows), *const result = static_cast<const A*>(p.result);
@@ -239,19 +243,20 @@ template <class A, int C, class S>
   });
 }
 
-template <class A, int C, class S>
+template <class A, class I, int C, class S>
 void softmax_backward_as(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups groups(p, parallel);
+  const Groups<I> groups(p, parallel);
   const int64_t size = p.num_groups * number<C>(p);
   Buffer<S> dot(size);
   fill<S>(dot, size, 0);
   const bool apart = groups.apart();
   groups.by_groups([&](const Part& part) {
-    add_products<A, C, S>(p, groups, part, dot);
-    if (apart) write_gradient<A, C, S>(p, groups, part.begin, part.end, dot);
+    add_products<A, I, C, S>(p, groups, part, dot);
+    if (apart) write_gradient<A, I, C, S>(p, groups, part.begin, part.end, dot);
   });
   if (!apart)
-    groups.by_rows([&](int64_t begin, int64_t end) { write_gradient<A, C, S>(p, groups, begin, end, dot); });
+    groups.by_rows(
+        [&](int64_t begin, int64_t end) { write_gradient<A, I, C, S>(p, groups, begin, end, dot); });
 }
 
 // The totals of a thread's long groups. A sum of floats stops growing at 2**24 equal terms, and is off by
@@ -289,11 +294,11 @@ class Totals {
 
 // Sums of an index that rises: a group's sum stays in registers, and no wider sums are stored. That takes
 // 0.4 to 0.7 of the time of `sum_of`, whose every addition waits for the one before to be stored.
-template <class A, int C, class S, bool gathered>
+template <class A, class I, int C, class S, bool gathered>
 void sum_of_runs(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups groups(p, parallel);
+  const Groups<I> groups(p, parallel);
   const A* rows = static_cast<const A*>(p.rows);
-  const int32_t *index = p.index, *source = p.source;
+  const I *index = static_cast<const I*>(p.index), *source = static_cast<const I*>(p.source);
   A* out = static_cast<A*>(p.out);
   parallel_range(parallel, p.num_groups, kPerThread / C + 1,
                  [&](int64_t begin, int64_t end) { fill<A>(out + begin * C, (end - begin) * C, 0); });
@@ -318,22 +323,23 @@ template <class A, class S>
 }
 
 // Adds a part's rows to the sums of their groups.
-template <class A, int C, class S, bool gathered>
-[[gnu::noinline]] void add_rows(const ByIndexParams& p, const Groups& groups, const Part& part, S* sums) {
+template <class A, class I, int C, class S, bool gathered>
+[[gnu::noinline]] void add_rows(const ByIndexParams& p, const Groups<I>& groups, const Part& part, S* sums) {
   const int64_t columns = number<C>(p);
   const A* const rows = static_cast<const A*>(p.rows);
-  const int32_t* const source = p.source;
+  const I* const source = static_cast<const I*>(p.source);
   groups.each(part, [&](int64_t e, int64_t group) {
     add_row(rows + (gathered ? int64_t(source[e]) : e) * columns, sums + group * columns, columns);
   });
 }
 
 // Does the same with every kMostAdded rows of a group moved to a total.
-[[gnu::noinline]] void add_long(const ByIndexParams& p, const Groups& groups, const Part& part, Added* added,
-                                float* sums) {
+template <class I>
+[[gnu::noinline]] void add_long(const ByIndexParams& p, const Groups<I>& groups, const Part& part,
+                                Added* added, float* sums) {
   const int64_t columns = p.columns;
   const float* const rows = static_cast<const float*>(p.rows);
-  const int32_t* const source = p.source;
+  const I* const source = static_cast<const I*>(p.source);
   Totals totals(p.num_rows, columns);
   groups.each(part, [&](int64_t e, int64_t group) {
     float* const to = sums + group * columns;
@@ -350,9 +356,9 @@ template <class A, class S>
 
 // Adds the rows to `out`, which is 0. Few columns are added up in double, many in float, but for groups of
 // more than kMostAdded rows, for which rows have to be counted (Totals).
-template <class A, int C, class S, bool gathered>
+template <class A, class I, int C, class S, bool gathered>
 void sum_of(const ByIndexParams& p, const Parallel& parallel) {
-  const Groups groups(p, parallel);
+  const Groups<I> groups(p, parallel);
   const int64_t columns = number<C>(p), size = p.num_groups * columns;
   A* out = static_cast<A*>(p.out);
   constexpr bool in_place = std::is_same_v<S, A>, counts = std::is_same_v<S, float>;
@@ -368,68 +374,73 @@ void sum_of(const ByIndexParams& p, const Parallel& parallel) {
     if constexpr (counts)
       if (p.num_rows > kMostAdded && groups.any_longer(part, kMostAdded, added))
         return add_long(p, groups, part, added, sums);
-    add_rows<A, C, S, gathered>(p, groups, part, sums);
+    add_rows<A, I, C, S, gathered>(p, groups, part, sums);
   });
   if constexpr (!in_place)
     of_groups([&](int64_t begin, int64_t end) { convert<A, S>(sums, begin * columns, end * columns, out); });
 }
 
-template <class A, int C, class S>
+template <class A, class I, int C, class S>
 void sum_as(const ByIndexParams& p, const Parallel& parallel) {
   if constexpr (C > 0)
     if (p.index_rises)
-      return p.source ? sum_of_runs<A, C, S, true>(p, parallel) : sum_of_runs<A, C, S, false>(p, parallel);
+      return p.source ? sum_of_runs<A, I, C, S, true>(p, parallel)
+                      : sum_of_runs<A, I, C, S, false>(p, parallel);
   // Of many columns rows are counted instead, because twice the memory would cost more.
   using Sum = std::conditional_t<C == 1 || C == 2, S, A>;
-  p.source ? sum_of<A, C, Sum, true>(p, parallel) : sum_of<A, C, Sum, false>(p, parallel);
+  p.source ? sum_of<A, I, C, Sum, true>(p, parallel) : sum_of<A, I, C, Sum, false>(p, parallel);
 }
 
-// Calls f(an object of the rows' type, an integral constant, an object of the type of sums over groups). The
-// constant is the number of columns if kernels are compiled for that number, else 0. Sums of floats are
-// doubles if a group may have more than kMostAdded rows.
+// Calls f(an object of the rows' type, one of the index's type, an integral constant, an object of the type
+// of sums over groups). The constant is the number of columns if kernels are compiled for that number, else
+// 0. Sums of floats are doubles if a group may have more than kMostAdded rows.
 template <class F>
 void with_types(const ByIndexParams& p, const F& given) {
-  const auto f = [&](auto columns) {
-    if (p.dtype == DType::f64)
-      given(double{}, columns, double{});
-    else if (p.num_rows > kMostAdded)
-      given(float{}, columns, double{});
+  const auto f = [&](auto type, auto id, auto columns) {
+    if (p.num_rows > kMostAdded)
+      given(type, id, columns, double{});
     else
-      given(float{}, columns, float{});
+      given(type, id, columns, type);
   };
-  switch (p.columns) {
-    case 1:
-      return f(std::integral_constant<int, 1>());
-    case 2:
-      return f(std::integral_constant<int, 2>());
-    case 3:
-      return f(std::integral_constant<int, 3>());
-    case 4:
-      return f(std::integral_constant<int, 4>());
-    case 8:
-      return f(std::integral_constant<int, 8>());
-    default:
-      return f(std::integral_constant<int, 0>());
-  }
+  const auto with_columns = [&](auto type, auto id) {
+    switch (p.columns) {
+      case 1:
+        return f(type, id, std::integral_constant<int, 1>());
+      case 2:
+        return f(type, id, std::integral_constant<int, 2>());
+      case 3:
+        return f(type, id, std::integral_constant<int, 3>());
+      case 4:
+        return f(type, id, std::integral_constant<int, 4>());
+      case 8:
+        return f(type, id, std::integral_constant<int, 8>());
+      default:
+        return f(type, id, std::integral_constant<int, 0>());
+    }
+  };
+  const auto with_index = [&](auto type) {
+    p.index_is_long ? with_columns(type, int64_t{}) : with_columns(type, int32_t{});
+  };
+  p.dtype == DType::f64 ? with_index(double{}) : with_index(float{});
 }
 
 }  // namespace
 
 void index_softmax(const ByIndexParams& p, const Parallel& parallel) {
-  with_types(p, [&](auto type, auto columns, auto sum) {
-    softmax_as<decltype(type), columns.value, decltype(sum)>(p, parallel);
+  with_types(p, [&](auto type, auto id, auto columns, auto sum) {
+    softmax_as<decltype(type), decltype(id), columns.value, decltype(sum)>(p, parallel);
   });
 }
 
 void index_softmax_backward(const ByIndexParams& p, const Parallel& parallel) {
-  with_types(p, [&](auto type, auto columns, auto sum) {
-    softmax_backward_as<decltype(type), columns.value, decltype(sum)>(p, parallel);
+  with_types(p, [&](auto type, auto id, auto columns, auto sum) {
+    softmax_backward_as<decltype(type), decltype(id), columns.value, decltype(sum)>(p, parallel);
   });
 }
 
 void index_sum(const ByIndexParams& p, const Parallel& parallel) {
-  with_types(p, [&](auto type, auto columns, auto sum) {
-    sum_as<decltype(type), columns.value, decltype(sum)>(p, parallel);
+  with_types(p, [&](auto type, auto id, auto columns, auto sum) {
+    sum_as<decltype(type), decltype(id), columns.value, decltype(sum)>(p, parallel);
   });
 }
 

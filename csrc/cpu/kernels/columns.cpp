@@ -209,12 +209,11 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
     };
     constexpr std::true_type yes;
     constexpr std::false_type no;
-    // Permutations serve all shapes. Loops without them are for the shapes and types of most models.
-    constexpr bool may_be_wide = W == 1 || pairs || (W == kLanes<A> && std::is_same_v<T, float>);
-    if constexpr (may_be_wide) {
-      if (W == 1 || heads_ == 1 || dim_ % (pairs ? 2 * W : W) == 0) return a2 ? run(yes, yes) : run(no, yes);
+    const bool wide = heads_ == 1 || dim_ % (pairs ? 2 * W : W) == 0;
+    if constexpr (W > 1) {
+      if (!wide) return a2 ? run(yes, no) : run(no, no);
     }
-    if constexpr (W > 1) a2 ? run(yes, no) : run(no, no);
+    a2 ? run(yes, yes) : run(no, yes);
   });
 }
 
@@ -299,6 +298,7 @@ void Columns<T>::leaky_dots(const Group& group, const int32_t* index, int64_t li
 
 template class Columns<float>;
 template class Columns<double>;
+template class Columns<Half>;
 template class Columns<BFloat16>;
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

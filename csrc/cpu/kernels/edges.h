@@ -305,6 +305,7 @@ class EdgeBlock {
   }
   const A* read(const void* table, bool is_acc, int heads, A* out) {
     if constexpr (sizeof(A) == 4) {
+      if (!is_acc && type_ == DType::f16) return read(static_cast<const Half*>(table), heads, out);
       if (!is_acc && type_ == DType::bf16) return read(static_cast<const BFloat16*>(table), heads, out);
     }
     return read(static_cast<const A*>(table), heads, out);

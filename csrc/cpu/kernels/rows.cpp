@@ -416,12 +416,15 @@ void head_dots(const RowShape& shape, const A* r, const A* a, A* s) {
 
 template struct Rows<float>;
 template struct Rows<double>;
+template struct Rows<Half>;
 template struct Rows<BFloat16>;
 template void pack(const RowShape&, const float*, float*);
 template void pack(const RowShape&, const double*, double*);
+template void pack(const RowShape&, const Half*, float*);
 template void pack(const RowShape&, const BFloat16*, float*);
 template void unpack(const RowShape&, const float*, const float*, float*, const float*);
 template void unpack(const RowShape&, const double*, const double*, double*, const double*);
+template void unpack(const RowShape&, const float*, const float*, Half*, const float*);
 template void unpack(const RowShape&, const float*, const float*, BFloat16*, const float*);
 #define DFGNN_SCATTER(T)                                                                                 \
   template void scatter_row(const RowShape&, int, const Acc<T>*, const Acc<T>*, const Acc<T>*,           \
@@ -430,6 +433,7 @@ template void unpack(const RowShape&, const float*, const float*, BFloat16*, con
                               const Acc<T>*, const int32_t*, T*);
 DFGNN_SCATTER(float)
 DFGNN_SCATTER(double)
+DFGNN_SCATTER(Half)
 DFGNN_SCATTER(BFloat16)
 #undef DFGNN_SCATTER
 template void head_dots(const RowShape&, const float*, const float*, float*);

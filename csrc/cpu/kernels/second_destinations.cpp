@@ -310,5 +310,7 @@ void second_destinations(const Call<T>& call, const Parallel& parallel) {
 
 template void second_destinations(const Call<float>&, const Parallel&);
 template void second_destinations(const Call<double>&, const Parallel&);
+template void second_destinations(const Call<Half>&, const Parallel&);
+template void second_destinations(const Call<BFloat16>&, const Parallel&);
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

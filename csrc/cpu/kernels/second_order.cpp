@@ -22,7 +22,7 @@ int64_t second_numbers(const Csr& destinations) {
 }
 
 void second_order(const SecondParams& p, const Parallel& parallel) {
-  with_wide_type(p.dtype, [&](auto type) {
+  with_type(p.dtype, [&](auto type) {
     const Call<decltype(type)> call(p);
     second_destinations(call, parallel);
     second_sources(call, parallel);

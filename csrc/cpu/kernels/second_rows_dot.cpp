@@ -173,6 +173,8 @@ void sums_of_destinations(const SourceRows<T>& rows, int dim, const Factors<Acc<
   template void sums_of_destinations(const SourceRows<T>&, int, const Factors<Acc<T>>&, Acc<T>*, Acc<T>*);
 DFGNN_INSTANTIATE(float)
 DFGNN_INSTANTIATE(double)
+DFGNN_INSTANTIATE(Half)
+DFGNN_INSTANTIATE(BFloat16)
 #undef DFGNN_INSTANTIATE
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -169,6 +169,8 @@ void sums_of_pairs_back(const SourceRows<T>& rows, int dim, const Acc<T>* fixed,
   template void sums_of_pairs_back(const SourceRows<T>&, int, const Acc<T>*, const Factors<Acc<T>>&, Acc<T>*);
 DFGNN_INSTANTIATE(float)
 DFGNN_INSTANTIATE(double)
+DFGNN_INSTANTIATE(Half)
+DFGNN_INSTANTIATE(BFloat16)
 #undef DFGNN_INSTANTIATE
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

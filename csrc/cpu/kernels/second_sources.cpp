@@ -114,5 +114,7 @@ void second_sources(const Call<T>& call, const Parallel& parallel) {
 
 template void second_sources(const Call<float>&, const Parallel&);
 template void second_sources(const Call<double>&, const Parallel&);
+template void second_sources(const Call<Half>&, const Parallel&);
+template void second_sources(const Call<BFloat16>&, const Parallel&);
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

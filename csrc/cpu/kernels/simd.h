@@ -193,15 +193,19 @@ static inline Vec<uint16_t, W> from_float(Half, Vec<float, W> v) {
   return __builtin_convertvector(h | (u & 0x80000000u) >> 16, Vec<uint16_t, W>);
 }
 
-// Calls f with an object of the feature type that `type` names, for f to deduce the type. Not with Half,
-// whose arrays AsFloat (cpu/as_float.h) converts before; with_wide_type: nor with BFloat16.
-template <class F>
-static inline void with_wide_type(DType type, const F& f) {
-  type == DType::f64 ? f(double{}) : f(float{});
-}
+// Calls f with an object of the feature type that `type` names, for f to deduce the type.
 template <class F>
 static inline void with_type(DType type, const F& f) {
-  type == DType::bf16 ? f(BFloat16{}) : with_wide_type(type, f);
+  switch (type) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(Half{});
+    case DType::bf16:
+      return f(BFloat16{});
+  }
 }
 
 // load returns W elements of type T as accumulators; store converts accumulators to T and writes them.
