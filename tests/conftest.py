@@ -1,4 +1,5 @@
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -6,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from covering import EXHAUSTIVE
 from forked import LAYERS, PLAIN, Interpreters
 
@@ -36,11 +38,14 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if id(item) not in gone]
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     """Freezes what was imported and collected, which lives until the end, so that garbage collections in the
-    tests need not visit it."""
+    tests need not visit it. An abort ends the process with a traceback, as before DGL was imported, whose
+    handler of SIGABRT frees memory: that waits forever where the heap is damaged."""
     gc.collect()
     gc.freeze()
+    faulthandler.disable()
+    faulthandler.enable(session.config.stash[fault_handler_stderr_fd_key])
 
 
 @pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if HAS_GPU else [])])
