@@ -175,10 +175,8 @@ class _Trial:
         if len(self.reports) > recorded:
             self.whole.seconds += time.process_time() - start
             if len(self.reports) > _RECORDS or self.whole.seconds > _SECONDS:
-                self.kept, self.reason = (
-                    False,
-                    "calls of other sizes or settings are recorded anew",
-                )
+                self.kept = False
+                self.reason = "calls of other sizes or settings are recorded anew"
                 _put_back(self.cls)
         return out
 
@@ -202,7 +200,7 @@ class _Trial:
         self.reason = _unfit(module, args, kwargs)
         if self.reason:
             return
-        self.tried = True
+        self.tried, self.reason = True, "its sample was interrupted"
         try:
             self.reason = self._sample(module, args, kwargs, on_gpu)
         except Exception as error:  # of copying, recording or running it: the script's own call follows
