@@ -16,12 +16,15 @@ from .capturing import capture
 from .compiling import compile
 from .functional import ops
 from .graph import Graph, sampling
+from .runtime.torch_internals import tag_compiled_code
 from .switch import accelerate, convert_state_dict, explain, patch, profile, restore
 
 # For ``import dfgnn.ops`` and ``import dfgnn.sampling``, as DGL's modules are imported.
 sys.modules |= {f"{__name__}.{module.__name__.rpartition('.')[2]}": module for module in (ops, sampling)}
 
 __version__ = "0.1.0"
+tag_compiled_code(f"dfgnn {__version__}")
+del tag_compiled_code
 __all__ = [
     "Graph",
     "accelerate",

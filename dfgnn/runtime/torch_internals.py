@@ -193,6 +193,13 @@ def compiling() -> Any:
         torch.compiler._is_compiling_flag = before
 
 
+def tag_compiled_code(tag: str) -> None:
+    """What torch.compile keeps on disk is found again only under the same tag. Its key has the names of
+    operators, not what they are replaced by, which may be another one in the next version."""
+    config = torch.compiler.config
+    config.cache_key_tag = f"{config.cache_key_tag} {tag}".strip()
+
+
 def let_dynamo_record_numbers() -> None:
     """Let Dynamo record ``int(tensor)`` as a symbol in place of ending its graph there."""
     torch._dynamo.config.capture_scalar_outputs = True

@@ -521,3 +521,7 @@ def test_run_measures_what_compiling_would_gain(tmp_path):
     assert line == "dfgnn.compile(model)" and row["milliseconds"] > 0 and took > 0
     assert f"a call of __main__.Mine, forward and backward, takes {row['milliseconds']:.2f} ms" in done.stderr
     assert f"    {line}: {took:.2f} ms, " in done.stderr
+
+
+def test_compiled_code_on_disk_is_of_one_version():
+    assert f"dfgnn {dfgnn.__version__}" in torch.compiler.config.cache_key_tag
