@@ -302,7 +302,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     by_case = {row["case"]: row for row in [*before, *rows]}
     lines = [json.dumps(by_case[name]) for name in repositories.all_repositories() if name in by_case]
     head = f'{{"environment": {json.dumps(environment())},\n"rows": [\n'
-    path.write_text(head + ",\n".join(lines) + "\n]}\n")  # a row per line
+    text = head + ",\n".join(lines) + "\n]}\n"  # a row per line
+    path.write_text(text.replace(f"{ROOT}/", ""))  # files of modules that scripts/repositories holds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,13 +13,11 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from covering import EXHAUSTIVE
 from forked import LAYERS, PLAIN, Interpreters
 
-import dfgnn
-
 # Inductor compiles in this process: each process of its pool would import torch first, which takes longer
 # than the few small kernels of the tests.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # What Inductor keeps on disk of other sources is not found: it may call operators that are gone.
-_sources = b"".join(path.read_bytes() for path in sorted(Path(dfgnn.__file__).parent.rglob("*.py")))
+_sources = b"".join(path.read_bytes() for path in sorted((Path(__file__).parents[1] / "dfgnn").rglob("*.py")))
 torch.compiler.config.cache_key_tag += hashlib.sha256(_sources).hexdigest()
 # Where several processes share the tests (pytest -n), each has a core of its own.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)

@@ -1,4 +1,4 @@
-"""Interpreters that start at once: forks of one process that has imported the libraries."""
+"""Interpreters: new ones, and forks of one process that has imported the libraries, which start at once."""
 
 import json
 import os
@@ -34,6 +34,14 @@ exec(order["code"])
 """
 PLAIN = "import torch, torch._dynamo"
 LAYERS = "import dfgnn.run.command\nfrom dfgnn.run.layers import import_libraries\nimport_libraries('pyg')"
+
+
+def python(*words, cwd, env=(), **options):
+    """An interpreter with these arguments, and stdout and stderr as text."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **dict(env)}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, text=True, timeout=300, env=env, cwd=cwd, **options)
 
 
 class Interpreters:

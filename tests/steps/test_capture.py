@@ -4,7 +4,6 @@
 """
 
 import copy
-import gc
 import warnings
 
 import pytest
@@ -19,85 +18,10 @@ from dfgnn.capturing import CaptureWarning
 from dfgnn.capturing.padding import KnownValues, Padding
 
 pyg = pytest.importorskip("torch_geometric.nn")
-from torch_geometric.data import Batch, Data  # noqa: E402
+from captured_training import Net, batches, full_graph, graph_loss, graphs, trained  # noqa: E402
+from torch_geometric.data import Batch  # noqa: E402
 
 import dfgnn.nn.pyg as fused  # noqa: E402
-
-
-def graphs(count, seed=0, low=3, high=20):
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    for n in torch.randint(low, high, (count,), generator=generator).tolist():
-        edge_index = torch.randint(n, (2, 2 * n), generator=generator)
-        found.append(
-            Data(
-                x=torch.randn(n, 6, generator=generator),
-                edge_index=edge_index,
-                edge_attr=torch.randn(2 * n, 2, generator=generator),
-                y=torch.randint(3, (1,), generator=generator),
-                node_y=torch.randint(3, (n,), generator=generator),
-            )
-        )
-    return found
-
-
-def batches(count, size=8, seed=0):
-    """Batches of changing sizes; the last one has only half as many graphs."""
-    found = graphs(count * size - size // 2, seed)
-    return [Batch.from_data_list(found[k : k + size]) for k in range(0, len(found), size)]
-
-
-class Gated(fused.ResGatedGraphConv):
-    """The layer without edge attributes, because only then it is fused."""
-
-    def forward(self, x, edge_index, edge_attr):
-        return super().forward(x, edge_index)
-
-
-class Net(nn.Module):
-    """Convolutions with edge attributes and loops, a norm, and pooling that asks for the largest id."""
-
-    def __init__(self, conv="gat", norm=None, pool=pyg.global_mean_pool, dropout=0.0):
-        super().__init__()
-        make = {
-            "gat": lambda a, b: fused.GATConv(a, b, heads=2, edge_dim=2, dropout=dropout),
-            "gatv2": lambda a, b: fused.GATv2Conv(a, b, heads=2, edge_dim=2, dropout=dropout),
-            "transformer": lambda a, b: fused.TransformerConv(a, b, heads=2, edge_dim=2, dropout=dropout),
-            "gen": lambda a, b: fused.GENConv(a, 2 * b, edge_dim=2, norm="layer"),
-            "gated": lambda a, b: fused.ResGatedGraphConv(a, 2 * b, edge_dim=2),
-            "gated_mean": lambda a, b: Gated(a, 2 * b, aggr="mean"),
-        }[conv]
-        self.first, self.second = make(6, 8), make(16, 8)
-        self.norm, self.pool, self.dropout = norm or nn.BatchNorm1d(16), pool, dropout
-        self.out = nn.Linear(16, 3)
-
-    def forward(self, batch):
-        h = self.first(batch.x, batch.edge_index, batch.edge_attr)
-        takes_batch = isinstance(
-            self.norm, (pyg.GraphNorm, pyg.InstanceNorm, pyg.LayerNorm, pyg.GraphSizeNorm)
-        )
-        h = self.norm(h, batch.batch) if takes_batch else self.norm(h)
-        h = F.dropout(h.relu(), self.dropout, self.training)
-        h = self.second(h, batch.edge_index, batch.edge_attr)
-        return self.out(h if self.pool is None else self.pool(h, batch.batch))
-
-
-def graph_loss(model):
-    return lambda batch: F.cross_entropy(model(batch), batch.y)
-
-
-def trained(data, device, make_net, make_loss=graph_loss, epochs=2, captured=True, **options):
-    """(losses, the model, the captured step) of training on ``data``; captured=False trains eagerly."""
-    torch.manual_seed(0)
-    model = make_net().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
-    loss_fn = make_loss(model)
-    if captured:
-        step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu", **options)
-    else:
-        step = plain_step(loss_fn, optimizer, device)
-    losses = torch.stack([step(batch) for _ in range(epochs) for batch in data]).cpu()
-    return losses, model, step
 
 
 def assert_same_training(data, device, make_net, make_loss=graph_loss, epochs=2, **options):
@@ -217,14 +141,6 @@ def test_evaluation_gives_the_rows_in_use(device):
             torch.testing.assert_close(out, model(batch.to(device)), rtol=1e-4, atol=1e-5)
         assert x.shape == (batch.num_nodes, 6) and not out.requires_grad
     assert step.replays == 2
-
-
-def full_graph(device):
-    data = Batch.from_data_list(graphs(20)).to(device)
-    del data.batch, data.ptr
-    data = Data(**data.to_dict())
-    data.train_mask = torch.arange(data.num_nodes, device=device) % 3 == 0
-    return data
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -448,121 +364,3 @@ def test_a_batch_of_another_kind_runs_eagerly():
     assert (step.eager_steps, step.replays) == (2, 1)
     with pytest.warns(CaptureWarning, match="does not fit"):  # another reason has a warning of its own
         step(Batch.from_data_list(graphs(40)))
-
-
-# ---- on a GPU alone --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gpu():
-    return "cuda"
-
-
-@pytest.mark.gpu
-def test_dropout_advances_and_repeats_with_the_seed(gpu):
-    data = batches(2)
-    curves = []
-    for _ in range(2):
-        torch.manual_seed(3)
-        model = Net(dropout=0.5).to(gpu)
-        step = dfgnn.capture(graph_loss(model), model, torch.optim.SGD(model.parameters(), 0.0))
-        curves.append(torch.stack([step(data[k % 2]) for k in range(9)]))
-    torch.testing.assert_close(curves[0], curves[1])  # close, not equal: pooling sums by atomics
-    assert len(curves[0].unique()) == 9  # nothing is learnt: only masks differ
-
-
-@pytest.mark.gpu
-def test_the_first_replay_waits_for_the_capture(gpu, late_capture):
-    """Capturing writes to the generator's offset, on its own stream, and a replay reads it."""
-
-    def make_loss(model):
-        return lambda b: late_capture() or F.cross_entropy(model(b)[b.train_mask], b.node_y[b.train_mask])
-
-    data, make_net = [full_graph(gpu)] * 2, lambda: Net(pool=None, dropout=0.5)
-    got, _, step = trained(data, gpu, make_net, make_loss, epochs=1)
-    want, _, _ = trained(data, gpu, make_net, make_loss, epochs=1, captured=False)
-    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
-    assert step.replays == 1
-
-
-@pytest.mark.gpu
-def test_a_wait_is_an_error_that_leaves_no_trace(gpu):
-    data = batches(3)
-    model = Net().to(gpu)
-    step = dfgnn.capture(
-        lambda b: F.cross_entropy(model(b), b.y) * (1 + 0 * b.x.abs().sum().item()),
-        model,
-        torch.optim.Adam(model.parameters()),
-        check=False,
-    )
-    step(data[0])
-    before = {name: x.clone() for name, x in model.state_dict().items()}
-    with pytest.raises(RuntimeError, match="the step waits for the device"):
-        step(data[1])
-    assert all(x.equal(before[name]) for name, x in model.state_dict().items())
-
-
-@pytest.mark.gpu
-def test_edges_that_the_step_makes_are_an_error(gpu):
-    conv, x = fused.GATConv(8, 4).to(gpu), torch.randn(50, 8, device=gpu)
-
-    def loss():
-        return conv(x, torch.randint(50, (2, 200), device=gpu)).square().mean()
-
-    step = dfgnn.capture(loss, conv, torch.optim.Adam(conv.parameters()))
-    step()
-    with pytest.raises(RuntimeError, match="the step waits for the device"):
-        step()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("workers", [0, 1])
-def test_with_a_loader_that_pins_memory(gpu, workers):
-    from torch_geometric.loader import DataLoader
-
-    gc.collect()  # CUDA objects of other tests must not be freed in a forked worker, which cannot use CUDA
-    loader = DataLoader(graphs(60), batch_size=8, shuffle=True, pin_memory=True, num_workers=workers)
-    model = Net().to(gpu)
-    step = dfgnn.capture(graph_loss(model), model, torch.optim.Adam(model.parameters()))
-    assert all(torch.isfinite(step(batch)) for _ in range(2) for batch in loader)
-    assert step.eager_steps == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("conv", ["gat", "gatv2", "transformer"])
-def test_a_fixed_graph_under_torchs_own_captures(gpu, conv):
-    """torch.cuda.make_graphed_callables, and torch.compile(mode="reduce-overhead")."""
-    data = full_graph(gpu)
-    make = {"gat": fused.GATConv, "gatv2": fused.GATv2Conv, "transformer": fused.TransformerConv}[conv]
-    torch.manual_seed(0)
-    layer = make(6, 8, heads=2).to(gpu)
-
-    def gradients(call):
-        found = []
-        for k in range(4):
-            layer.zero_grad()
-            x = (data.x * (k + 1)).requires_grad_()
-            out = call(x)
-            out.square().sum().backward()
-            found += [out.detach().clone(), x.grad.clone(), *(p.grad.clone() for p in layer.parameters())]
-        return found
-
-    want = gradients(lambda x: layer(x, data.edge_index))
-    graphed = torch.cuda.make_graphed_callables(
-        _WithEdges(layer, data.edge_index), (data.x.clone().requires_grad_(),)
-    )
-    for got, value in zip(gradients(graphed), want):
-        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
-    compiled = torch.compile(_WithEdges(layer, data.edge_index), mode="reduce-overhead")
-    for got, value in zip(gradients(compiled), want):
-        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
-
-
-class _WithEdges(nn.Module):
-    def __init__(self, layer, edge_index):
-        super().__init__()
-        self.layer = layer
-        self.register_buffer("edge_index", edge_index)
-
-    def forward(self, x):
-        return self.layer(x, self.edge_index)
