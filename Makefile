@@ -50,8 +50,8 @@ help:
 	@echo "make lint    ruff, mypy and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
-demo: $(VENV)/.demo build
-	$(RUN) examples/demo_cluster.py $(ARGS)
+demo: build
+	PYTHONPATH=. $(RUN) examples/demo_cluster.py $(ARGS)
 
 test: $(VENV)/.test build
 	$(PYTEST) --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
@@ -139,10 +139,6 @@ torch:
 	PYTHONDONTWRITEBYTECODE= $(RUN) -c "import torch._dynamo"
 
 # The package itself is compiled by now, with its progress shown.
-$(VENV)/.demo: pyproject.toml $(VENV)/.torch | build
-	$(PIP) --no-build-isolation --no-deps --editable .
-	touch $@
-
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.torch | build
 	$(PIP) --no-build-isolation --editable '.[test,examples]'
 	# As pip does it: files that are for newer Pythons are left out.
