@@ -79,6 +79,7 @@ def test_torch_2_13_compiled_backward_of_gather_stops_at_256(one_thread):
         assert gradient(theirs) == 4992 and gradient(torch.compile(theirs)) == 256
 
 
+@exhaustive
 def test_pyg_2_8_compiled_gatconv_loses_a_super_node(one_thread):
     """The mean of as many 1s as 3s; torch_geometric's layer gives 4.0 with torch 2.13.0."""
     x = torch.tensor([1.0, 3.0]).repeat(DEGREE // 2).view(-1, 1).bfloat16()
