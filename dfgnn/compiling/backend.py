@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from ..runtime import cuda_graphs
@@ -32,10 +31,17 @@ def backend(
     options = internals.inductor_options(mode, options)
     replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())
     made, report = rewritten(graph_module, least, replayed)
-    if operations.numbers(made.graph) and (replayed or made is graph_module):
+    asks = bool(operations.numbers(made.graph))
+    if asks and (replayed or made is graph_module):
         internals.NumbersRecorded.restart()
+    try:
+        compiled = internals.compile_fx(made, example_inputs, options, ours=made is not graph_module)
+    except Exception:
+        if asks:  # not all code can be compiled with symbols for them
+            internals.NumbersRecorded.restart()
+        raise
     tell(report)
-    return internals.compile_fx(made, example_inputs, options, ours=made is not graph_module)
+    return compiled
 
 
 def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:
@@ -104,6 +110,7 @@ def compile(
 
     def call(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return backend(graph_module, example_inputs, mode=mode, options=options)
+
     if model is None:
         return lambda model: compile(model, dynamic=dynamic, mode=mode, options=options, fullgraph=fullgraph)
     if not callable(model):

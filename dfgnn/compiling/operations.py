@@ -158,7 +158,7 @@ def without_unneeded_numbers(graph: Graph) -> None:
             found, todo = found + more, todo + more
         if all(_is_of_numbers(x) for x in found[1:]):
             order = {x: k for k, x in enumerate(graph.nodes)}
-            inner = [node.args[0]] if name(node.args[0]) == "max" else []
+            inner = [x for x in node.all_input_nodes if name(x) == "max"]
             for x in sorted(found, key=order.__getitem__, reverse=True) + inner:
                 if not x.users:
                     graph.erase_node(x)

@@ -279,7 +279,9 @@ class _Rewriter:
             key = self._read_at(node, dims[0])
             for source, dim in sizes.get(key, ()):
                 size = shape(source)[dim]
-                if not operations.is_of_values(size) and (isinstance(size, int) or order[source] < order[node]):
+                if not operations.is_of_values(size) and (
+                    isinstance(size, int) or order[source] < order[node]
+                ):
                     self._resize(node, dims[0], size, (source, dim))
                     break
 
@@ -290,7 +292,11 @@ class _Rewriter:
         while todo:
             node = todo.pop()
             for user in node.users:
-                gathered, total, most = (f(user) for f in (self.forms.gather, self.forms.sum, self.forms.maximum))
+                gathered, total, most = (
+                    self.forms.gather(user),
+                    self.forms.sum(user),
+                    self.forms.maximum(user),
+                )
                 if gathered is not None and gathered.source is node and gathered.dim == dim:
                     keys.add(gathered.at.key)
                     continue
@@ -298,7 +304,9 @@ class _Rewriter:
                     keys.add(total.at.key)
                 elif most is not None and arguments(user)["input"] is node and most[1] == dim:
                     keys.add(most[2].key)
-                elif name(user) not in ("add", "clamp", "clamp_min", "detach") or user.all_input_nodes != [node]:
+                elif name(user) not in ("add", "clamp", "clamp_min", "detach") or user.all_input_nodes != [
+                    node
+                ]:
                     return None
                 todo.append(user)
         return keys.pop() if len(keys) == 1 else None
