@@ -165,7 +165,7 @@ def without_unneeded_numbers(graph: Graph) -> None:
 
 
 def _is_of_numbers(node: Node) -> bool:
-    if node.target is torch.ops.aten._assert_scalar.default:
+    if node.target is internals.assert_scalar:
         return True
     found = value(node)
     return isinstance(found, (torch.SymInt, torch.SymBool, torch.Size)) and not written(node)

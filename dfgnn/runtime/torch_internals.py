@@ -100,6 +100,7 @@ MODULES_OF_FUNCTIONS = {
 
 # ---- operations that are documented nowhere but widely used.
 assert_async = torch._assert_async
+assert_scalar = torch.ops.aten._assert_scalar.default  # by which Dynamo checks numbers that it records
 foreach_copy = torch._foreach_copy_
 
 
