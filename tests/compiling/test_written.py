@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from comparing import check, flat, gradients, rewriting
+from comparing import check, flat, gradients, loss, rewriting
 from covering import exhaustive
 from torch._dynamo.testing import CompileCounter
 from torch_geometric.utils import scatter, softmax
@@ -38,6 +38,20 @@ def test_written(case, device):
     for report in reports:
         assert report.rewritten and not report.refused, str(report)
         assert any(case.form in found.form for found in report.rewritten), str(report)
+
+
+@pytest.mark.parametrize("name", ["two values", "two layers", "softmax alone", "gat; rows of edges"])
+def test_edges_modified_before_backward(name, device):
+    """An error, as it is one in the code as it is written."""
+    torch._dynamo.reset()
+    fn = next(case.fn for case in cases() if case.name == name)
+    for call in (fn, torch.compile(fn, backend=rewriting([]))):
+        x = inputs(*SIZES[0], device=device)
+        outs = [loss(call(*x)) for _ in range(2)]
+        outs[0].backward()
+        x.edge_index[1, 0] = 0
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            outs[1].backward()
 
 
 # ---- int(index.max()) + 1 segments -------------------------------------------------------------------------
