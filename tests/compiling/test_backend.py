@@ -416,7 +416,7 @@ def test_explain():
 
 def test_what_is_left_is_logged(caplog):
     torch._dynamo.reset()
-    from dfgnn.compiling.backend import told
+    from dfgnn.compiling.backend import tell
 
     def own(score, index):
         e = score.exp()
@@ -427,7 +427,7 @@ def test_what_is_left_is_logged(caplog):
         torch.randn(9), torch.randint(0, 5, (9,))
     )
     with caplog.at_level(logging.INFO):
-        told(modules[0])
+        tell(rewritten(modules[0])[1])
     (record,) = (record for record in caplog.records if record.name == "dfgnn.compile")
     assert record.levelname == "WARNING" and "in own: as it was: what divides" in record.getMessage()
 
