@@ -161,7 +161,7 @@ class Constants(TorchDispatchMode):
         for x in self._state():
             if _is_plain(x) and (x.is_floating_point() or isinstance(x, torch.nn.Parameter)):
                 self._vary(x, "depends on a parameter, a buffer or the optimizer's state")
-        with self:
+        with self, internals.made_on_host():
             yield
         if self.learns:
             self._learnt()
@@ -314,7 +314,7 @@ class Constants(TorchDispatchMode):
             return value or _Value(frozenset(), _UNSEEN)
         if value is None:
             value = self._values["leaf", _place(x)] = _Value(frozenset([_place(x)]))
-            self._leaves[_place(x)] = _reference(x), x.detach(), x._version
+            self._leaves[_place(x)] = _reference(x), x, x._version
         value.seen(self._run, [x])
         return value
 

@@ -113,6 +113,18 @@ assert_async = torch._assert_async
 foreach_copy = torch._foreach_copy_
 
 
+@contextlib.contextmanager
+def made_on_host() -> Any:
+    """A context in which ``torch.tensor(numbers, device=...)`` is a tensor on the host first, whose copy a
+    dispatch mode sees."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
 def without_frame(op: Any) -> Any:
     """The C++ function that an operator's overload calls. OpOverload.__call__ does nothing else, but is a
     Python frame."""

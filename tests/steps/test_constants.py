@@ -1,6 +1,7 @@
 """Steps of a batch that stays the same, in which shapes and numbers depend on values: those that come of
 constants are known from the first runs; all others must vary as they do in plain training."""
 
+import ctypes
 import random
 import re
 
@@ -345,3 +346,78 @@ def test_what_varies_is_not_known(part):
     assert len(set(got.tolist())) == len(got)
     assert __file__ in waited, waited
     assert re.search(VARIABLE[part], waited), waited
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("part", VARIABLE)
+def test_what_varies_is_an_error_on_a_gpu(part):
+    with pytest.raises(RuntimeError, match="the step waits for the device") as error:
+        trained(part, "cuda", captured=True)
+    assert re.search(VARIABLE[part], str(error.value)) and __file__ in str(error.value)
+
+
+# ---- what is modified from outside ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["edges", "mask", "ids", "x"])
+def test_a_tensor_that_is_modified_between_steps_is_read_again(device, name):
+    """A leaf that is no part of the batch, a buffer among them."""
+
+    def part(s):
+        return s()[s.mask & (s.ids < int(s.edges.max()) - 32)][: int((s.x[:, 0] > 0).sum())]
+
+    def before(k, model):
+        if k in (1, 4, 6):
+            tensor = getattr(model, name)
+            tensor.copy_(
+                tensor.flip(0) if tensor.dim() == 1 else (tensor * (1 + k) / 2).to(tensor.dtype) % 36
+            )
+
+    want, _, _ = trained(part, device, captured=False, before=before)
+    got, waited, _ = trained(part, device, captured=True, before=before)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    assert not waited and len(set(want.tolist())) == len(want)
+
+
+def test_batches_have_their_own_constants(device):
+    def batch(seed):
+        generator = torch.Generator().manual_seed(seed)
+        edges = torch.randint(20, (2, 90), generator=generator)
+        return {"x": torch.randn(20, 4, generator=generator).to(device), "edge_index": edges.to(device)}
+
+    def loss_fn(b):
+        edges = b["edge_index"][:, b["edge_index"][0] != b["edge_index"][1]]
+        return model(b["x"])[edges.flatten().unique()].square().sum().log1p()
+
+    found = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        step = plain_step(loss_fn, optimizer)
+        if captured:
+            step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu", check=False)
+        data = [b for k in range(3) for b in [batch(k)] * 4]
+        found.append(torch.stack([step(b) for b in data if not captured or b is not None]))
+    torch.testing.assert_close(*found)
+
+
+def test_writes_that_pytorch_does_not_see():
+    """NumPy writes to memory of tensors that the step makes, and that exist before."""
+    kept = torch.zeros(N, dtype=torch.long)
+
+    def part(s):
+        made, empty = torch.zeros(N, dtype=torch.long), torch.empty(N, dtype=torch.long)
+        values = (s().detach()[:, 0] > 0).long()
+        for x in (made, empty, kept):
+            np.copyto(_as_numpy(x), _as_numpy(values))
+        return s()[made > 0], s()[empty > 0], s()[kept.bool()], s()
+
+    want, _, _ = trained(part, "cpu", captured=False)
+    got, waited, _ = trained(part, "cpu", captured=True)
+    assert torch.equal(got, want) and "PyTorch does not see|not the same|new" and waited
+
+
+def _as_numpy(x):
+    array = (ctypes.c_long * x.numel()).from_address(x.data_ptr())
+    return np.ctypeslib.as_array(array)
