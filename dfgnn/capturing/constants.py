@@ -337,8 +337,8 @@ class Constants(TorchDispatchMode):
         return self._hold(x, value, 0, "")
 
     def _hold(self, x: Tensor, value: _Value | None, place: int, why: str) -> _Content:
-        if value is not None and value.why:
-            value, why = None, value.why
+        why = value.why if value is not None else why
+        value = None if why else value
         content = self._memory[_place(x)] = _Content(value, place, why, _reference(x), _region(x))
         return content
 
