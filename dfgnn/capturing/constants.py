@@ -30,8 +30,8 @@ from ..runtime import torch_internals as internals
 
 aten = torch.ops.aten
 LEARNING_RUNS = 2  # that may wait
-# Operations that give memory without values, which the step writes; and others that change where it is.
-_EMPTY, _MOVES = ("empty", "new_empty"), ("resize", "_resize", "set_")
+# Operations that give memory without values, which the step writes; and others that make it longer.
+_EMPTY, _RESIZE = ("empty", "new_empty"), ("resize", "_resize")
 _MOST_ON_HOST = 2**26  # bytes of a tensor on the host whose contents are compared
 _UNSEEN = "is made by code that PyTorch does not see"
 
@@ -67,7 +67,7 @@ def _known(func: Any) -> _Op:
         why = f"depends on random numbers ({name})"
     elif not known:
         why = f"comes of {func.namespace}::{name}, which may be random"
-    elif name.startswith(_MOVES):
+    elif name.startswith(_RESIZE):
         why = f"comes of {name}, which changes a tensor's memory"
     waits = any(tag in func.tags for tag in (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output))
     # By an index of integers it does not wait; `_indexed` looks for masks.
@@ -409,6 +409,10 @@ class Constants(TorchDispatchMode):
             source = self._apply(aten._to_copy.default, (source,), {"device": to.device})
         return self._apply(func, (to, source, *args[2:]), kwargs)
 
+    def _moved(self, func, args, kwargs):
+        """A tensor gets other memory (copy.deepcopy does it); what either memory holds stays the same."""
+        return func(*args, **kwargs)
+
     def _lifted(self, func, args, kwargs):
         """A tensor that is made from numbers of the host."""
         out = func(*args, **kwargs)
@@ -426,6 +430,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.masked_select.default: Constants._selected,
     aten.copy_.default: Constants._copied,
     aten.lift_fresh.default: Constants._lifted,
+    **{getattr(aten.set_, name): Constants._moved for name in aten.set_.overloads()},
 }
 
 

@@ -1,6 +1,7 @@
 """Steps of a batch that stays the same, in which shapes and numbers depend on values: those that come of
 constants are known from the first runs; all others must vary as they do in plain training."""
 
+import copy
 import ctypes
 import random
 import re
@@ -147,6 +148,13 @@ def edges_that_the_step_makes(s):
     return s.messages(edges), DF.spmm(edges, weight, s()[:, None])
 
 
+def copied_objects(s):
+    """DySAT copies its graphs in each step."""
+    kept = copy.deepcopy({"edges": s.edges, "batch": s.batch})
+    kept["batch"] += 1
+    return s.messages(kept["edges"], int(kept["edges"].max()) + 1), s()[: int(kept["batch"].max())]
+
+
 def under_checkpoints(s):
     def part(x):
         return s.second(s.first(x)[x[:, 0] > 0])
@@ -192,7 +200,7 @@ def forces(s):
 CONSTANT = [
     largest, computed_masks, masked_writes, masks_of_two_dimensions, padded, unique, repeated, branches,
     from_the_host, written_by_constants, copies_that_are_written_to, written_before_it_is_read,
-    edges_that_the_step_makes, under_checkpoints, of_autograds_own, under_no_grad, forces,
+    edges_that_the_step_makes, copied_objects, under_checkpoints, of_autograds_own, under_no_grad, forces,
 ]  # fmt: skip
 
 
