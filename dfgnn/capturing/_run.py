@@ -41,6 +41,7 @@ class Body:
     ):
         self.loss_fn, self.model, self.optimizer, self.before_step = loss_fn, model, optimizer, before_step
         self.device, self.check, self.debug = device, check, debug
+        self.modified: dict[int, Any] = {}  # of `Constants`
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
@@ -193,7 +194,9 @@ class Replay:
         self._objects = samples.objects_in(batch)
         self._state = self._now()
         self._args = body.unpadded(sample)
-        self._constants = Constants(body.device, lambda: tensors_of(body.model, body.optimizer))
+        self._constants = Constants(
+            body.device, lambda: tensors_of(body.model, body.optimizer), body.modified
+        )
         self._run = body.recorded(self._step, self._constants)
         self._constants.settle()  # the warm-up's end has restored buffers
 

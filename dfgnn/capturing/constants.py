@@ -14,6 +14,7 @@ does not see (kernels of other packages, NumPy) makes it variable.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import random
 import sys
@@ -125,7 +126,8 @@ class _Content(NamedTuple):
 
 class Constants(TorchDispatchMode):
     """The mode of a step whose batch stays the same. device: of the step; state: gives all tensors that may
-    change between steps. Each run is within ``running()``; of the first ones each may wait."""
+    change between steps; modified: memory of tensors that were found to change, to which more is added. Each
+    run is within ``running()``; of the first ones each may wait."""
 
     # Only operations that wait are replaced, so that compiled code and fused kernels run as without it.
     supports_higher_order_operators = True
@@ -139,9 +141,9 @@ class Constants(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(self, device: torch.device, state: Callable[[], Iterable[Tensor]]):
+    def __init__(self, device: torch.device, state: Callable[[], Iterable[Tensor]], modified: dict[int, Any]):
         super().__init__()
-        self._device, self._state = device, state
+        self._device, self._state, self._modified = device, state, modified
         self._run = 0
         self._values: dict[Any, _Value] = {}
         self._memory: dict[int, _Content] = {}  # of this run
@@ -202,7 +204,12 @@ class Constants(TorchDispatchMode):
         """Whether no tensor of which something is known was modified since."""
         if self.learns:
             return True
-        return all(x is None or x._version == version for _, x, version in self._leaves.values())
+        modified = {
+            memory: reference for memory, (reference, x, version) in self._leaves.items()
+            if x is not None and x._version != version
+        }  # fmt: skip
+        self._modified.update(modified)
+        return not modified
 
     # ---- operations ----------------------------------------------------------------------------------------
 
@@ -237,13 +244,12 @@ class Constants(TorchDispatchMode):
             ):  # so that what code which PyTorch does not see writes there is seen by its fingerprint
                 _fill(made)
             value.seen(self._run, made if results or written else [out])
-            are_numbers = not (op.empty or any(x.is_floating_point() or x.is_complex() for x in made))
-            if (
-                (waits or given and are_numbers)
-                and not written
-                and len(made) == len(results)
-                and not value.why
-            ):
+            stores = waits or given and not (
+                # Numbers that are as well computed anew where a leaf changes, which else is a new capture.
+                op.empty or value.leaves & self._modified.keys()
+                or any(x.is_floating_point() or x.is_complex() for x in made)
+            )  # fmt: skip
+            if stores and not written and len(made) == len(results) and not value.why:
                 value.result = _each(_kept, out) if value.result is None else value.result
         for k, x in enumerate(made):
             self._hold(x, value, k, why)
@@ -254,14 +260,13 @@ class Constants(TorchDispatchMode):
         for x in given:
             if not _is_plain(x):
                 return f"is of a kind of its own, {type(x).__name__}, {x.layout}"
-            if x.is_inference():
-                return "is an inference tensor"
             content = self._memory.get(_place(x))
-            if content is not None and content.value is None:
-                return content.why
-            if content is None and _place(x) in self._variable:
+            if content is not None:
+                if content.value is None:
+                    return content.why
+            elif _place(x) in self._variable:
                 return self._variable[_place(x)][1]
-            if content is None and x.grad_fn is not None:
+            elif x.is_inference() or x.grad_fn is not None:
                 return _UNSEEN
         return ""
 
@@ -328,7 +333,7 @@ class Constants(TorchDispatchMode):
             leaves = self._leaf(x).leaves
         else:
             leaves = content.value.leaves if content.value is not None else frozenset()
-        key = "host", _region(x)[:-1], _bytes(x).numpy().tobytes()
+        key = "host", _region(x)[:-1], hashlib.blake2b(_bytes(x).numpy()).digest()
         value = self._values.get(key)
         if value is None:
             value = self._values[key] = _Value(frozenset(), "" if self.learns else "is new in this run")
@@ -416,7 +421,7 @@ class Constants(TorchDispatchMode):
     def _lifted(self, func, args, kwargs):
         """A tensor that is made from numbers of the host."""
         out = func(*args, **kwargs)
-        if _is_plain(out) and out.device.type == "cpu":
+        if _is_plain(out) and out.device.type == "cpu" and not out.is_inference():
             self._of_host(out, None)
         return out
 

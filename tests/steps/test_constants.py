@@ -187,7 +187,9 @@ def of_autograds_own(s):
 def under_no_grad(s):
     with torch.no_grad():
         far = (s.x[s.edges[0]] - s.x[s.edges[1]]).norm(dim=1) > 1.5
-    return s.messages(s.edges[:, far])
+    with torch.inference_mode():
+        rows = int(s.edges[0].max()) + 1
+    return s.messages(s.edges[:, far]), s()[:rows]
 
 
 def forces(s):
@@ -386,6 +388,23 @@ def test_a_tensor_that_is_modified_between_steps_is_read_again(device, name):
     got, waited, _ = trained(part, device, captured=True, before=before)
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
     assert not waited and len(set(want.tolist())) == len(want)
+
+
+def test_a_teacher_that_is_updated_between_steps_is_captured_twice(device):
+    """Labels of its own are integers that come of tensors that exist before the step."""
+
+    def part(s):
+        labels = (s.x @ s.teacher).argmax(1)
+        return F.cross_entropy(s(), labels), s()[s.mask]
+
+    def before(k, model):
+        model.teacher = getattr(model, "teacher", torch.eye(4, 3, dtype=torch.float64, device=device))
+        model.teacher.add_(model.first.weight.detach()[:4].t()[:, :3], alpha=0.2)
+
+    want, _, _ = trained(part, device, captured=False, steps=12, before=before)
+    got, _, step = trained(part, device, captured=True, steps=12, before=before)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    assert step.captures == (2 if device == "cuda" else 0)
 
 
 def test_batches_have_their_own_constants(device):
