@@ -103,7 +103,7 @@ class Body:
                 for _ in range(1 if constants is None else LEARNING_RUNS):
                     run()
                 self._stream.synchronize()
-                with _no_waiting(constants):
+                with no_waiting(constants):
                     run()
         finally:
             current.wait_stream(self._stream)
@@ -134,7 +134,7 @@ def _detached(out: Any) -> Any:
 
 
 @contextmanager
-def _no_waiting(constants: Constants | None) -> Iterator[None]:
+def no_waiting(constants: Constants | None) -> Iterator[None]:
     """A context in which waiting for the device raises an error that says what to change."""
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")

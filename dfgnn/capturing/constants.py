@@ -15,9 +15,6 @@ does not see (kernels of other packages, NumPy) makes it variable.
 from __future__ import annotations
 
 import hashlib
-import pickle
-import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -28,6 +25,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime import torch_internals as internals
+from .contents import (
+    at_region,
+    bytes_of,
+    each_tensor,
+    fill,
+    fingerprint,
+    is_all,
+    is_plain,
+    kept,
+    place_of,
+    random_on_host,
+    reference_to,
+    region_of,
+    tensors_in,
+    user_line,
+)
 
 aten = torch.ops.aten
 LEARNING_RUNS = 2  # that may wait
@@ -97,7 +110,7 @@ class _Value:
 
     def seen(self, run: int, results: list[Any]) -> None:
         """Notes the results in a run."""
-        prints = [_fingerprint(x) if isinstance(x, Tensor) else repr(x) for x in results]
+        prints = [fingerprint(x) if isinstance(x, Tensor) else repr(x) for x in results]
         if self.prints is not None and self.prints != prints:
             self.why = self.why or _DIFFERS
         self.prints = prints
@@ -105,7 +118,7 @@ class _Value:
 
     def given(self) -> Any:
         """The stored result. Integers are the same tensors each time, of which graphs are cached."""
-        return _each(lambda x: x.clone() if self.written else _kept(x), self.result)
+        return each_tensor(lambda x: x.clone() if self.written else kept(x), self.result)
 
 
 _DIFFERS = "is not the same in two runs of the step"
@@ -159,9 +172,9 @@ class Constants(TorchDispatchMode):
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        self._memory, self.waited, self._random = {}, "", _random_on_host()
+        self._memory, self.waited, self._random = {}, "", random_on_host()
         for x in self._state():
-            if _is_plain(x) and (x.is_floating_point() or isinstance(x, torch.nn.Parameter)):
+            if is_plain(x) and (x.is_floating_point() or isinstance(x, torch.nn.Parameter)):
                 self._vary(x, "depends on a parameter, a buffer or the optimizer's state")
         with self, internals.made_on_host():
             yield
@@ -170,8 +183,8 @@ class Constants(TorchDispatchMode):
         self._memory, self._run = {}, self._run + 1
 
     def _vary(self, x: Tensor, why: str) -> None:
-        if _place(x) not in self._variable:
-            self._variable[_place(x)] = _reference(x), why
+        if place_of(x) not in self._variable:
+            self._variable[place_of(x)] = reference_to(x), why
 
     def _learnt(self) -> None:
         """Ends a run that may wait."""
@@ -219,10 +232,10 @@ class Constants(TorchDispatchMode):
 
     def _apply(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         op = _known(func)
-        given = [*_tensors(args), *_tensors(tuple(kwargs.values()))]
-        written = _tensors([args[k] if k < len(args) else kwargs.get(name) for k, name in op.written])
+        given = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        written = tensors_in([args[k] if k < len(args) else kwargs.get(name) for k, name in op.written])
         # What is overwritten as a whole does not matter.
-        overwritten = {id(x) for x in written if op.whole and _is_plain(x) and _is_all(x)}
+        overwritten = {id(x) for x in written if op.whole and is_plain(x) and is_all(x)}
         value, why = None, op.why or self._why([x for x in given if id(x) not in overwritten])
         if not why:
             value, why = self._numbered(func, args, kwargs, overwritten)
@@ -231,18 +244,18 @@ class Constants(TorchDispatchMode):
             return self._again(value)
         if waits:
             self._waits(func, why or "is new in this run")
-        regions = [self._before_writing(x, id(x) in overwritten) for x in written if _is_plain(x)]
-        before = {_place(x) for x in given if _is_plain(x)}
+        regions = [self._before_writing(x, id(x) in overwritten) for x in written if is_plain(x)]
+        before = {place_of(x) for x in given if is_plain(x)}
         out = func(*args, **kwargs)
-        results = [x for x in _tensors([out]) if _is_plain(x)]
-        made = [x for x in results if _place(x) not in before]
+        results = [x for x in tensors_in([out]) if is_plain(x)]
+        made = [x for x in results if place_of(x) not in before]
         if written:
-            made = [x if region is None else _at(x, region) for x, region in zip(written, regions)]
+            made = [x if region is None else at_region(x, region) for x, region in zip(written, regions)]
         if value is not None and self.learns:
             if (
                 op.empty
             ):  # so that what code which PyTorch does not see writes there is seen by its fingerprint
-                _fill(made)
+                fill(made)
             value.seen(self._run, made if results or written else [out])
             stores = waits or given and not (
                 # Numbers that are as well computed anew where a leaf changes, which else is a new capture.
@@ -250,7 +263,7 @@ class Constants(TorchDispatchMode):
                 or any(x.is_floating_point() or x.is_complex() for x in made)
             )  # fmt: skip
             if stores and not written and len(made) == len(results) and not value.why:
-                value.result = _each(_kept, out) if value.result is None else value.result
+                value.result = each_tensor(kept, out) if value.result is None else value.result
         for k, x in enumerate(made):
             self._hold(x, value, k, why)
         return out
@@ -258,14 +271,14 @@ class Constants(TorchDispatchMode):
     def _why(self, given: list[Tensor]) -> str:
         """Why a tensor of these varies, if one is known to."""
         for x in given:
-            if not _is_plain(x):
+            if not is_plain(x):
                 return f"is of a kind of its own, {type(x).__name__}, {x.layout}"
-            content = self._memory.get(_place(x))
+            content = self._memory.get(place_of(x))
             if content is not None:
                 if content.value is None:
                     return content.why
-            elif _place(x) in self._variable:
-                return self._variable[_place(x)][1]
+            elif place_of(x) in self._variable:
+                return self._variable[place_of(x)][1]
             elif x.is_inference() or x.grad_fn is not None:
                 return _UNSEEN
         return ""
@@ -288,10 +301,10 @@ class Constants(TorchDispatchMode):
     def _key(self, x: Any, leaves: set[int], overwritten: set[int]) -> Any:
         if isinstance(x, Tensor):
             if id(x) in overwritten:
-                return _region(x)
+                return region_of(x)
             content = self._content(x)
             leaves |= content.value.leaves
-            return content.value, content.place, x.is_conj(), x.is_neg(), _region(x)
+            return content.value, content.place, x.is_conj(), x.is_neg(), region_of(x)
         if isinstance(x, (tuple, list)):
             return tuple([self._key(y, leaves, overwritten) for y in x])
         if x is None or isinstance(x, (bool, int, float, complex, str)):
@@ -302,7 +315,7 @@ class Constants(TorchDispatchMode):
 
     def _content(self, x: Tensor) -> Any:
         """The content of a tensor that is not known to vary; raises `_Varies`."""
-        content: Any = self._memory.get(_place(x))
+        content: Any = self._memory.get(place_of(x))
         if x.device.type == "cpu" and self._device.type != "cpu":
             content = self._of_host(x, content)
         elif content is None:
@@ -314,18 +327,18 @@ class Constants(TorchDispatchMode):
         return content
 
     def _leaf(self, x: Tensor) -> _Value:
-        value = self._values.get(("leaf", _place(x)))
+        value = self._values.get(("leaf", place_of(x)))
         if not self.learns:
             return value or _Value(frozenset(), _UNSEEN)
         if value is None:
-            value = self._values["leaf", _place(x)] = _Value(frozenset([_place(x)]))
-            self._leaves[_place(x)] = _reference(x), x, x._version
+            value = self._values["leaf", place_of(x)] = _Value(frozenset([place_of(x)]))
+            self._leaves[place_of(x)] = reference_to(x), x, x._version
         value.seen(self._run, [x])
         return value
 
     def _of_host(self, x: Tensor, content: _Content | None) -> _Content:
         """The content of a tensor on the host, which is known by its numbers."""
-        if content is None and _random_on_host() != self._random:
+        if content is None and random_on_host() != self._random:
             return self._hold(x, None, 0, "is made on the host, where random numbers were drawn")
         if x.nbytes > _MOST_ON_HOST:
             return self._hold(x, None, 0, "is a large tensor on the host")
@@ -333,7 +346,7 @@ class Constants(TorchDispatchMode):
             leaves = self._leaf(x).leaves
         else:
             leaves = content.value.leaves if content.value is not None else frozenset()
-        key = "host", _region(x)[:-1], hashlib.blake2b(_bytes(x).numpy()).digest()
+        key = "host", region_of(x)[:-1], hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
         value = self._values.get(key)
         if value is None:
             value = self._values[key] = _Value(frozenset(), "" if self.learns else "is new in this run")
@@ -344,19 +357,19 @@ class Constants(TorchDispatchMode):
     def _hold(self, x: Tensor, value: _Value | None, place: int, why: str) -> _Content:
         why = value.why if value is not None else why
         value = None if why else value
-        content = self._memory[_place(x)] = _Content(value, place, why, _reference(x), _region(x))
+        content = self._memory[place_of(x)] = _Content(value, place, why, reference_to(x), region_of(x))
         return content
 
     def _again(self, value: _Value) -> Any:
         out = value.given()
-        for k, x in enumerate(_tensors([out])):
+        for k, x in enumerate(tensors_in([out])):
             self._hold(x, value, k, "")
         return out
 
     def _before_writing(self, x: Tensor, wholly: bool) -> tuple | None:
         """The region whose fingerprint is known after writing to x; None for that of x."""
-        content = self._memory.get(_place(x))
-        if content is None or _place(x) in self._leaves:
+        content = self._memory.get(place_of(x))
+        if content is None or place_of(x) in self._leaves:
             self._vary(x, _WRITTEN)
         value = None if content is None else content.value
         if content is None or value is None:
@@ -368,14 +381,14 @@ class Constants(TorchDispatchMode):
                     "expected a step that does the same each time"
                 )
             value.written = True
-            value.result = _each(Tensor.clone, value.result)
+            value.result = each_tensor(Tensor.clone, value.result)
         return None if wholly else content.region
 
     # ---- operations that can take other arguments, with which they do not wait -----------------------------
 
     def _waits(self, func: Any, why: str) -> None:
         if not self.learns:
-            self.waited = f"{func} at {_user_line()}: what it reads {why}"
+            self.waited = f"{func} at {user_line()}: what it reads {why}"
 
     def _places(self, func: Any, mask: Tensor) -> list[Tensor] | None:
         """Where a mask is True, if it is constant."""
@@ -410,7 +423,7 @@ class Constants(TorchDispatchMode):
 
     def _copied(self, func, args, kwargs):
         to, source = args[:2]
-        if to.device != source.device and _is_plain(source):
+        if to.device != source.device and is_plain(source):
             source = self._apply(aten._to_copy.default, (source,), {"device": to.device})
         return self._apply(func, (to, source, *args[2:]), kwargs)
 
@@ -421,7 +434,7 @@ class Constants(TorchDispatchMode):
     def _lifted(self, func, args, kwargs):
         """A tensor that is made from numbers of the host."""
         out = func(*args, **kwargs)
-        if _is_plain(out) and out.device.type == "cpu" and not out.is_inference():
+        if is_plain(out) and out.device.type == "cpu" and not out.is_inference():
             self._of_host(out, None)
         return out
 
@@ -439,66 +452,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
-# ---- tensors -----------------------------------------------------------------------------------------------
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    """The tensors in a list, and in lists within it."""
-    found: list[Tensor] = []
-    for x in values:
-        if isinstance(x, Tensor):
-            found.append(x)
-        elif isinstance(x, (tuple, list)):
-            found += _tensors(x)
-    return found
-
-
-def _each(change: Callable[[Tensor], Tensor], out: Any) -> Any:
-    """The results of an operation with all tensors changed."""
-    if isinstance(out, (tuple, list)):
-        return type(out)([_each(change, x) for x in out])
-    return change(out) if isinstance(out, Tensor) else out
-
-
-def _kept(x: Tensor) -> Tensor:
-    """A tensor to store or return: of numbers that may get gradients not the tensor that gets them."""
-    return x.detach() if x.is_floating_point() or x.is_complex() else x
-
-
-def _is_plain(x: Tensor) -> bool:
-    return type(x) in (Tensor, torch.nn.Parameter) and x.layout == torch.strided and not x.is_meta
-
-
-def _place(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
-def _reference(x: Tensor) -> Any:
-    """Keeps the address of x's memory, not its numbers, from being used again."""
-    return internals.StorageWeakRef(x.untyped_storage())
-
-
-def _region(x: Tensor) -> tuple:
-    return x.dtype, x.device, x.shape, x.stride(), x.storage_offset()
-
-
-def _at(x: Tensor, region: tuple) -> Tensor:
-    """The tensor of another region of x's memory."""
-    dtype, device, shape, strides, offset = region
-    return torch.empty(0, dtype=dtype, device=device).set_(x.untyped_storage(), offset, shape, strides)
-
-
-def _holds(content: _Content, x: Tensor) -> bool:
-    """Whether x's memory still holds what it did."""
-    prints = None if content.value is None else content.value.prints
-    return prints is None or _fingerprint(_at(x, content.region)) == prints[content.place]
-
-
-def _is_all(x: Tensor) -> bool:
-    """Whether x is all of its memory."""
-    return x.is_contiguous() and x.nbytes == x.untyped_storage().nbytes()
-
-
 def _crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
     """Whether an operation copies to another device."""
     if func is aten.copy_.default:
@@ -507,40 +460,7 @@ def _crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
     return device is not None and bool(given) and torch.device(device).type != given[0].device.type
 
 
-def _bytes(x: Tensor) -> Tensor:
-    data = x.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return data.reshape(-1).view(torch.uint8)
-
-
-def _fingerprint(x: Tensor) -> tuple:
-    """Numbers that differ for tensors of other contents, in all likelihood."""
-    data = _bytes(x)
-    size = len(data) // 8 * 8
-    found = [tuple(x.shape), *data[size:].tolist()]
-    for part in data[:size].view(torch.int64).split(2**24) if size else ():
-        found.append(int((part * torch.arange(1, 2 * len(part), 2, device=x.device)).sum()))
-    return tuple(found)
-
-
-def _fill(tensors: list[Tensor]) -> None:
-    """Writes numbers that hardly any program writes."""
-    for x in tensors:
-        memory = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
-        memory.fill_(1 if x.dtype == torch.bool else 0xA5)
-
-
-def _random_on_host() -> Any:
-    """The states of Python's and NumPy's random numbers."""
-    numpy = sys.modules.get("numpy")
-    return random.getstate(), numpy and pickle.dumps(numpy.random.get_state(legacy=False))
-
-
-def _user_line() -> str:
-    """The innermost line that is not of PyTorch or dfgnn."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if package not in ("torch", "dfgnn", "contextlib"):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "a line of the backward pass"
+def _holds(content: _Content, x: Tensor) -> bool:
+    """Whether x's memory still holds what it did."""
+    prints = None if content.value is None else content.value.prints
+    return prints is None or fingerprint(at_region(x, content.region)) == prints[content.place]

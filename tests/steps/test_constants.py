@@ -211,7 +211,7 @@ def trained(part, device, captured, steps=8, before=lambda k, model: None):
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     model = Step(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.125, momentum=0.875)
 
     def loss_fn():
         model.calls += 1
@@ -421,7 +421,7 @@ def test_batches_have_their_own_constants(device):
     for captured in (True, False):
         torch.manual_seed(0)
         model = nn.Linear(4, 3).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.125)
         step = plain_step(loss_fn, optimizer)
         if captured:
             step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu", check=False)
