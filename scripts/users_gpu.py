@@ -74,20 +74,17 @@ def use_cores(cores: set[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def compile_modules(model: torch.nn.Module, way: str, record_numbers: bool) -> None:
-    """Compiles the model, or the modules of a list, in place. record_numbers: of code that asks for
-    ``int(index.max())``; PyTorch cannot do it with all code."""
+def compile_modules(model: torch.nn.Module, way: str) -> None:
+    """Compiles the model, or the modules of a list, in place."""
     mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
-    if way.startswith("compile"):
-        from dfgnn.compiling import backend
-
-        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode)}
-    else:
-        options = {"mode": mode}
-    torch._dynamo.config.capture_scalar_outputs = record_numbers
     parts = model if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [model]
     for part in parts.values() if isinstance(parts, torch.nn.ModuleDict) else parts:
-        part.compile(**options, dynamic=False)
+        if way.startswith("compile"):
+            import dfgnn
+
+            part._compiled_call_impl = dfgnn.compile(part._call_impl, mode=mode, dynamic=False)
+        else:
+            part.compile(mode=mode, dynamic=False)
 
 
 class Way:
@@ -107,15 +104,6 @@ class Way:
 
     def prepare(self, size: str, dtype: str) -> dict[str, Any]:
         """Builds the case and takes three steps, of which the first compiles."""
-        if not self.way.startswith("compile"):
-            return self.try_to_prepare(size, dtype, False)
-        try:  # as dfgnn.run --compile does
-            return self.try_to_prepare(size, dtype, True)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            print(f"with capture_scalar_outputs: {error}", file=sys.stderr)
-        return {**self.try_to_prepare(size, dtype, False), "record_numbers": False}
-
-    def try_to_prepare(self, size: str, dtype: str, record_numbers: bool) -> dict[str, Any]:
         use_cores(self.others)
         self.model = self.loss_of = self.optimizer = None
         torch._dynamo.reset()
@@ -129,7 +117,7 @@ class Way:
             self.model.to(self.device)  # torch.Tensor(sizes) does not know the default device
         self.autocast = dtype != "float32"
         if self.way.partition(",")[0] in ("inductor", "reduce-overhead", "compile"):
-            compile_modules(self.model, self.way, record_numbers)
+            compile_modules(self.model, self.way)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         if self.way == "capture" or self.way.endswith(", capture"):
             import dfgnn

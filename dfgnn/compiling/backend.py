@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
+from . import operations
 from .report import Report
 from .rewrite import rewritten
 
@@ -30,7 +31,10 @@ def backend(
         least = 0  # launches cost nothing in its CUDA graph, and edges that stay the same are sorted before
     options = internals.inductor_options(mode, options)
     replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())
-    made = told(graph_module, least, replayed)
+    made, report = rewritten(graph_module, least, replayed)
+    if operations.numbers(made.graph) and (replayed or made is graph_module):
+        internals.NumbersRecorded.restart()
+    tell(report)
     return internals.compile_fx(made, example_inputs, options, ours=made is not graph_module)
 
 
@@ -48,14 +52,11 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str
     return of_inductor, least
 
 
-def told(graph_module: GraphModule, min_elements: int | None = None, replayed: bool = False) -> GraphModule:
-    """The rewritten graph, when it was told what was found."""
-    made, report = rewritten(graph_module, min_elements, replayed)
+def tell(report: Report) -> None:
     for found in report.found:
         (_log.info if found.form or found.left else _log.warning)("%s", found)
     for listen in listeners:
         listen(report)
-    return made
 
 
 def compile(
@@ -103,9 +104,8 @@ def compile(
 
     def call(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return backend(graph_module, example_inputs, mode=mode, options=options)
-
     if model is None:
         return lambda model: compile(model, dynamic=dynamic, mode=mode, options=options, fullgraph=fullgraph)
     if not callable(model):
         raise TypeError(f"dfgnn.compile: model: expected a module or a function, got {type(model).__name__}")
-    return torch.compile(model, backend=call, dynamic=dynamic, fullgraph=fullgraph)
+    return internals.compiled(model, call, dynamic, fullgraph)

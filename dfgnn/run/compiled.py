@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Proxy
 from torch.utils._pytree import tree_leaves
 
-from ..compiling import backend
+from ..compiling import compile
 from ..compiling.backend import listeners
 from ..compiling.report import Report
 from ..compiling.rewrite import rewritten
@@ -78,8 +78,6 @@ class Compiled:
         nn.Module.__init__ = __init__  # type: ignore[method-assign, assignment]
         self._undo.append(lambda: setattr(nn.Module, "__init__", construct))
         if self.by_inductor:
-            # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
-            internals.let_dynamo_record_numbers()
             listeners.append(self.reports.append)
             self._undo.append(lambda: listeners.remove(self.reports.append))
         return self
@@ -96,7 +94,7 @@ class Compiled:
             return
         if self.by_inductor:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
-            module.compile(backend=backend)
+            module._compiled_call_impl = compile(module._call_impl)
             return
         trials = self.trials.setdefault(cls, [])
         if not trials or (trials[-1].kept is not None and len(trials) < _TRIALS):

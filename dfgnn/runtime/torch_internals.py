@@ -210,9 +210,38 @@ def tag_compiled_code(tag: str) -> None:
     config.cache_key_tag = f"{config.cache_key_tag} {tag}".strip()
 
 
-def let_dynamo_record_numbers() -> None:
-    """Let Dynamo record ``int(tensor)`` as a symbol in place of ending its graph there."""
-    torch._dynamo.config.capture_scalar_outputs = True
+def compiled(model: Any, backend: Any, dynamic: bool | None, fullgraph: bool) -> Any:
+    """``torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)`` that runs, and so is
+    recorded, within `NumbersRecorded`. torch.compile itself hides a backend's context."""
+    backend.backend_ctx_ctor = NumbersRecorded
+    return torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)(model)
+
+
+class NumbersRecorded:
+    """Within it Dynamo records ``int(tensor)`` as a symbol, also in other threads."""
+
+    __slots__ = ()
+    _depth, _before = 0, False
+
+    def __enter__(self) -> None:
+        cls, config = NumbersRecorded, torch._dynamo.config
+        if cls._depth == 0:
+            cls._before, config.capture_scalar_outputs = config.capture_scalar_outputs, True
+        cls._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        cls = NumbersRecorded
+        cls._depth -= 1
+        if cls._depth == 0:
+            torch._dynamo.config.capture_scalar_outputs = cls._before
+
+    @classmethod
+    def restart(cls) -> None:
+        """Let Dynamo record this code again, its graph ended at ``int(tensor)``; to be called by a backend.
+        Returns where the program itself has numbers recorded."""
+        if cls._depth and not cls._before and torch._dynamo.config.capture_scalar_outputs:
+            torch._dynamo.config.capture_scalar_outputs = False
+            raise torch._dynamo.exc.TensorifyScalarRestartAnalysis("dfgnn: numbers that nothing needs")
 
 
 class Recording:

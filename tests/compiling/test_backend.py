@@ -131,15 +131,25 @@ def test_nothing_is_kept_in_cuda_graphs(name, device, monkeypatch):
     assert {op for op in seen if not op.startswith("graph_")} == {"", "edge_structure.default"}
 
 
+class Written(torch.nn.Module):
+    """A function of edges and tensors, which are parameters here."""
+
+    def __init__(self, fn, x: Inputs):
+        super().__init__()
+        self.fn, self.edge_index = fn, x.edge_index
+        self.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
+
+    def forward(self):
+        return self.fn(self.edge_index, *self.tensors)
+
+
 @pytest.mark.parametrize("name", ["gat; rows of edges", "weights returned", "two values"])
 def test_captured(name, device):
     """By dfgnn.capture, also over pairs of indices that are made of the step's edges."""
     torch._dynamo.reset()
     case, x, reports, losses = CASES[name], inputs(12, 12, 40, device=device), [], []
     for compiled in (True, False):
-        model = torch.nn.Module()
-        model.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
-        model.forward = lambda tensors=model.tensors: case.fn(x.edge_index, *tensors)
+        model = Written(case.fn, x)
         if compiled:
             model.compile(backend=rewriting(reports, aot))
 
