@@ -100,7 +100,7 @@ def test_replayed(device, how, options):
         return features[step], edge_index
 
     same(trained(model, 8, calls, how), trained(model, 8, calls))
-    assert replayed(how) == 5, how.rows()
+    assert replayed(how) == 5, str(how.rows())
 
 
 def test_attention_of_data(device, how):
@@ -122,7 +122,7 @@ def test_attention_of_data(device, how):
     found = trained(model, 8, calls, how)
     data.edge_index = edge_index
     same(found, trained(model, 8, calls))
-    assert replayed(how) == 3, how.rows()
+    assert replayed(how) == 3, str(how.rows())
 
 
 def modified_edges(step, model, x, edge_index):
@@ -188,7 +188,7 @@ def test_what_changes_runs_as_written(device, how, change):
         return trained(model, 7, lambda step, model: change(step, model, x, edges), way)
 
     same(run(how), run())
-    assert replayed(how) >= 1, how.rows()
+    assert replayed(how) >= 1, str(how.rows())
 
 
 def counting(module):
@@ -240,7 +240,7 @@ def test_refused(device, how, change):
     same(counts[0][0], counts[1][0])
     assert counts[0][1:] == counts[1][1:]
     if REFUSED[change] is not None or device == "cuda":
-        assert not replayed(how), how.rows()
+        assert not replayed(how), str(how.rows())
         assert (REFUSED[change] or "") in how.rows()[0]["reason"]
 
 
@@ -291,7 +291,7 @@ def test_gradients_add_up(device, how):
         grads.append([p.grad for p in (*one.parameters(), *first.parameters())])
     for a, b in zip(*grads):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
-    assert replayed(how) == 4
+    assert replayed(how) == 4, str(how.rows())
 
 
 def test_second_backward_is_told(device, how):
