@@ -40,6 +40,8 @@ from .sample import milliseconds, said, tensors_of, unseen
 #: Equal calls before one is captured; CUDA graphs of one model at most, each of which holds its own memory;
 #: how much faster is faster.
 _AFTER, _MOST, _FASTER = 3, 4, 1.05
+#: Calls that could not be replayed, after which no further one is looked at, which takes time.
+_MOST_LEFT = 50
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -80,7 +82,7 @@ class _Calls:
         self.last: tuple[Any, ...] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
         self.graphs: dict[tuple[Any, ...], _Graphs | None] = {}
-        self.count = self.replayed = 0
+        self.count = self.replayed = self.left = 0
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.given_up = False
 
@@ -88,7 +90,8 @@ class _Calls:
         self.count += 1
         graphs = self._graphs(call, module, args, kwargs)
         if graphs is None or not graphs.is_free():
-            return call(module, *args, **kwargs)
+            with nullcontext() if self.given_up else self.state.noting():
+                return call(module, *args, **kwargs)
         self.replayed += 1
         return graphs(args, kwargs)
 
@@ -97,9 +100,9 @@ class _Calls:
             return None
         leaves = tree_leaves((args, kwargs))
         reason = next((reason for x in leaves if (reason := _unfit(x))), "")
-        state = self.state.now()
-        if reason or state is None:
-            self.reason = reason or "its modules have hooks"
+        state = None if reason else self.state.now()
+        if state is None:
+            self._left(reason or "its modules have hooks")
             return None
         key = (*map(_key, leaves), *_autocast(), *state)
         if key in self.graphs:
@@ -107,7 +110,9 @@ class _Calls:
         self.equal = self.equal + 1 if key == self.last else 0
         self.last = key
         if self.equal < _AFTER:
+            self._left(self.reason or "no call is equal to those before it")
             return None
+        self.reason = ""
         if len(self.graphs) == _MOST:
             self.reason = f"more than {_MOST} different calls came repeatedly"
             return None
@@ -116,6 +121,10 @@ class _Calls:
         except Exception as error:  # the call as written follows, which works, or raises the script's own
             self.graphs[key], self.reason, self.given_up = None, said(error), True
         return self.graphs[key]
+
+    def _left(self, reason: str) -> None:
+        self.reason, self.left = reason, self.left + 1
+        self.given_up = self.left > _MOST_LEFT
 
     def _captured(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> _Graphs | None:
         tensors = tensors_of(args, kwargs, list(module.parameters()))
@@ -130,17 +139,16 @@ class _Calls:
             self.reason, self.given_up = "several processes train together", True
             return None
         snapshot, attributes = _Snapshot(module, devices.pop()), self.state.plain()
-        before = _random(), self.state.now()
+        leaves = tree_leaves((args, kwargs))
+        before = _random(), self.state.now(), [*map(_key, leaves)]
         graphs = None
         with unseen(tensors), _without_autocast_cache():
             try:
-                graphs = _Graphs(call, module, args, kwargs, snapshot, self.debug)
+                graphs = _Graphs(call, module, args, kwargs, snapshot, self.state.results, self.debug)
                 snapshot.restore()
                 expected = graphs.results(graphs.written)
-                if (_random(), self.state.now()) != before:
-                    raise RuntimeError(
-                        "it draws Python's random numbers, or changes attributes of its modules"
-                    )
+                if (_random(), self.state.now(), [*map(_key, leaves)]) != before:
+                    raise RuntimeError("it draws Python's random numbers, or changes attributes")
                 snapshot.restore()
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
@@ -178,31 +186,51 @@ class _Snapshot:
 
 
 class _State:
-    """What Python sees in the modules of a model: attributes, parameters, buffers, hooks."""
+    """What Python sees in the modules of a model: attributes, parameters, buffers, hooks. results: attributes
+    to which a call assigns tensors."""
 
     def __init__(self, module: nn.Module):
-        self.module = weakref.ref(module)
+        self._owned = [part.__dict__ for part in module.modules()]
+        self.results: list[tuple[dict[str, Any], str]] = []
+        self._known: set[tuple[int, str]] = set()
+
+    def _tensors(self) -> dict[tuple[int, str], int]:
+        return {
+            (k, name): id(x)
+            for k, own in enumerate(self._owned)
+            for name, x in own.items()
+            if isinstance(x, Tensor)
+        }
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """A context of a call, at whose end the attributes are known that it has assigned."""
+        before = self._tensors()
+        yield
+        for key, now in self._tensors().items():
+            if before.get(key) != now and key not in self._known:
+                self._known.add(key)
+                self.results.append((self._owned[key[0]], key[1]))
 
     def plain(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """All attributes that are numbers, texts and the like."""
-        module = self.module()
-        owned = [part.__dict__ for part in module.modules()] if module is not None else []
-        return [(own, name, x) for own in owned for name, x in own.items() if type(x) in _PLAIN]
+        """All attributes that are numbers, texts, tensors and the like."""
+        kept = (*_PLAIN, Tensor, nn.Parameter)
+        return [(own, name, x) for own in self._owned for name, x in own.items() if type(x) in kept]
 
     def now(self) -> tuple[Any, ...] | None:
         """None: with hooks, which are to be called each time."""
-        module = self.module()
-        assert module is not None
         found: list[Any] = []
-        for part in module.modules():
-            own = part.__dict__
-            for value in own.values():
+        for k, own in enumerate(self._owned):
+            if any(map(own.get, _HOOKS)):
+                return None
+            for name, value in own.items():
+                if (k, name) in self._known:
+                    continue
                 if type(value) in _PLAIN:
                     found.append(value)
                 elif isinstance(value, Tensor):
                     found += id(value), value._version
-            if any(map(own.get, _HOOKS)):
-                return None
+            found += map(id, own["_modules"].values())
             for x in own["_parameters"].values():
                 if x is not None:
                     found += x.data_ptr(), x.requires_grad
@@ -218,9 +246,18 @@ def _unfit(x: Any) -> str:
     if isinstance(x, Tensor):
         plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_inference()
         return "" if plain else f"an argument is a {type(x).__name__} of another kind"
-    if type(x) in (*_PLAIN, Graph) or hasattr(x, "edge_index") and hasattr(x, "to_dict"):
+    if type(x) in (*_PLAIN, Graph):
         return ""
-    return f"an argument is a {type(x).__name__}"
+    return next((f"an argument is a {type(x).__name__}" for y in _parts(x) if y is x or _unfit(y)), "")
+
+
+def _parts(x: Any) -> list[Any]:
+    """What an object holds, such as torch_geometric's Data; the object itself where that is not known."""
+    if hasattr(x, "to_dict") and hasattr(x, "edge_index"):
+        return tree_leaves(x.to_dict())
+    plain = hasattr(x, "__dict__") and not isinstance(x, (type, nn.Module)) and not callable(x)
+    parts = tree_leaves(vars(x)) if plain else [x]
+    return parts if all(type(y) in _PLAIN or isinstance(y, Tensor) for y in parts) else [x]
 
 
 def _key(x: Any) -> Any:
@@ -232,7 +269,7 @@ def _key(x: Any) -> Any:
         return type(x), str(x) if isinstance(x, slice) else x
     if type(x) is Graph:
         return id(x)
-    return id(x), *map(_place, tensors_of(x.to_dict()))  # torch_geometric's Data
+    return id(x), *[_place(y) if isinstance(y, Tensor) else (type(y), y) for y in _parts(x)]
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
@@ -267,6 +304,22 @@ def _without_autocast_cache() -> Iterator[None]:
 
 def _trained(out: list[Any]) -> list[Tensor]:
     return [x for x in out if isinstance(x, Tensor) and x.requires_grad]
+
+
+def _leaves(x: Tensor) -> set[int]:
+    """The ids of the tensors to whose gradients that of x leads."""
+    if x.grad_fn is None:
+        return {id(x)}
+    found, seen, waiting = set(), set(), [x.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 class _Pass(NamedTuple):
@@ -325,9 +378,11 @@ class _Graphs:
     """The CUDA graphs of one call: forward and backward."""
 
     def __init__(
-        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict, snapshot: _Snapshot, debug: bool
-    ):
+        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict,
+        snapshot: _Snapshot, assigned: list[tuple[dict[str, Any], str]], debug: bool,
+    ):  # fmt: skip
         self._call, self._module, self._arguments = call, weakref.ref(module), (args, kwargs)
+        self._assigned = list(assigned)
         leaves, self._tree = tree_flatten((args, kwargs))
         self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
         # The ids of these tell calls apart, and what is made of their edges lives with them.
@@ -337,6 +392,9 @@ class _Graphs:
         for k in self._places:
             self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
         self._parameters = [x for x in module.parameters() if x.requires_grad]
+        # Autograd adds up a parameter's gradient on the stream of the first call that used it, with which a
+        # CUDA graph must have nothing to do: others, of the same memory, are used in its place.
+        self._twins = {x: nn.Parameter(x.detach()) for x in self._parameters}
         self._trained = [k for k in self._places if leaves[k].requires_grad]
         self._pending: Callable[[], Any] = lambda: None
         self._record(snapshot, debug)
@@ -346,13 +404,28 @@ class _Graphs:
         module = self._module()
         assert module is not None
         args, kwargs = tree_unflatten(self._static, self._tree)
-        with buffers_stay(module):
+        for own, name in self._assigned:
+            own[name] = None  # a call that read what the last one left would give other numbers
+        with buffers_stay(module), self._with_twins(module):
             out, self._out_tree = tree_flatten(self._call(module, *args, **kwargs))
+        out += [own[name] for own, name in self._assigned]
         self._live = _trained(out)
         return out
 
+    @contextmanager
+    def _with_twins(self, module: nn.Module) -> Iterator[None]:
+        owned = [(part._parameters, name) for part in module.modules() for name in part._parameters]
+        before = [own[name] for own, name in owned]
+        for (own, name), x in zip(owned, before):
+            own[name] = self._twins.get(x, x)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            for (own, name), x in zip(owned, before):
+                own[name] = x
+
     def _inputs(self) -> list[Tensor]:
-        return [*self._parameters, *(self._static[k] for k in self._trained)]
+        return [*self._twins.values(), *(self._static[k] for k in self._trained)]
 
     def _gradients(self, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
         return list(torch.autograd.grad(outputs, self._inputs(), grads, allow_unused=True))
@@ -377,6 +450,8 @@ class _Graphs:
                 self._forward = recorder.recorded(self._outputs)
                 out = self._forward.results
                 self._grads = [torch.zeros_like(x) for x in self._live]
+                reached = [_leaves(x) for x in self._live]
+                self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
                 self._backward = recorder.recorded(lambda: self._gradients(self._live, self._grads))
         self._out_leaves = [None if isinstance(x, Tensor) else x for x in out]
         self._tensors = [k for k, x in enumerate(out) if isinstance(x, Tensor)]
@@ -393,18 +468,11 @@ class _Graphs:
                 raise RuntimeError(f"it returns a {type(x).__name__}")
         if any(self._static[k]._version for k in self._places):
             raise RuntimeError("it modifies its arguments")
-        waiting: list[Any] = [x.grad_fn for x in out if isinstance(x, Tensor) and x.requires_grad]
-        if not waiting or None in waiting:
-            raise RuntimeError("what it returns has no gradient of its own")
-        known, seen = set(map(id, self._inputs())), set()
-        while waiting:
-            node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable") and id(node.variable) not in known:
-                raise RuntimeError("it trains tensors that are neither its parameters nor its arguments")
-            waiting += [following for following, _ in node.next_functions]
+        if not _trained(out):
+            raise RuntimeError("what it returns has no gradient")
+        known = set(map(id, self._inputs()))
+        if not all(leaf in known for x in _trained(out) for leaf in _leaves(x)):
+            raise RuntimeError("it trains tensors that are neither its parameters nor its arguments")
 
     # ---- calls
 
@@ -420,7 +488,10 @@ class _Graphs:
         out = list(self._out_leaves)
         for k, x in zip(self._tensors, tensors):
             out[k] = x
-        return tree_unflatten(out, self._out_tree)
+        count = self._out_tree.num_leaves
+        for (own, name), x in zip(self._assigned, out[count:]):
+            own[name] = x
+        return tree_unflatten(out[:count], self._out_tree)
 
     def settle(self) -> None:
         """Ends the sample: what was restored since the capture counts as what was there."""
@@ -460,9 +531,13 @@ class _Graphs:
         for mine, given in zip(self._grads, grads):
             mine.zero_() if given is None else mine.copy_(given)
         self._backward.replay()
-        found = [x for x in self._backward.results if x is not None]
+        # What none of the results with a gradient comes of has none either.
+        asked = [reached for reached, given in zip(self._reached, grads) if given is not None]
+        has = [any(column) for column in zip(*asked)] or [False] * len(self._backward.results)
+        found = [x for x, has_one in zip(self._backward.results, has) if has_one and x is not None]
         copies = iter(torch._foreach_mul(found, 1.0) if found else ())
-        return [None if x is None else next(copies) for x in self._backward.results]
+        pairs = zip(self._backward.results, has)
+        return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
 
 
 class _Replay(torch.autograd.Function):

@@ -294,6 +294,21 @@ def test_gradients_add_up(device, how):
     assert replayed(how) == 4, str(how.rows())
 
 
+def test_results_without_a_gradient(device, how):
+    """A parameter to which no loss leads has no gradient, instead of one of zeros."""
+    model, x, edge_index = problem(device)
+    how.install()
+    try:
+        for name in ["out", "out", "out", "out", "hidden", "out"]:
+            model.zero_grad()
+            model(x, edge_index)[name].sum().backward()
+            assert (model.own.lin.weight.grad is None) == (name == "hidden")
+            assert model.conv.lin.weight.grad is not None
+    finally:
+        how.remove()
+    assert replayed(how) == 3, str(how.rows())
+
+
 def test_second_backward_is_told(device, how):
     model, x, edge_index = problem(device)
     how.install()
@@ -306,6 +321,47 @@ def test_second_backward_is_told(device, how):
             loss.backward()
     finally:
         how.remove()
+
+
+class Attentive(Model):
+    """Leaves a result in an attribute."""
+
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        self.own.kept = out["out"] * 2
+        return out["hidden"]
+
+
+class Recurrent(Model):
+    """Reads what its last call left."""
+
+    kept = None
+
+    def forward(self, x, edge_index):
+        out = super().forward(x if self.kept is None else x + 0.1 * self.kept, edge_index)["out"]
+        self.kept = out.detach()
+        return out
+
+
+@pytest.mark.parametrize("kind", [Attentive, Recurrent])
+def test_results_in_attributes(device, how, kind):
+    model, x, edge_index = problem(device, model=kind())
+    found = []
+    for one, way in ((copy.deepcopy(model), how), (model, None)):
+        if way:
+            way.install()
+        losses = []
+        for _ in range(8):
+            loss = one(x, edge_index).square().sum()
+            if kind is Attentive:
+                loss = loss + one.own.kept.sum()
+            loss.backward()
+            losses.append(loss.detach())
+        if way:
+            way.remove()
+        found.append((losses, [p.grad for p in one.parameters()]))
+    same(*found)
+    assert replayed(how) == (5 if kind is Attentive else 0), str(how.rows())
 
 
 def test_the_report():
