@@ -112,10 +112,9 @@ struct Layers {
   };
 
   static LayerGradients backward(const LayerCall& c, const Tensor& grad, OptTensor out, const Tensor& kept,
-                                 int64_t bits) {
+                                 const LayerNeed& need) {
     const typename Backend::Scope scope(c.x);
     Layer l(c, "dfgnn::layer_backward", true);
-    const LayerNeed need(bits);
     LayerGradients found;
     l.check.require(c.train, "train: expected a call of `layer` for training");
     l.check.tensor("grad", grad, {l.m, l.heads.width()}, {c.dtype});
@@ -343,18 +342,18 @@ struct Layers {
 
   static void boxed_forward(StableIValue* stack, uint64_t, uint64_t) {
     BoxedStack in{stack}, out{stack};
-    const LayerCall c = in.call();
+    const LayerCall c = read_layer_call(in);
     auto [result, kept, reads_result] = forward(c);
     out.write(result), out.write(kept), out.write(reads_result);
   }
   static void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
     BoxedStack in{stack}, out{stack};
-    const LayerCall c = in.call();
+    const LayerCall c = read_layer_call(in);
     const Tensor grad = in.read<Tensor>();
     const OptTensor attended = in.read<OptTensor>();
     const Tensor kept = in.read<Tensor>();
-    const int64_t need = in.read<int64_t>();
-    out.gradients(backward(c, grad, attended, kept, need));
+    const LayerNeed need(c, in.read<int64_t>());
+    out.write(wanted_gradients(c, need, backward(c, grad, attended, kept, need)));
   }
 
   static void register_ops(torch::stable::detail::StableLibrary& m) {

@@ -12,6 +12,9 @@ operators do all of it below autograd, and this calls them in as few Python fram
 
 from __future__ import annotations
 
+from operator import itemgetter
+from typing import Any
+
 import torch
 from torch import Tensor, library
 
@@ -28,6 +31,8 @@ from ..runtime.arguments import (
     Forward,
     ForwardResults,
     GraphArgs,
+    GraphHandle,
+    LayerTensors,
     Numbers,
     Tensors,
     ops,
@@ -283,35 +288,57 @@ library.register_autograd(backward_op, _no_second_order)
 _BelowAutograd = internals.BelowAutograd
 _forward = internals.without_frame(ops.layer.default)
 _backward = internals.without_frame(ops.layer_backward.default)
-# Which of the tensors require gradients -> the bits by which the operator knows them.
-_BITS: dict[tuple[bool, ...], int] = {}
+# Which of an autograd function's arguments require gradients -> the bits by which the operator knows them,
+# and what puts None and the operator's results in the order of the arguments.
+_WANTED: dict[tuple[bool, ...], tuple[int, Any]] = {}
 _NOT_TENSORS = 4  # the arguments of `Layer` before the tensors
-_NO_GRADIENTS = (None,) * _NOT_TENSORS
 
 
-def run(numbers, tensors):
-    """(result, what backward reads beside it and the tensors, whether backward reads the result). numbers:
-    `LayerNumbers`; tensors: `LayerTensors`."""
+class LayerKind:
+    """What calls of one kind have in common: numbers, and which of `LayerTensors` they have, as bools."""
+
+    __slots__ = ("given", "numbers", "packed")
+
+    def __init__(self, numbers: Any, given: tuple[bool, ...]):
+        self.numbers, self.given = numbers, given
+        self.packed = ops.layer_call.default(*numbers, *given)
+
+    def named(self, tensors: Any) -> Any:
+        """`LayerTensors` with None for those that calls do not have."""
+        rest = iter(tensors)
+        return LayerTensors(*(next(rest) if given else None for given in self.given))
+
+
+def run(kind: LayerKind, handle: GraphHandle, tensors):
+    """(result, what backward reads beside it and the tensors, whether backward reads the result). tensors:
+    those that calls of this kind have."""
     try:
         with _BelowAutograd():
-            return _forward(*numbers, *tensors)
+            return _forward(handle.number, kind.packed, tensors)
     except RuntimeError as error:
         raise typed(error) from None
 
 
+def _wanted(need: tuple[bool, ...]) -> tuple[int, Any]:
+    wanted = [k for k, needed in enumerate(need) if needed]
+    places = [wanted.index(k) + 1 if needed else 0 for k, needed in enumerate(need)]
+    found = _WANTED[need] = sum(1 << (k - _NOT_TENSORS) for k in wanted), itemgetter(*places)
+    return found
+
+
 @called_directly
 class Layer(EagerFunction):
-    """numbers, tensors: as for `run`. handle: it keeps what belongs to the graph's number in the library.
-    ``formula(numbers, graph, *tensors)`` is the layer in plain operations, for second derivatives."""
+    """kind, tensors: as for `run`. handle: it keeps what belongs to the graph's number in the library.
+    ``formula(kind, graph, *tensors)`` is the layer in plain operations, for second derivatives."""
 
     @staticmethod
-    def forward(ctx, formula, numbers, graph, handle, *tensors):
+    def forward(ctx, formula, kind, graph, handle, *tensors):
         try:
             with _BelowAutograd():
-                result, kept, reads_result = _forward(*numbers, *tensors)
+                result, kept, reads_result = _forward(handle.number, kind.packed, tensors)
         except RuntimeError as error:
             raise typed(error) from None
-        ctx.call, ctx.output, ctx.version, out = (formula, numbers, graph, handle), None, None, None
+        ctx.call, ctx.output, ctx.version, out = (formula, kind, graph, handle), None, None, None
         if reads_result:
             # As `save_results` and, in backward, `restored_results` do it, without their frames.
             ctx.version = result._version
@@ -328,29 +355,28 @@ class Layer(EagerFunction):
         need = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(need)
-        (formula, numbers, graph, _), out = ctx.call, ctx.output
+        (formula, kind, graph, handle), out = ctx.call, ctx.output
         *tensors, kept, saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # backward was called with create_graph
 
             def plain(*tensors):
-                return formula(numbers, graph, *tensors)
+                return formula(kind, graph, *tensors)
 
-            return *_NO_GRADIENTS, *rules.recorded_gradients(plain, tensors, need[_NOT_TENSORS:], grad)
+            found = rules.recorded_gradients(plain, tensors, need[_NOT_TENSORS:], grad)
+            return *(None,) * _NOT_TENSORS, *found
         if out is None:
             out = saved
         elif not retains_graph():
             ctx.output = None
         if ctx.version is not None and out._version != ctx.version:
-            out, *_ = run(numbers, tensors)
-        bits = _BITS.get(need)
-        if bits is None:
-            wanted = enumerate(need[_NOT_TENSORS:])
-            bits = _BITS[need] = sum(1 << k for k, needed in wanted if needed)
+            out, *_ = run(kind, handle, tensors)
+        bits, in_order = _WANTED.get(need) or _wanted(need)
         try:
             with _BelowAutograd():
-                return *_NO_GRADIENTS, *_backward(*numbers, *tensors, grad, out, kept, bits)
+                found = _backward(handle.number, kind.packed, tensors, grad, out, kept, bits)
         except RuntimeError as error:
             raise typed(error) from None
+        return in_order((None, *found))
 
 
 @called_directly

@@ -133,15 +133,12 @@ Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 
 
-def _layer_arguments(name: str, are_tensors: bool) -> Any:
-    arguments = ops.layer.default._schema.arguments
-    return namedtuple(name, [x.name for x in arguments if ("Tensor" in str(x.type)) is are_tensors])
-
-
+_of_layers = [x.name for x in ops.layer_call.default._schema.arguments]
+_first = _of_layers.index("x")
 #: The arguments of the operators of whole layers, as csrc/torch/layer_call.h declares them: what is not a
 #: tensor, and the tensors.
-LayerNumbers = _layer_arguments("LayerNumbers", False)
-LayerTensors = _layer_arguments("LayerTensors", True)
+LayerNumbers: Any = namedtuple("LayerNumbers", _of_layers[:_first])
+LayerTensors: Any = namedtuple("LayerTensors", _of_layers[_first:])
 
 
 class Score(NamedTuple):
