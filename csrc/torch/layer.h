@@ -55,6 +55,7 @@ struct Layers {
   }
 
   static std::tuple<Tensor, OptTensor, bool> forward(const LayerCall& c) {
+    if (!c.value_weight) return function(c);
     const typename Backend::Scope scope(c.x);
     Layer l(c, "dfgnn::layer", false);
     const Tensor memory = make(c.x, {l.elements()}, l.type);
@@ -113,6 +114,7 @@ struct Layers {
 
   static LayerGradients backward(const LayerCall& c, const Tensor& grad, OptTensor out, const Tensor& kept,
                                  const LayerNeed& need) {
+    if (!c.value_weight) return function_backward(c, grad, out, kept, need);
     const typename Backend::Scope scope(c.x);
     Layer l(c, "dfgnn::layer_backward", true);
     LayerGradients found;
@@ -164,7 +166,7 @@ struct Layers {
                       {c.x_dst ? need.x_dst : need.x, need.query_weight, need.attn_dst},
                       {c.x_dst ? &found.x_dst : &found.x, &found.query_weight, &found.attn_dst});
     }
-    if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l, *g.attn, *c.attn);
+    if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l.heads, *g.attn, *c.attn);
     std::vector<Part> parts = parts_of(l, g, flat, need, found);
     if (need_edges && l.edge.x)
       parts.push_back({&l.edge, rows(*g.feat), l.heads, need.edge_weight, need.edge_bias, need.edge_attr,
@@ -221,13 +223,13 @@ struct Layers {
   }
 
   // The gradient of GATv2's vector from partial sums [parts, H, D], in the shape and dtype of `vector`.
-  static Tensor of_vector(const Layer& l, const Tensor& parts, const Tensor& vector) {
-    const int64_t wide = l.heads.padded_width();
+  static Tensor of_vector(const HeadLayout& heads, const Tensor& parts, const Tensor& vector) {
+    const int64_t wide = heads.padded_width();
     const Tensor by_part = reshaped(parts, {parts.size(0), wide});
     const Tensor sum = parts.size(0) == 1 ? by_part : sum_of_rows(by_part, parts.scalar_type());
-    if (!l.heads.padding && sum.scalar_type() == vector.scalar_type()) return reshaped(sum, sizes_of(vector));
+    if (!heads.padding && sum.scalar_type() == vector.scalar_type()) return reshaped(sum, sizes_of(vector));
     Tensor made = make(vector, sizes_of(vector), vector.scalar_type());
-    copy(reshaped(made, {1, l.heads.heads, l.heads.size}), l.heads.without_padding(reshaped(sum, {1, wide})));
+    copy(reshaped(made, {1, heads.heads, heads.size}), heads.without_padding(reshaped(sum, {1, wide})));
     return made;
   }
 
@@ -336,6 +338,32 @@ struct Layers {
       for (const Part* p : parts) weights.push_back(*p->of->weight);
       Product::add_product(*parts[0]->x, together, as_type(Product::cat(weights, 0), l.type));
     }
+  }
+
+  // ---- functions: attention without projections ------------------------------------------------
+
+  static std::tuple<Tensor, OptTensor, bool> function(const LayerCall& c) {
+    const bool additive = Score(c.score) == Score::additive;
+    const auto [out, kept, none] =
+        Base::attend(c.graph, 0, c.score, c.x, additive ? c.score_src : c.key,
+                     additive ? c.score_dst : c.x_dst, c.attn, {}, {}, {}, {}, {}, c.seed, {},
+                     c.negative_slope, c.scale, c.dropout_p, 0, false, c.train && c.need_dst);
+    return {out, c.train ? OptTensor(kept) : OptTensor(), true};
+  }
+  static LayerGradients function_backward(const LayerCall& c, const Tensor& grad, const OptTensor& out,
+                                          const Tensor& kept, const LayerNeed& need) {
+    const bool additive = Score(c.score) == Score::additive;
+    STD_TORCH_CHECK(out.has_value(), "dfgnn::layer_backward: out: needed where it is the result");
+    auto g = Base::attend_backward(c.graph, 0, grad, {}, c.score, c.x, additive ? c.score_src : c.key,
+                                   additive ? c.score_dst : c.x_dst, c.attn, {}, {}, {}, {}, {}, c.seed, {},
+                                   *out, kept, c.need_dst, {}, c.negative_slope, c.scale, c.dropout_p, 0,
+                                   need.score_dst ? Base::kNeedDst : 0);
+    LayerGradients found;
+    found.x = std::get<0>(g);
+    (additive ? found.score_src : found.key) = std::get<1>(g);
+    (additive ? found.score_dst : found.x_dst) = std::get<2>(g);
+    if (need.attn) found.attn = of_vector({c.x.size(1), c.x.size(2), 0}, *std::get<3>(g), *c.attn);
+    return found;
   }
 
   // ---- boxed kernels ---------------------------------------------------------------------------

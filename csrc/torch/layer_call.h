@@ -19,7 +19,7 @@ namespace dfgnn {
 // of a head, padding how many zeros kernels need after it. most_joined: gradients of projections of the same
 // features are one product if each has at most this number of elements. dtype: that of the result. unwritten:
 // the graph has a fixed capacity, so that kernels do not write the rows of unused edges. train: whether
-// `layer_backward` may follow.
+// `layer_backward` may follow. need_dst: whether that may be asked for the gradient of score_dst.
 #define DFGNN_LAYER_NUMBERS(FIELD) \
   FIELD(int64_t, score)            \
   FIELD(int64_t, heads)            \
@@ -30,7 +30,8 @@ namespace dfgnn {
   FIELD(double, dropout_p)         \
   FIELD(ScalarType, dtype)         \
   FIELD(bool, unwritten)           \
-  FIELD(bool, train)
+  FIELD(bool, train)               \
+  FIELD(bool, need_dst)
 
 // x [num_src, F] are the sources' features, x_dst [num_dst, F_dst] those of the destinations: x or its first
 // rows if missing. After the features of each projection come its weight [H D, F] and bias [H D]. Value and
@@ -39,10 +40,13 @@ namespace dfgnn {
 // skip is added to the result. edge_attr [E, F_e] is projected, too. attn, attn_dst and attn_edge are vectors
 // of H D elements: GAT has those of sources, destinations and edges, GATv2 has one. out_bias [H D] is added
 // to the result. seed, int64 [1], is that of dropout.
+//
+// Without value_weight it is no layer but a function: x, x_dst and key are values [num_src, H, D], queries
+// and keys (of GATv2, x is both), and an additive score has the terms score_src and score_dst [.., H].
 #define DFGNN_LAYER_TENSORS(FIELD) \
   FIELD(Tensor, x)                 \
   FIELD(OptTensor, x_dst)          \
-  FIELD(Tensor, value_weight)      \
+  FIELD(OptTensor, value_weight)   \
   FIELD(OptTensor, value_bias)     \
   FIELD(OptTensor, key_weight)     \
   FIELD(OptTensor, key_bias)       \
@@ -57,6 +61,9 @@ namespace dfgnn {
   FIELD(OptTensor, attn_dst)       \
   FIELD(OptTensor, attn_edge)      \
   FIELD(OptTensor, out_bias)       \
+  FIELD(OptTensor, key)            \
+  FIELD(OptTensor, score_src)      \
+  FIELD(OptTensor, score_dst)      \
   FIELD(OptTensor, seed)
 
 struct LayerCall {

@@ -23,6 +23,7 @@ from ..runtime import ops as _ops
 from ..runtime import rules
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
+    NO_EDGES,
     SCORE_OF_NUMBER,
     SCORE_TABLE,
     SCORES,
@@ -47,7 +48,7 @@ from ..runtime.eager import (
 )
 from ..runtime.ops import typed
 from . import plain
-from .operators import DispatchedCall, backward_op, forward_op
+from .operators import DispatchedCall, EagerCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
@@ -116,8 +117,18 @@ class Attention(EagerFunction):
 def recorded_gradients(call, grads, tensors, out, attention, saved, need) -> tuple[Tensor | None, ...]:
     """The gradients that backward returns, with derivatives of their own. need: `Tensors` of bools."""
     call, saved = call.dispatched(tensors, saved)
-    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *saved, attention)
-    return _ops.gradients(need, tensors, grads[0], found)
+    wide = tensors
+    if call.score == "additive":  # whose terms may have 16 bits
+        acc = _ops.acc_type(tensors.value.dtype)
+        src, dst = (x if x is None else _ops.as_type(x, acc) for x in (tensors.src, tensors.dst))
+        wide = tensors._replace(src=src, dst=dst)
+    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *wide, out, *saved, attention)
+    found = _ops.gradients(need, wide, grads[0], found)
+    if wide is tensors:
+        return found
+    value, *terms = found[:3]
+    terms = [x if x is None else _ops.as_type(x, like.dtype) for x, like in zip(terms, tensors[1:3])]
+    return value, *terms, *found[3:]
 
 
 # ---- calls under torch.func, and first derivatives that are differentiated again --------------------------
@@ -291,11 +302,12 @@ _backward = internals.without_frame(ops.layer_backward.default)
 # Which of an autograd function's arguments require gradients -> the bits by which the operator knows them,
 # and what puts None and the operator's results in the order of the arguments.
 _WANTED: dict[tuple[bool, ...], tuple[int, Any]] = {}
-_NOT_TENSORS = 4  # the arguments of `Layer` before the tensors
+_NOT_TENSORS = 3  # the arguments of `Layer` before the tensors
 
 
-class LayerKind:
-    """What calls of one kind have in common: numbers, and which of `LayerTensors` they have, as bools."""
+class Kind:
+    """What calls of one kind have in common: `LayerNumbers`, and which of `LayerTensors` they have, as
+    bools."""
 
     __slots__ = ("given", "numbers", "packed")
 
@@ -303,13 +315,38 @@ class LayerKind:
         self.numbers, self.given = numbers, given
         self.packed = ops.layer_call.default(*numbers, *given)
 
+    def gradients(self, graph, handle, tensors, need, grad, out, kept) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors, with derivatives of their own. need: a bool per tensor; out, kept:
+        what forward has returned."""
+        raise NotImplementedError
+
     def named(self, tensors: Any) -> Any:
         """`LayerTensors` with None for those that calls do not have."""
         rest = iter(tensors)
         return LayerTensors(*(next(rest) if given else None for given in self.given))
 
 
-def run(kind: LayerKind, handle: GraphHandle, tensors):
+class FunctionKind(Kind):
+    """Calls of a function without options: attention of rows [N, H, D]."""
+
+    __slots__ = ()
+
+    def gradients(self, graph, handle, tensors, need, grad, out, kept):
+        n, t, wanted = self.numbers, self.named(tensors), self.named(need)
+        score = SCORE_OF_NUMBER[n.score]
+        call = EagerCall(graph, handle, score, Numbers(*n[4:7], 0), False, n.need_dst)
+        src, dst = ("score_src", "score_dst") if score == "additive" else ("key", "x_dst")
+
+        def ordered(t) -> Tensors:
+            given = t.x, getattr(t, src), getattr(t, dst), t.attn
+            return Tensors(*given, *(None,) * len(NO_EDGES[:-1]), t.seed, None)
+
+        found = recorded_gradients(call, (grad, None), ordered(t), out, None, (kept,), ordered(wanted))
+        named = dict.fromkeys(t._fields) | dict(zip(("x", src, dst, "attn"), found))
+        return tuple(named[name] for name, given in zip(t._fields, self.given) if given)
+
+
+def run(kind: Kind, handle: GraphHandle, tensors):
     """(result, what backward reads beside it and the tensors, whether backward reads the result). tensors:
     those that calls of this kind have."""
     try:
@@ -328,17 +365,17 @@ def _wanted(need: tuple[bool, ...]) -> tuple[int, Any]:
 
 @called_directly
 class Layer(EagerFunction):
-    """kind, tensors: as for `run`. handle: it keeps what belongs to the graph's number in the library.
-    ``formula(kind, graph, *tensors)`` is the layer in plain operations, for second derivatives."""
+    """A layer, or a function without options. kind, tensors: as for `run`. handle: it keeps what belongs to
+    the graph's number in the library."""
 
     @staticmethod
-    def forward(ctx, formula, kind, graph, handle, *tensors):
+    def forward(ctx, kind, graph, handle, *tensors):
         try:
             with _BelowAutograd():
                 result, kept, reads_result = _forward(handle.number, kind.packed, tensors)
         except RuntimeError as error:
             raise typed(error) from None
-        ctx.call, ctx.output, ctx.version, out = (formula, kind, graph, handle), None, None, None
+        ctx.call, ctx.output, ctx.version, out = (kind, graph, handle), None, None, None
         if reads_result:
             # As `save_results` and, in backward, `restored_results` do it, without their frames.
             ctx.version = result._version
@@ -355,21 +392,18 @@ class Layer(EagerFunction):
         need = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(need)
-        (formula, kind, graph, handle), out = ctx.call, ctx.output
+        (kind, graph, handle), out = ctx.call, ctx.output
         *tensors, kept, saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # backward was called with create_graph
-
-            def plain(*tensors):
-                return formula(kind, graph, *tensors)
-
-            found = rules.recorded_gradients(plain, tensors, need[_NOT_TENSORS:], grad)
-            return *(None,) * _NOT_TENSORS, *found
         if out is None:
             out = saved
         elif not retains_graph():
             ctx.output = None
         if ctx.version is not None and out._version != ctx.version:
             out, *_ = run(kind, handle, tensors)
+        if torch.is_grad_enabled():  # backward was called with create_graph
+            wanted = need[_NOT_TENSORS:]
+            found = kind.gradients(graph, handle, tensors, wanted, grad, out, kept)
+            return *(None,) * _NOT_TENSORS, *found
         bits, in_order = _WANTED.get(need) or _wanted(need)
         try:
             with _BelowAutograd():

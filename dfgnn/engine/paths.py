@@ -20,12 +20,20 @@ from torch.autograd import forward_ad
 from ..graph import Graph, GraphPart
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import PLAN_LAYERS, SCORES, AttentionInputs, Numbers, needs_rows
+from ..runtime.arguments import (
+    PLAN_LAYERS,
+    SCORE_TABLE,
+    SCORES,
+    AttentionInputs,
+    LayerNumbers,
+    LayerTensors,
+    needs_rows,
+)
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import compiler_attention, compiler_graph, plain
 from .argument_checks import DTYPES
-from .autograd import Attention, TransformedAttention
+from .autograd import Attention, FunctionKind, Layer, TransformedAttention, run
 from .operators import DispatchedCall, EagerCall, graph_args
 
 Results = tuple[Tensor, Any]  # out, and the attention, which is to be ignored unless it was asked for
@@ -240,10 +248,39 @@ PATHS = (
 # most of that work. So only what the operators cannot see is looked at here. A call that is not of this kind,
 # or that the operators refuse, is left to the checks, which know all options and name what is wrong.
 
-# dtype -> accumulation type, in which the kernels also take the score terms of additive attention.
+# dtype -> accumulation type, in which the terms of additive attention may also be.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
-_NO_EDGE_TENSORS = (None,) * 5
+# What calls have in common -> their kind. A program that changes a number at every step fills it, so that it
+# is emptied at a size that others do not reach.
+_kinds: dict[tuple, FunctionKind] = {}
+_MOST_KINDS = 4096
+
+
+def _kind(score: str, numbers: tuple, dtype: torch.dtype, train: bool, need_dst: bool) -> FunctionKind:
+    inputs, (slope, scale, dropout_p) = SCORE_TABLE[score].inputs, numbers
+    names = {"value": "x", "dst": "x_dst", "src": "key", "attn": "attn"}
+    if score == "additive":
+        names |= {"src": "score_src", "dst": "score_dst"}
+    given = {names[x] for x in inputs} | ({"seed"} if dropout_p else set())
+    constant = LayerNumbers(
+        SCORES[score],
+        0,
+        0,
+        0,
+        slope,
+        scale,
+        dropout_p,
+        dtype,
+        unwritten=False,
+        train=train,
+        need_dst=need_dst,
+    )
+    if len(_kinds) >= _MOST_KINDS:
+        _kinds.clear()
+    kind = FunctionKind(constant, tuple(name in given for name in LayerTensors._fields))
+    _kinds[score, numbers, dtype, train, need_dst] = kind
+    return kind
 
 
 def are_none(options: dict[str, Any]) -> bool:
@@ -289,27 +326,29 @@ def unchecked(
             if type(x) not in PLAIN_TYPES or not (x.dtype is dtype or additive and x.dtype is acc):
                 return None
             backward = backward or (train and x.requires_grad)
-    if additive:
-        src, dst = src if src.dtype is acc else src.to(acc), dst if dst.dtype is acc else dst.to(acc)
-    elif dst.shape[2:] != value.shape[2:]:
+    if not additive and dst.shape[2:] != value.shape[2:]:
         return None
     if scale is None:
         scale = 1 / math.sqrt(dim)
     for number in (slope, scale, dropout_p):
         if type(number) not in _NUMBERS:
             return None
-    given: tuple[Any, ...] = value, src, dst, attn
+    # In the order of `LayerTensors`.
+    given: tuple[Any, ...]
+    if additive:
+        given = value, src, dst
+    else:
+        given = (value, dst, src) if attn is None else (value, dst, attn)
     if dropout_p:
         if not 0 < dropout_p <= 1:
             return None
-        given += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
+        given = *given, torch.randint(0, 2**62, (1,), device=graph._device)
     edges = dropout_p > 0 or needs_rows(score, slope)
     handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
-    numbers = Numbers(slope, scale, dropout_p, 0)
-    positive = additive and backward and dst.requires_grad
-    call = EagerCall(graph, handle, score, numbers, False, positive, 0)
+    key = score, (slope, scale, dropout_p), dtype, backward, additive and backward and dst.requires_grad
+    kind = _kinds.get(key) or _kind(*key)
     try:
-        return Attention.at_once(call, None, *given)[0] if backward else call.run(given)[0]
+        return Layer.at_once(kind, graph, handle, *given) if backward else run(kind, handle, given)[0]
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # the operator refuses an argument; the caller's checks name it in their error

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..engine import paths
 from ..engine.argument_checks import DTYPES
-from ..engine.autograd import Layer, LayerKind, run
+from ..engine.autograd import Kind, Layer, run
 from ..engine.paths import declined
 from ..functional.dot import dot
 from ..functional.gat import gat, gatv2
@@ -38,6 +38,7 @@ from ..runtime.arguments import (
 )
 from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
+from ..runtime.rules import recorded_gradients
 from ._errors import check_parameters, check_sizes
 from ._terms import all_hooked, plain_linear
 from .whole import gated
@@ -137,9 +138,19 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> b
     )
 
 
-def formula(kind: LayerKind, graph: Graph, *tensors: Tensor) -> Tensor:
-    """The layer in plain operations. tensors: those that calls of this kind have."""
-    t, n = kind.named(tensors), kind.numbers
+class _Kind(Kind):
+    __slots__ = ()
+
+    def formula(self, graph: Graph, *tensors: Tensor) -> Tensor:
+        """The layer in plain operations."""
+        return _formula(self.numbers, graph, self.named(tensors))
+
+    def gradients(self, graph, handle, tensors, need, grad, out, kept):
+        return recorded_gradients(partial(self.formula, graph), tensors, need, grad)
+
+
+def _formula(n: Any, graph: Graph, t: Any) -> Tensor:
+    """The layer in plain operations. n, t: `LayerNumbers` and `LayerTensors`."""
     score = SCORE_OF_NUMBER[n.score]
     x_dst = t.x if t.x_dst is None else t.x_dst
     features = {"value": t.x, "key": t.x, "query": x_dst, "skip": x_dst, "edge": t.edge_attr}
@@ -277,18 +288,17 @@ class Call:
             dtype=dtype,
             unwritten=False,
             train=False,
+            need_dst=False,
         )
         at = LayerTensors._fields.index("edge_attr")
         linears, others = t[2:at], t[at + 1 : -1]  # all but x, x_dst, edge_attr, seed
         self.value_weight, self.given = t.value_weight, [x is not None for x in t]
-        self.linears, self.others = (
-            tuple([x for x in some if x is not None]) for some in (linears, others)
-        )
+        self.linears, self.others = (tuple([x for x in some if x is not None]) for some in (linears, others))
         # Whether the destinations' features are read, and whether they are projected like the sources'.
         self.two_ends, self.one_query = spec.query is not None or spec.skip is not None, spec.query is None
         self.parameters = *self.linears, *self.others
         # (whether x_dst is given, whether rows stay unwritten, whether to train) -> the kind of the call.
-        self.kinds: dict[tuple[bool, bool, bool], LayerKind] = {}
+        self.kinds: dict[tuple[bool, bool, bool], Kind] = {}
 
     def run(
         self, graph: Graph, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None, seed: Tensor | None
@@ -303,13 +313,13 @@ class Call:
         how = x_dst is not None, edge_attr is not None and graph.edge_mask is not None, train
         kind = self.kinds.get(how) or self._kind(*how)
         if train:
-            return Layer.at_once(formula, kind, graph, handle, *tensors)
+            return Layer.at_once(kind, graph, handle, *tensors)
         return run(kind, handle, tensors)[0]
 
-    def _kind(self, two: bool, unwritten: bool, train: bool) -> LayerKind:
+    def _kind(self, two: bool, unwritten: bool, train: bool) -> Kind:
         given = [*self.given[:1], two, *self.given[2:-1], self.drops]
         numbers = self.numbers._replace(unwritten=unwritten, train=train)
-        kind = self.kinds[two, unwritten, train] = LayerKind(numbers, tuple(given))
+        kind = self.kinds[two, unwritten, train] = _Kind(numbers, tuple(given))
         return kind
 
 
@@ -379,7 +389,7 @@ def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: T
         if edges is None:
             return _EDGES
     attn = (*vectors, *_NO_VECTORS)[:3]
-    tensors = LayerTensors(x, x_dst, *parameters, *edges, *attn, bias, None)
+    tensors = LayerTensors(x, x_dst, *parameters, *edges, *attn, bias)
     if wide is not None:
         wide = wide.dtype if isinstance(wide, Tensor) else wide
         dtype = dtype if wide is dtype else torch.promote_types(dtype, wide)

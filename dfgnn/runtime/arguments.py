@@ -138,7 +138,8 @@ _first = _of_layers.index("x")
 #: The arguments of the operators of whole layers, as csrc/torch/layer_call.h declares them: what is not a
 #: tensor, and the tensors.
 LayerNumbers: Any = namedtuple("LayerNumbers", _of_layers[:_first])
-LayerTensors: Any = namedtuple("LayerTensors", _of_layers[_first:])
+_tensors = _of_layers[_first:]
+LayerTensors: Any = namedtuple("LayerTensors", _tensors, defaults=(None,) * (len(_tensors) - 1))
 
 
 class Score(NamedTuple):
