@@ -74,7 +74,7 @@ struct CheckedLayer {
       const Tensor& weight = *c.value_weight;
       check.require(weight.dim() == 2 && c.heads > 0 && weight.size(0) > 0 && weight.size(0) % c.heads == 0,
                     "value_weight: expected [heads * size, features] with ", c.heads, " heads");
-      check.require(!c.key && !c.score_src && !c.score_dst, "key, score_src, score_dst: those of functions");
+      check.require(!c.src && !c.dst, "src, dst: expected only without value_weight");
       heads.heads = c.heads, heads.size = weight.size(0) / c.heads;
       heads.padding = c.padding;
       check.require(c.padding >= 0 && c.padding < kLoadBytes, "padding: expected less than a load of ",

@@ -79,15 +79,22 @@ struct Layers {
   // The layer's result from the attention's.
   static Tensor finished(const Layer& l, const Tensor& out) {
     const LayerCall& c = l.c;
-    Tensor result = make(out, {l.m, l.heads.width()}, c.dtype);
-    HeadLayout dense_heads = l.heads;
-    dense_heads.padding = 0;
-    copy(dense_heads.without_padding(result), l.heads.without_padding(out));
+    const Sizes sizes{l.m, l.heads.width()};
+    // The attention's result is read again in backward, so that nothing is added in its place.
+    const bool dense_out = c.dtype == l.type && !l.heads.padding;
+    Tensor result = dense_out ? reshaped(out, sizes) : make(out, sizes, c.dtype);
+    if (!dense_out) {
+      HeadLayout dense_heads = l.heads;
+      dense_heads.padding = 0;
+      copy(dense_heads.without_padding(result), l.heads.without_padding(out));
+    }
     if (l.skip.x) {
       if (l.skip.ready_weight) copy(l.weight(l.skip), *l.skip.weight);
       const Tensor onto = transposed(l.weight(l.skip));
       if (c.dtype == l.type) {
-        Backend::addmm(result, result, *l.skip.x, onto);
+        Tensor sum = dense_out ? make(out, sizes, c.dtype) : result;
+        Backend::addmm(sum, result, *l.skip.x, onto);
+        result = sum;
       } else {
         Tensor rows = make(out, {l.m, l.heads.width()}, l.type);
         Backend::mm(rows, *l.skip.x, onto);
@@ -343,26 +350,21 @@ struct Layers {
   // ---- functions: attention without projections ------------------------------------------------
 
   static std::tuple<Tensor, OptTensor, bool> function(const LayerCall& c) {
-    const bool additive = Score(c.score) == Score::additive;
     const auto [out, kept, none] =
-        Base::attend(c.graph, 0, c.score, c.x, additive ? c.score_src : c.key,
-                     additive ? c.score_dst : c.x_dst, c.attn, {}, {}, {}, {}, {}, c.seed, {},
+        Base::attend(c.graph, 0, c.score, c.x, c.src, c.dst, c.attn, {}, {}, {}, {}, {}, c.seed, {},
                      c.negative_slope, c.scale, c.dropout_p, 0, false, c.train && c.need_dst);
     return {out, c.train ? OptTensor(kept) : OptTensor(), true};
   }
   static LayerGradients function_backward(const LayerCall& c, const Tensor& grad, const OptTensor& out,
                                           const Tensor& kept, const LayerNeed& need) {
-    const bool additive = Score(c.score) == Score::additive;
     STD_TORCH_CHECK(out.has_value(), "dfgnn::layer_backward: out: needed where it is the result");
-    auto g = Base::attend_backward(c.graph, 0, grad, {}, c.score, c.x, additive ? c.score_src : c.key,
-                                   additive ? c.score_dst : c.x_dst, c.attn, {}, {}, {}, {}, {}, c.seed, {},
-                                   *out, kept, c.need_dst, {}, c.negative_slope, c.scale, c.dropout_p, 0,
-                                   need.score_dst ? Base::kNeedDst : 0);
     LayerGradients found;
-    found.x = std::get<0>(g);
-    (additive ? found.score_src : found.key) = std::get<1>(g);
-    (additive ? found.score_dst : found.x_dst) = std::get<2>(g);
-    if (need.attn) found.attn = of_vector({c.x.size(1), c.x.size(2), 0}, *std::get<3>(g), *c.attn);
+    OptTensor parts;
+    std::tie(found.x, found.src, found.dst, parts, std::ignore, std::ignore, std::ignore, std::ignore) =
+        Base::attend_backward(c.graph, 0, grad, {}, c.score, c.x, c.src, c.dst, c.attn, {}, {}, {}, {}, {},
+                              c.seed, {}, *out, kept, c.need_dst, {}, c.negative_slope, c.scale, c.dropout_p,
+                              0, need.dst ? Base::kNeedDst : 0);
+    if (need.attn) found.attn = of_vector({c.x.size(1), c.x.size(2), 0}, *parts, *c.attn);
     return found;
   }
 

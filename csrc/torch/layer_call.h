@@ -19,7 +19,7 @@ namespace dfgnn {
 // of a head, padding how many zeros kernels need after it. most_joined: gradients of projections of the same
 // features are one product if each has at most this number of elements. dtype: that of the result. unwritten:
 // the graph has a fixed capacity, so that kernels do not write the rows of unused edges. train: whether
-// `layer_backward` may follow. need_dst: whether that may be asked for the gradient of score_dst.
+// `layer_backward` may follow. need_dst: whether that may be asked for the gradient of dst.
 #define DFGNN_LAYER_NUMBERS(FIELD) \
   FIELD(int64_t, score)            \
   FIELD(int64_t, heads)            \
@@ -41,8 +41,8 @@ namespace dfgnn {
 // of H D elements: GAT has those of sources, destinations and edges, GATv2 has one. out_bias [H D] is added
 // to the result. seed, int64 [1], is that of dropout.
 //
-// Without value_weight it is no layer but a function: x, x_dst and key are values [num_src, H, D], queries
-// and keys (of GATv2, x is both), and an additive score has the terms score_src and score_dst [.., H].
+// Without value_weight it is no layer but a function: x are values [num_src, H, D]; src and dst are the
+// score's inputs at source and destination, as in schemas.h.
 #define DFGNN_LAYER_TENSORS(FIELD) \
   FIELD(Tensor, x)                 \
   FIELD(OptTensor, x_dst)          \
@@ -61,9 +61,8 @@ namespace dfgnn {
   FIELD(OptTensor, attn_dst)       \
   FIELD(OptTensor, attn_edge)      \
   FIELD(OptTensor, out_bias)       \
-  FIELD(OptTensor, key)            \
-  FIELD(OptTensor, score_src)      \
-  FIELD(OptTensor, score_dst)      \
+  FIELD(OptTensor, src)            \
+  FIELD(OptTensor, dst)            \
   FIELD(OptTensor, seed)
 
 struct LayerCall {
@@ -126,7 +125,8 @@ inline constexpr const char* kLayer =
     "layer(int graph, Tensor call, Tensor[] tensors)"
     " -> (Tensor result, Tensor? kept, bool reads_result)";
 inline constexpr const char* kLayerBackward =
-    "layer_backward(int graph, Tensor call, Tensor[] tensors, Tensor grad, Tensor? out, Tensor kept, int need)"
+    "layer_backward(int graph, Tensor call, Tensor[] tensors, Tensor grad, Tensor? out, Tensor kept, int "
+    "need)"
     " -> Tensor[] gradients";
 
 // Arguments and results on the stack of a boxed kernel. What is read belongs to the reader.

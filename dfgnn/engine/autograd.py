@@ -332,18 +332,17 @@ class FunctionKind(Kind):
     __slots__ = ()
 
     def gradients(self, graph, handle, tensors, need, grad, out, kept):
-        n, t, wanted = self.numbers, self.named(tensors), self.named(need)
-        score = SCORE_OF_NUMBER[n.score]
-        call = EagerCall(graph, handle, score, Numbers(*n[4:7], 0), False, n.need_dst)
-        src, dst = ("score_src", "score_dst") if score == "additive" else ("key", "x_dst")
+        n = self.numbers
+        call = EagerCall(graph, handle, SCORE_OF_NUMBER[n.score], Numbers(*n[4:7], 0), False, n.need_dst)
 
-        def ordered(t) -> Tensors:
-            given = t.x, getattr(t, src), getattr(t, dst), t.attn
-            return Tensors(*given, *(None,) * len(NO_EDGES[:-1]), t.seed, None)
+        def named(values) -> Tensors:
+            t = self.named(values)
+            return Tensors(t.x, t.src, t.dst, t.attn, *NO_EDGES[:-1], t.seed, None)
 
-        found = recorded_gradients(call, (grad, None), ordered(t), out, None, (kept,), ordered(wanted))
-        named = dict.fromkeys(t._fields) | dict(zip(("x", src, dst, "attn"), found))
-        return tuple(named[name] for name, given in zip(t._fields, self.given) if given)
+        found = recorded_gradients(call, (grad, None), named(tensors), out, None, (kept,), named(need))
+        found = Tensors(*found)
+        by_name = found._asdict() | {"x": found.value}
+        return tuple(by_name[name] for name, given in zip(LayerTensors._fields, self.given) if given)
 
 
 def run(kind: Kind, handle: GraphHandle, tensors):

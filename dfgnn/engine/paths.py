@@ -258,11 +258,8 @@ _MOST_KINDS = 4096
 
 
 def _kind(score: str, numbers: tuple, dtype: torch.dtype, train: bool, need_dst: bool) -> FunctionKind:
-    inputs, (slope, scale, dropout_p) = SCORE_TABLE[score].inputs, numbers
-    names = {"value": "x", "dst": "x_dst", "src": "key", "attn": "attn"}
-    if score == "additive":
-        names |= {"src": "score_src", "dst": "score_dst"}
-    given = {names[x] for x in inputs} | ({"seed"} if dropout_p else set())
+    slope, scale, dropout_p = numbers
+    given = {"x", "seed" if dropout_p else "x", *SCORE_TABLE[score].inputs}
     constant = LayerNumbers(
         SCORES[score],
         0,
@@ -294,19 +291,19 @@ def are_none(options: dict[str, Any]) -> bool:
 def unchecked(
     graph: Any,
     score: str,
-    tensors: tuple[Any, Any, Any, Any],
+    value: Any,
+    others: tuple[Any, ...],
     *,
     slope: Any = 1.0,
     scale: Any = 1.0,
     dropout_p: Any,
 ) -> Tensor | None:
-    """out, computed without checking the arguments, or None if they must be checked. tensors: the first four
-    of `Tensors`.
+    """out, computed without checking the arguments, or None if they must be checked. others: the tensors
+    beside the value, in the order of `LayerTensors`, of which that of the destinations is the last.
 
     Calls that :func:`dfgnn.explain` watches are left to `attend`, which reports them.
     """
-    value, src, dst, attn = tensors
-    if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
+    if type(graph) is not Graph or type(value) not in PLAIN_TYPES:
         return None
     if recorder is not None or not is_eager(value):
         return None
@@ -321,34 +318,29 @@ def unchecked(
         return None
     acc, train, additive = _ACC[dtype], torch.is_grad_enabled(), score == "additive"
     backward = train and value.requires_grad
-    for x in (src, dst, attn):
-        if x is not None:
-            if type(x) not in PLAIN_TYPES or not (x.dtype is dtype or additive and x.dtype is acc):
-                return None
-            backward = backward or (train and x.requires_grad)
-    if not additive and dst.shape[2:] != value.shape[2:]:
+    for x in others:
+        if type(x) not in PLAIN_TYPES or not (x.dtype is dtype or additive and x.dtype is acc):
+            return None
+        backward = backward or (train and x.requires_grad)
+    if not additive and others[-1].shape[2:] != value.shape[2:]:
         return None
     if scale is None:
         scale = 1 / math.sqrt(dim)
     for number in (slope, scale, dropout_p):
         if type(number) not in _NUMBERS:
             return None
-    # In the order of `LayerTensors`.
-    given: tuple[Any, ...]
-    if additive:
-        given = value, src, dst
-    else:
-        given = (value, dst, src) if attn is None else (value, dst, attn)
+    tensors = value, *others
     if dropout_p:
         if not 0 < dropout_p <= 1:
             return None
-        given = *given, torch.randint(0, 2**62, (1,), device=graph._device)
+        tensors = *tensors, torch.randint(0, 2**62, (1,), device=graph._device)
     edges = dropout_p > 0 or needs_rows(score, slope)
     handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
-    key = score, (slope, scale, dropout_p), dtype, backward, additive and backward and dst.requires_grad
+    need_dst = additive and backward and others[-1].requires_grad
+    key = score, (slope, scale, dropout_p), dtype, backward, need_dst
     kind = _kinds.get(key) or _kind(*key)
     try:
-        return Layer.at_once(kind, graph, handle, *given) if backward else run(kind, handle, given)[0]
+        return Layer.at_once(kind, graph, handle, *tensors) if backward else run(kind, handle, tensors)[0]
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # the operator refuses an argument; the caller's checks name it in their error
