@@ -251,13 +251,14 @@ PATHS = (
 # dtype -> accumulation type, in which the terms of additive attention may also be.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
-# What calls have in common -> their kind. A program that changes a number at every step fills it, so that it
-# is emptied at a size that others do not reach.
-_kinds: dict[tuple, FunctionKind] = {}
-_MOST_KINDS = 4096
+# A program may change a number at every step, so that a graph's kinds are dropped at a size that others do
+# not reach.
+_MOST_KINDS = 256
 
 
-def _kind(score: str, numbers: tuple, dtype: torch.dtype, train: bool, need_dst: bool) -> FunctionKind:
+def _kind(
+    kinds: dict[tuple, Any], score: str, numbers: tuple, dtype: torch.dtype, train: bool, need_dst: bool
+) -> FunctionKind:
     slope, scale, dropout_p = numbers
     given = {"x", "seed" if dropout_p else "x", *SCORE_TABLE[score].inputs}
     constant = LayerNumbers(
@@ -273,10 +274,10 @@ def _kind(score: str, numbers: tuple, dtype: torch.dtype, train: bool, need_dst:
         train=train,
         need_dst=need_dst,
     )
-    if len(_kinds) >= _MOST_KINDS:
-        _kinds.clear()
+    if len(kinds) >= _MOST_KINDS:
+        kinds.clear()
     kind = FunctionKind(constant, tuple(name in given for name in LayerTensors._fields))
-    _kinds[score, numbers, dtype, train, need_dst] = kind
+    kinds[score, numbers, dtype, train, need_dst] = kind
     return kind
 
 
@@ -338,7 +339,7 @@ def unchecked(
     handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
     need_dst = additive and backward and others[-1].requires_grad
     key = score, (slope, scale, dropout_p), dtype, backward, need_dst
-    kind = _kinds.get(key) or _kind(*key)
+    kind = handle.kinds.get(key) or _kind(handle.kinds, *key)
     try:
         return Layer.at_once(kind, graph, handle, *tensors) if backward else run(kind, handle, tensors)[0]
     except torch.OutOfMemoryError:

@@ -42,13 +42,15 @@ class GraphHandle:
     number: the number, if the library has stored the arguments already; None: this stores them.
     """
 
-    __slots__ = ("_drop", "args", "number")
+    __slots__ = ("_drop", "args", "kinds", "number")
 
     def __init__(self, args: GraphArgs, number: int | None = None):
         kind = args.indices.device.type
         if kind not in _droppers:
             _droppers[kind] = _library.graph_dropper(kind)
         self._drop, self.args = _droppers[kind], args
+        #: What calls on this graph have in common -> that, as the operators get it (`engine.paths`).
+        self.kinds: dict[tuple, Any] = {}
         self.number: int = ops.graph_handle(*args) if number is None else number
 
     def __del__(self):
@@ -133,13 +135,16 @@ Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 
 
-_of_layers = [x.name for x in ops.layer_call.default._schema.arguments]
-_first = _of_layers.index("x")
+def _of_layers(name: str, of_tensors: bool) -> Any:
+    names = [argument.name for argument in ops.layer_call.default._schema.arguments]
+    names = [x for x in names if (names.index(x) >= names.index("x")) is of_tensors]
+    return namedtuple(name, names, defaults=(None,) * (len(names) - 1))
+
+
 #: The arguments of the operators of whole layers, as csrc/torch/layer_call.h declares them: what is not a
 #: tensor, and the tensors.
-LayerNumbers: Any = namedtuple("LayerNumbers", _of_layers[:_first])
-_tensors = _of_layers[_first:]
-LayerTensors: Any = namedtuple("LayerTensors", _tensors, defaults=(None,) * (len(_tensors) - 1))
+LayerNumbers = _of_layers("LayerNumbers", False)
+LayerTensors = _of_layers("LayerTensors", True)
 
 
 class Score(NamedTuple):
