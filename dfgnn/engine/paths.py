@@ -336,10 +336,11 @@ def unchecked(
             return None
         tensors = *tensors, torch.randint(0, 2**62, (1,), device=graph._device)
     edges = dropout_p > 0 or needs_rows(score, slope)
-    handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
+    planner = graph._planner
+    handle = planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
     need_dst = additive and backward and others[-1].requires_grad
     key = score, (slope, scale, dropout_p), dtype, backward, need_dst
-    kind = handle.kinds.get(key) or _kind(handle.kinds, *key)
+    kind = planner.kinds.get(key) or _kind(planner.kinds, *key)
     try:
         return Layer.at_once(kind, graph, handle, *tensors) if backward else run(kind, handle, tensors)[0]
     except torch.OutOfMemoryError:

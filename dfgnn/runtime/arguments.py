@@ -42,15 +42,13 @@ class GraphHandle:
     number: the number, if the library has stored the arguments already; None: this stores them.
     """
 
-    __slots__ = ("_drop", "args", "kinds", "number")
+    __slots__ = ("_drop", "args", "number")
 
     def __init__(self, args: GraphArgs, number: int | None = None):
         kind = args.indices.device.type
         if kind not in _droppers:
             _droppers[kind] = _library.graph_dropper(kind)
         self._drop, self.args = _droppers[kind], args
-        #: What calls on this graph have in common -> that, as the operators get it (`engine.paths`).
-        self.kinds: dict[tuple, Any] = {}
         self.number: int = ops.graph_handle(*args) if number is None else number
 
     def __del__(self):
