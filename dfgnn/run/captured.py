@@ -147,26 +147,29 @@ class _Calls:
         snapshot, attributes = _Snapshot(module, devices.pop()), self.state.plain()
         leaves = tree_leaves((args, kwargs))
         before = _random(), self.state.now(), [*map(_key, leaves)]
-        graphs = None
+
+        def restore() -> None:
+            snapshot.restore()
+            for own, name, value in attributes:
+                own[name] = value
+
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = _Graphs(
                     call, module, args, kwargs, snapshot, self.state.results, self.modified, self.debug
                 )
-                snapshot.restore()
+                restore()
                 expected = graphs.results(graphs.written)
                 if (_random(), self.state.now(), [*map(_key, leaves)]) != before:
                     raise RuntimeError("it draws Python's random numbers, or changes attributes")
-                snapshot.restore()
+                restore()
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
                 ways = [partial(graphs.results, way) for way in (graphs.written, graphs.replayed)]
                 self.milliseconds = milliseconds(ways, not self.debug)
             finally:
-                snapshot.restore()
-                for own, name, value in attributes:
-                    own[name] = value
+                restore()
         if self.milliseconds[1] * _FASTER > self.milliseconds[0] and not self.debug:
             self.reason = "its CUDA graphs are not faster"
             return None

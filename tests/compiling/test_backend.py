@@ -136,10 +136,12 @@ class Written(torch.nn.Module):
     def __init__(self, fn, x: Inputs):
         super().__init__()
         self.fn, self.edge_index = fn, x.edge_index
-        self.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
+        self.names = [f"tensor_{k}" for k in range(len(x) - 1)]  # Dynamo before 2.13 unpacks no ParameterList
+        for name, t in zip(self.names, x[1:]):
+            self.register_parameter(name, torch.nn.Parameter(t.detach().clone()))
 
     def forward(self):
-        return self.fn(self.edge_index, *self.tensors)
+        return self.fn(self.edge_index, *[getattr(self, name) for name in self.names])
 
 
 @pytest.mark.parametrize("name", ["gat; rows of edges", "weights returned", "two values"])
@@ -155,7 +157,7 @@ def test_captured(name, device):
         def loss(model=model):
             return sum(out.square().mean() for out in flat(model()))
 
-        step = dfgnn.capture(loss, model, torch.optim.SGD(model.parameters(), lr=0.1), debug=device == "cpu")
+        step = dfgnn.capture(loss, model, torch.optim.SGD(model.parameters(), lr=0.125), debug=device == "cpu")
         losses.append(torch.stack([step() for _ in range(4)]))
     check([losses[0]], [losses[1]])
     assert reports and all(report.rewritten for report in reports)
@@ -502,7 +504,8 @@ def test_run_measures_what_capturing_would_gain():
     model = Net().to("cuda")
     x, edge_index = torch.randn(50, 8, device="cuda"), torch.randint(50, (2, 200), device="cuda")
     dfgnn.accelerate(model)
-    gains = Gains().install()
+    gains = Gains()
+    gains.install()
     try:
         for _ in range(4):
             model(x, edge_index).sum().backward()
