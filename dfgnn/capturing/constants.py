@@ -46,7 +46,7 @@ aten = torch.ops.aten
 LEARNING_RUNS = 2  # that may wait
 # Operations that give memory without values, which the step writes; and others that make it longer.
 _EMPTY, _RESIZE = ("empty", "new_empty"), ("resize", "_resize")
-_MOST_ON_HOST = 2**26  # bytes of a tensor on the host whose contents are compared
+_MOST_ON_HOST = 2**20  # bytes of a tensor on the host whose contents are compared
 _UNSEEN = "is made by code that PyTorch does not see"
 
 
@@ -69,7 +69,8 @@ def _known(func: Any) -> _Op:
         return _Op((), f"{func} is not an operation of PyTorch", False, False, False)
     written, out = [], False
     for k, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        alias = argument.alias_info
+        if func.namespace == "c10d" or (alias is not None and alias.is_write):  # collectives do not say it
             written.append((k, argument.name))
             out |= argument.is_out
     name, why = func.__name__, ""
@@ -122,6 +123,7 @@ class _Value:
 
 
 _DIFFERS = "is not the same in two runs of the step"
+_WRITTEN_UNSEEN = "is written to by code that PyTorch does not see"
 _WRITTEN = "depends on a tensor that the step writes to"
 
 
@@ -160,8 +162,8 @@ class Constants(TorchDispatchMode):
         self._run = 0
         self._values: dict[Any, _Value] = {}
         self._memory: dict[int, _Content] = {}  # of this run
-        # Memory of leaves -> a reference to it, the tensor, and its version.
-        self._leaves: dict[int, tuple[Any, Tensor | None, int]] = {}
+        # Memory of leaves -> a reference to it, the tensor, and its state at the first use.
+        self._leaves: dict[int, tuple[Any, Tensor | None, Any]] = {}
         self._variable: dict[int, tuple[Any, str]] = {}  # memory -> a reference to it, and why it varies
         self._random: Any = None
         self.waited = ""  # the last operation that had to wait, though it must not, and why
@@ -188,29 +190,43 @@ class Constants(TorchDispatchMode):
 
     def _learnt(self) -> None:
         """Ends a run that may wait."""
-        for _, x, version in self._leaves.values():
-            if x is not None and x._version != version:
+        for _, x, state in self._leaves.values():
+            if x is not None and self._state_now(x) != state:
                 self._vary(x, _WRITTEN)
         ends = self._run + 1 == LEARNING_RUNS
         used: set[int] = set()
         for value in self._values.values():
             varies = next((self._variable[m][1] for m in value.leaves if m in self._variable), "")
             value.why = value.why or varies or (_DIFFERS if ends and value.runs < LEARNING_RUNS else "")
+            if value.result is not None and not value.why and value.prints is not None:
+                stored = tensors_in([value.result])
+                value.why = _WRITTEN_UNSEEN if stored and [*map(fingerprint, stored)] != value.prints else ""
             if value.why:
                 value.result = None
             elif value.result is not None:
                 used |= value.leaves
         if ends:
             self._leaves = {
-                memory: (reference, x if memory in used else None, version)
-                for memory, (reference, x, version) in self._leaves.items()
+                memory: (reference, x if memory in used and self._stays(x, memory) else None, state)
+                for memory, (reference, x, state) in self._leaves.items()
             }
+
+    def _stays(self, x: Tensor | None, memory: int) -> bool:
+        """Whether a leaf is not a tensor that each run makes on the host."""
+        return x is not None and not (self._is_on_host(x) and self._values["leaf", memory].why)
+
+    def _is_on_host(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and self._device.type != "cpu"
+
+    def _state_now(self, x: Tensor) -> Any:
+        """What changes where a leaf is modified; on the host also by other programs than PyTorch."""
+        return x._version, _digest(x) if self._is_on_host(x) and x.nbytes <= _MOST_ON_HOST else None
 
     def settle(self) -> None:
         """Takes what was written to leaves, by now, for what they held before."""
         self._leaves = {
-            memory: (reference, x, version if x is None else x._version)
-            for memory, (reference, x, version) in self._leaves.items()
+            memory: (reference, x, x if x is None else self._state_now(x))
+            for memory, (reference, x, _) in self._leaves.items()
         }
 
     def is_current(self) -> bool:
@@ -218,8 +234,8 @@ class Constants(TorchDispatchMode):
         if self.learns:
             return True
         modified = {
-            memory: reference for memory, (reference, x, version) in self._leaves.items()
-            if x is not None and x._version != version
+            memory: reference for memory, (reference, x, state) in self._leaves.items()
+            if x is not None and self._state_now(x) != state
         }  # fmt: skip
         self._modified.update(modified)
         return not modified
@@ -316,12 +332,12 @@ class Constants(TorchDispatchMode):
     def _content(self, x: Tensor) -> Any:
         """The content of a tensor that is not known to vary; raises `_Varies`."""
         content: Any = self._memory.get(place_of(x))
-        if x.device.type == "cpu" and self._device.type != "cpu":
+        if self._is_on_host(x):
             content = self._of_host(x, content)
         elif content is None:
             content = self._hold(x, self._leaf(x), 0, "")
         elif self.learns and content.value is not None and not _holds(content, x):
-            content = self._hold(x, None, 0, "is written to by code that PyTorch does not see")
+            content = self._hold(x, None, 0, _WRITTEN_UNSEEN)
         if content.value is None:
             raise _Varies(content.why)
         return content
@@ -332,7 +348,7 @@ class Constants(TorchDispatchMode):
             return value or _Value(frozenset(), _UNSEEN)
         if value is None:
             value = self._values["leaf", place_of(x)] = _Value(frozenset([place_of(x)]))
-            self._leaves[place_of(x)] = reference_to(x), x, x._version
+            self._leaves[place_of(x)] = reference_to(x), x, self._state_now(x)
         value.seen(self._run, [x])
         return value
 
@@ -340,13 +356,13 @@ class Constants(TorchDispatchMode):
         """The content of a tensor on the host, which is known by its numbers."""
         if content is None and random_on_host() != self._random:
             return self._hold(x, None, 0, "is made on the host, where random numbers were drawn")
-        if x.nbytes > _MOST_ON_HOST:
-            return self._hold(x, None, 0, "is a large tensor on the host")
+        if x.nbytes > _MOST_ON_HOST or (torch.cuda.is_available() and x.is_pinned()):
+            return self._hold(x, None, 0, "is a large tensor on the host, or pinned, and may be filled anew")
         if content is None:
             leaves = self._leaf(x).leaves
         else:
             leaves = content.value.leaves if content.value is not None else frozenset()
-        key = "host", region_of(x)[:-1], hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
+        key = "host", region_of(x)[:-1], _digest(x)
         value = self._values.get(key)
         if value is None:
             value = self._values[key] = _Value(frozenset(), "" if self.learns else "is new in this run")
@@ -428,7 +444,9 @@ class Constants(TorchDispatchMode):
         return self._apply(func, (to, source, *args[2:]), kwargs)
 
     def _moved(self, func, args, kwargs):
-        """A tensor gets other memory (copy.deepcopy does it); what either memory holds stays the same."""
+        """A tensor gets other memory (copy.deepcopy does it); what either memory holds stays the same. One
+        that is returned each time must not be that tensor."""
+        self._before_writing(args[0], True)
         return func(*args, **kwargs)
 
     def _lifted(self, func, args, kwargs):
@@ -450,6 +468,10 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.lift_fresh.default: Constants._lifted,
     **{getattr(aten.set_, name): Constants._moved for name in aten.set_.overloads()},
 }
+
+
+def _digest(x: Tensor) -> bytes:
+    return hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
 
 
 def _crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
