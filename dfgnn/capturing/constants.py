@@ -207,13 +207,16 @@ class Constants(TorchDispatchMode):
                 used |= value.leaves
         if ends:
             self._leaves = {
-                memory: (reference, x if memory in used and self._stays(x, memory) else None, state)
+                memory: (reference, x if x is not None and self._matters(x, used) else None, state)
                 for memory, (reference, x, state) in self._leaves.items()
             }
 
-    def _stays(self, x: Tensor | None, memory: int) -> bool:
-        """Whether a leaf is not a tensor that each run makes on the host."""
-        return x is not None and not (self._is_on_host(x) and self._values["leaf", memory].why)
+    def _matters(self, x: Tensor, used: set[int]) -> bool:
+        """Whether the step must be captured again where a leaf is modified: if something that is stored comes
+        of it, and on the host always, where a CUDA graph computes nothing; but not what each run makes."""
+        if self._is_on_host(x):
+            return not self._values["leaf", place_of(x)].why
+        return place_of(x) in used
 
     def _is_on_host(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and self._device.type != "cpu"
@@ -406,7 +409,7 @@ class Constants(TorchDispatchMode):
         if not self.learns:
             self.waited = f"{func} at {user_line()}: what it reads {why}"
 
-    def _places(self, func: Any, mask: Tensor) -> list[Tensor] | None:
+    def _places(self, func: Any, mask: Tensor, device: torch.device) -> list[Tensor] | None:
         """Where a mask is True, if it is constant."""
         why = self._why([mask])
         if not why:
@@ -417,7 +420,10 @@ class Constants(TorchDispatchMode):
         if why:
             self._waits(func, why)
             return None
-        return list(self._apply(aten.nonzero.default, (mask,), {}).unbind(1))
+        places = self._apply(aten.nonzero.default, (mask,), {})
+        if places.device != device:
+            places = self._apply(aten._to_copy.default, (places,), {"device": device})
+        return list(places.unbind(1))
 
     def _indexed(self, func, args, kwargs):
         indices: list[Any] = []
@@ -426,13 +432,13 @@ class Constants(TorchDispatchMode):
         fills = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
         for index in args[1]:
             is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-            places = self._places(func, index) if is_mask and not fills else None
+            places = self._places(func, index, args[0].device) if is_mask and not fills else None
             indices += [index] if places is None else places
         return self._apply(func, (args[0], indices, *args[2:]), kwargs)
 
     def _selected(self, func, args, kwargs):
         x, mask = torch.broadcast_tensors(*args, *kwargs.values())
-        places = self._places(func, mask)
+        places = self._places(func, mask, x.device)
         if places is None:
             return func(x, mask)
         return self._apply(aten.index.Tensor, (x, places), {})
