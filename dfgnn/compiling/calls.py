@@ -273,9 +273,14 @@ def dot_attention(
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, keys.shape[0], like.shape[dim])
         edge = _edge_terms(edges, (key_layout, layout), like.dtype, values.shape[1])
+        of_edges = _known(_scores(total(bias), layout), values) if bias else None
+        if edge is not None and edge.value is not None and edge.key is not edge.value and in_scores(edge.key):
+            rows = queries.index_select(0, edge_index[1])
+            of_key = scale * (rows * edge.key).sum(-1, dtype=_ops.acc_type(like.dtype))
+            of_edges = of_key if of_edges is None else of_key + of_edges
+            edge = EdgeTerm(value=edge.value)
         out = functional.dot_attention(
-            graph, queries, keys, values, scale=scale,
-            bias=_known(_scores(total(bias), layout), values) if bias else None, edge=edge,
+            graph, queries, keys, values, scale=scale, bias=of_edges, edge=edge,
             **_options(layout, softmax, values),
         )  # fmt: skip
         return _as_summed(out, summed)
@@ -317,6 +322,12 @@ def folds(attr: Tensor, heads: int, width: int) -> bool:
     if not attr.is_cuda:
         return True
     return attr.shape[1] * heads <= width and found_true(attr.shape[0] * width > MOST_UNFOLDED)
+
+
+def in_scores(key: Tensor | Projected | None) -> bool:
+    """Whether the products of queries with the key's own term of edges are left to the compiler, in kernels
+    with what computes the term: on a GPU `functional.dot_attention` launches more for two different terms."""
+    return isinstance(key, Tensor) and key.is_cuda and not is_plain(key)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:
