@@ -156,9 +156,15 @@ class Constants(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(self, device: torch.device, state: Callable[[], Iterable[Tensor]], modified: dict[int, Any]):
+    def __init__(
+        self,
+        device: torch.device,
+        state: Callable[[], Iterable[Tensor]],
+        modified: dict[int, Any] | None = None,
+    ):
         super().__init__()
-        self._device, self._state, self._modified = device, state, modified
+        self._device, self._state = device, state
+        self._modified = {} if modified is None else modified
         self._run = 0
         self._values: dict[Any, _Value] = {}
         self._memory: dict[int, _Content] = {}  # of this run
