@@ -157,7 +157,8 @@ def test_captured(name, device):
         def loss(model=model):
             return sum(out.square().mean() for out in flat(model()))
 
-        step = dfgnn.capture(loss, model, torch.optim.SGD(model.parameters(), lr=0.125), debug=device == "cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
         losses.append(torch.stack([step() for _ in range(4)]))
     check([losses[0]], [losses[1]])
     assert reports and all(report.rewritten for report in reports)
