@@ -4,7 +4,7 @@ Each way of training a case has its own process, and all make the same model and
 
 eager      the repository with the libraries alone
 inductor   its modules by ``torch.compile``; reduce-overhead is the same with CUDA graphs
-run        as it is under ``python -m dfgnn.run``
+run        as it is under ``python -m dfgnn.run``; run --capture the same with that flag
 line       the same with the changed lines of the case
 capture    the same as run, its step by ``dfgnn.capture``
 compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs;
@@ -54,9 +54,9 @@ import users
 from users_table import AGREE, disagreement
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture",
-        "inductor, capture")  # fmt: skip
-BY_RUN = ("run", "line", "capture")
+WAYS = (*UPSTREAM, "run", "run --capture", "line", "capture", "compile", "compile, reduce-overhead",
+        "compile, capture", "inductor, capture")  # fmt: skip
+BY_RUN = ("run", "run --capture", "line", "capture")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
 #: Turns of timing, at least and at most.
 LEAST_TURNS, MOST_TURNS = 4, 16
@@ -118,7 +118,7 @@ class Way:
         if self.way.partition(",")[0] in ("inductor", "reduce-overhead", "compile"):
             compile_modules(self.model, self.way)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        if self.way.endswith("capture"):
+        if self.way == "capture" or self.way.endswith(", capture"):
             import dfgnn
 
             self.captured = dfgnn.capture(self.loss_under_autocast, self.model, self.optimizer)
@@ -142,7 +142,7 @@ class Way:
     def step(self) -> torch.Tensor:
         torch.manual_seed(self.steps)
         self.steps += 1
-        if self.way.endswith("capture"):
+        if self.way == "capture" or self.way.endswith(", capture"):
             return self.captured()
         self.optimizer.zero_grad()
         loss = self.loss_under_autocast()
@@ -358,7 +358,14 @@ class Driver:
                 continue
             command = [sys.executable]
             if way in BY_RUN:
-                command += ["-m", "dfgnn.run", *case.options, "--json", str(into / f"{way}.json")]
+                command += [
+                    "-m",
+                    "dfgnn.run",
+                    *way.split()[1:],
+                    *case.options,
+                    "--json",
+                    str(into / f"{way}.json"),
+                ]
             command += [str(Path(__file__).resolve()), "--worker", case.case, "--way", way]
             command += ["--device", device, str(ours if way == "line" else theirs)]
             made[way] = command
@@ -400,9 +407,11 @@ class Driver:
             finally:
                 for way in ways.values():
                     way.end()
-                reports = {name: into / f"{name}.json" for name in ("run", "line")}
+                reports = {name: into / f"{name}.json" for name in ("run", "run --capture", "line")}
                 row["reports"] = {
-                    name: {key: told[key] for key in ("layers", "served", "own_attention", "traced")}
+                    name: {
+                        key: told[key] for key in ("layers", "served", "own_attention", "traced", "captured")
+                    }
                     for name, file in reports.items()
                     if file.exists() and (told := json.loads(file.read_text()))
                 }
@@ -466,7 +475,7 @@ class Driver:
             fastest = min(ours, key=lambda name: min(found[name]["ms"]), default=None)
             for name in timed:
                 found[name].update(asked(name, do="memory"))
-                if name in ("eager", "run", fastest):
+                if name in ("eager", "run", "run --capture", fastest):
                     found[name].update(asked(name, do="record"))
         return {"ways": found, "disagreement": round(apart, 4)}
 

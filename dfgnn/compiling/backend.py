@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
 from . import operations
+from .integers_first import integers_first
 from .report import Report
 from .rewrite import rewritten
 
@@ -26,8 +27,11 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
     options, least = _options(mode, options)
-    if least is None and cuda_graphs.in_captured_step():
-        least = 0  # launches cost nothing in its CUDA graph, and edges that stay the same are sorted before
+    whole = None
+    if cuda_graphs.in_captured_step():
+        # Launches cost nothing in its CUDA graph, and edges that stay the same are sorted before.
+        least = 0 if least is None else least
+        graph_module, example_inputs, whole = integers_first(graph_module, example_inputs)
     options = internals.inductor_options(mode, options)
     replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())
     made, report = rewritten(graph_module, least, replayed)
@@ -41,7 +45,7 @@ def backend(
             internals.NumbersRecorded.restart()
         raise
     tell(report)
-    return compiled
+    return compiled if whole is None else whole(compiled)
 
 
 def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:

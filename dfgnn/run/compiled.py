@@ -6,8 +6,8 @@ By default PyTorch's compiler records its operations, attention among them becom
 (:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
 those of the script up to rounding. The first call of each class in training is a sample: copies of the module
 run forward and backward, as written and traced. The class is traced from then on where that was faster and
-gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one),
-modules stay as written.
+gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one for
+batches that change), modules stay as written.
 
 With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
 a module within another one is compiled as a part of that.
@@ -154,7 +154,7 @@ class _Trial:
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A replica of DataParallel has its own thread.
-        if _trains() and not getattr(module, "_is_replica", False):
+        if trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
             if self.kept:
@@ -231,7 +231,7 @@ class _Trial:
             if not self.changed:
                 reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
                 return "; ".join(reasons) or "no attention was recognised in it"
-            if not _agree(expected, got):
+            if not agree(expected, got):
                 return "traced it gives other numbers"
             del expected, got
             self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
@@ -244,7 +244,7 @@ def _put_back(cls: Any) -> None:
         del cls._call_impl
 
 
-def _trains() -> bool:
+def trains() -> bool:
     """Whether a module may be traced now: in training, and in no mode, transform or recording. Not within a
     backward pass either, nor while saved tensors have hooks: a checkpoint's second forward must save the
     tensors, and draw the random numbers, of its first one."""
@@ -287,7 +287,7 @@ def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
     return not all(map(torch.equal, a, b))
 
 
-def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
+def agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
     """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large beside
     its own result, but not beside the largest one."""
     for some, others in zip(a, b):

@@ -16,11 +16,13 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_flatten, tree_map
 
 __all__ = [
     "FakeTensor",
+    "StorageWeakRef",
     "get_eval_frame_callback",
     "temporarily_clear_interpreter_stack",
     "tree_flatten",
@@ -82,7 +84,16 @@ unwrap_functorch = _functorch.get_unwrapped
 is_functional_tensor = torch._is_functional_tensor
 num_dispatch_modes = torch._C._len_torch_dispatch_stack
 num_function_modes = torch._C._len_torch_function_stack
+foreach_mul = torch._foreach_mul
 dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_function_stack_at
+
+
+def dispatch_mode_intervenes() -> bool:
+    """Whether a dispatch mode is active that may compute something else; one with ``only_looks`` does not."""
+    modes = map(dispatch_mode, range(num_dispatch_modes()))
+    return not all(getattr(mode, "only_looks", False) for mode in modes)
+
+
 # Modes before dispatch, which torch counts in four Python frames, turn this key on.
 is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, DispatchKey.PreDispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
@@ -102,6 +113,18 @@ MODULES_OF_FUNCTIONS = {
 assert_async = torch._assert_async
 assert_scalar = torch.ops.aten._assert_scalar.default  # by which Dynamo checks numbers that it records
 foreach_copy = torch._foreach_copy_
+
+
+@contextlib.contextmanager
+def made_on_host() -> Any:
+    """A context in which ``torch.tensor(numbers, device=...)`` is a tensor on the host first, whose copy a
+    dispatch mode sees."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
 
 
 def without_frame(op: Any) -> Any:
