@@ -45,8 +45,9 @@ Sink: TypeAlias = tuple[float, Tensor | None] | None
 Softmaxed: TypeAlias = tuple[Specs, Sink, float]
 
 
-#: On a GPU, the most elements of projected attributes of edges that are computed ahead: more than in layers
-#: (nn/whole/traced.py), as Inductor needs no launches beside the product for it.
+#: On a GPU, the most elements of terms of edges where fewer launches count more than memory: projections are
+#: computed ahead up to it, more than in layers (nn/whole/traced.py), as Inductor needs no launches beside the
+#: product for it.
 MOST_UNFOLDED = 2**26
 
 # ---- edges -------------------------------------------------------------------------------------------------
@@ -339,8 +340,10 @@ def folds(attr: Tensor, heads: int, width: int) -> bool:
 
 def in_scores(key: Any, value: Any, *_: Any) -> bool:
     """Whether the products of queries with the key's own term of edges are left to the compiler, in kernels
-    with what computes the term: on a GPU `functional.dot_attention` launches more for two different terms."""
-    return bool(key is not value and key.is_cuda and not is_plain(key))
+    with what computes the term. On a GPU that has fewer launches than `functional.dot_attention` of two
+    different terms, which takes less memory."""
+    small = key is not value and key.is_cuda and not is_plain(key)
+    return small and found_true(key.numel() <= MOST_UNFOLDED)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:
