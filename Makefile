@@ -30,6 +30,8 @@ CXX_FILES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -
 export DGLBACKEND := pytorch
 # Kernels for this processor alone, which is a third of the work; continuous integration compiles all.
 export DFGNN_CPU_ISAS ?= native
+# Bytecode is kept, or each of the many interpreters of the tests would compile the package and its libraries.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo scoreboard test exhaustive mutants isas sanitize build cuda cuda-archs wheel release docs fuzz lint format clean
 help:
@@ -50,8 +52,8 @@ help:
 	@echo "make lint    ruff, mypy and clang-format; make format applies them"
 	@echo "make clean   remove what was built; .venv stays"
 
-demo: $(VENV)/.demo build
-	$(RUN) examples/demo_cluster.py $(ARGS)
+demo: build
+	PYTHONPATH=. $(RUN) examples/demo_cluster.py $(ARGS)
 
 test: $(VENV)/.test build
 	$(PYTEST) --numprocesses=$(PROCESSES) --dist=worksteal $(ARGS)
@@ -136,17 +138,13 @@ engine:
 	$(RUN) setup.py --quiet build_native --only=engine
 torch:
 	$(PIP) --progress-bar=off --no-compile torch numpy tqdm
-	PYTHONDONTWRITEBYTECODE= $(RUN) -c "import torch._dynamo"
+	$(RUN) -c "import torch._dynamo"
 
 # The package itself is compiled by now, with its progress shown.
-$(VENV)/.demo: pyproject.toml $(VENV)/.torch | build
-	$(PIP) --no-build-isolation --no-deps --editable .
-	touch $@
-
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.torch | build
-	$(PIP) --no-build-isolation --editable '.[test,examples]'
-	# As pip does it: files that are for newer Pythons are left out.
-	$(RUN) -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages/torch || true
+	$(PIP) --no-build-isolation --no-compile --editable '.[test,examples]'
+	# By all cores, where pip takes one; as there, files that are for newer Pythons are left out.
+	$(RUN) -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages || true
 	touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.test

@@ -5,15 +5,22 @@
 Ends with a table of accuracy, time and memory, and a picture of the times. Nothing is downloaded: the data
 set is generated. The models are trained with dfgnn; then a few steps with unfused operations are timed, and
 the trained parameters are tested with them. Each run is a process of its own, so that its peak memory is its
-own. Unknown arguments go to examples/train_cluster.py.
+own; all are forks of this one, which has imported what they need. Unknown arguments go to
+examples/train_cluster.py.
 """
 
-import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+# A thread of OpenMP that waits for the others keeps its core busy, unless it is told otherwise before torch
+# is imported. Where other programs want the cores, that made a step take ten times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import torch._dynamo  # noqa: F401 - optimizers import it
+import train_cluster
 
 from dfgnn.runtime.programs import Parser, interruptible, positive
 
@@ -23,14 +30,23 @@ SMALL = ["--graphs", 320, "--batch-size", 16]  # half of what train_cluster.py t
 
 def train(*arguments):
     """The result of a run of train_cluster.py."""
-    command = [sys.executable, str(Path(__file__).with_name("train_cluster.py")), *map(str, arguments)]
-    # A thread of OpenMP that waits for the others keeps its core busy, unless told otherwise. Where other
-    # programs want the cores, that made a step take ten times as long.
-    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
-    if done.returncode:
-        sys.exit(done.returncode)  # its own message is above
-    return json.loads(done.stdout.splitlines()[-1])
+    fork = multiprocessing.get_context("fork")
+    result, to_send = fork.Pipe(duplex=False)
+
+    def run():
+        try:
+            to_send.send(train_cluster.train(list(map(str, arguments))))
+        except KeyboardInterrupt:  # of both processes; the other one tells
+            sys.exit(130)
+
+    process = fork.Process(target=run)
+    process.start()
+    to_send.close()  # so that recv ends when the process does
+    try:
+        return result.recv()
+    except EOFError:
+        process.join()
+        sys.exit(process.exitcode or 1)  # its own message is above
 
 
 def picture(rows, width=40):

@@ -75,7 +75,8 @@ def train_step(model, optimizer, graph, features, labels):
     return loss.item()  # waits for the device
 
 
-def main():
+def train(words=None):
+    """The result of a training with these arguments, those of the command line by default."""
     parser = Parser(description=__doc__)
     parser.add_argument("--model", choices=["gat", "gt"], default="gt")
     parser.add_argument("--attention", choices=["fused", "unfused"], default="fused")
@@ -102,12 +103,12 @@ def main():
         metavar="FILE",
         help="test these parameters instead of those just trained",
     )
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     if args.width % args.heads:
         parser.error(f"--heads: expected a number that divides --width {args.width}, got {args.heads}")
 
     torch.manual_seed(args.seed)
-    train = cluster.make_batches(args.graphs, args.batch_size, seed=args.seed, device=args.device)
+    batches = cluster.make_batches(args.graphs, args.batch_size, seed=args.seed, device=args.device)
     test = cluster.make_batches(
         max(args.graphs // 4, 1), args.batch_size, seed=args.seed + 1, device=args.device
     )
@@ -117,7 +118,7 @@ def main():
     if args.attention == "unfused":
         unfuse(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
-    steps = args.steps or args.epochs * len(train)
+    steps = args.steps or args.epochs * len(batches)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
     seconds, memory, order = [], PeakMemory(args.device), []
@@ -126,9 +127,9 @@ def main():
     with torch.autograd.set_multithreading_enabled(False), bar as progress:
         model.train()
         for _ in range(steps):
-            order = order or torch.randperm(len(train)).tolist()
+            order = order or torch.randperm(len(batches)).tolist()
             start = time.perf_counter()
-            loss = train_step(model, optimizer, *train[order.pop()])
+            loss = train_step(model, optimizer, *batches[order.pop()])
             seconds.append(time.perf_counter() - start)
             schedule.step()
             progress.update()
@@ -138,15 +139,14 @@ def main():
         torch.save(model.state_dict(), args.save)
     if args.evaluate:
         model.load_state_dict(torch.load(args.evaluate, map_location=args.device))
-    result = {
+    return {
         "accuracy": evaluate(model, test),
         "seconds_per_step": statistics.median(seconds),
         "peak_memory": peak_memory,
-        "edges_per_step": sum(graph.num_edges for graph, *_ in train) // len(train),
+        "edges_per_step": sum(graph.num_edges for graph, *_ in batches) // len(batches),
     }
-    print(json.dumps(result))
 
 
 if __name__ == "__main__":
     with interruptible("nothing is kept"):
-        main()
+        print(json.dumps(train()))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from covering import exhaustive
 
 pytest.importorskip("torch_geometric", reason="the benchmarks compare with it")
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
@@ -60,6 +61,15 @@ PRINTED = {
            for name in ("eager", "inductor, default", "dfgnn, default"))],
     ),
 }  # fmt: skip
+
+
+# Those that start interpreters or Inductor, and so take longer than all others together.
+LONG = {"own_attention", "sums_in_16_bits", "two_checkouts"}
+
+
+def run_on_the_cpu(programs):
+    given = [pytest.param(name, marks=[exhaustive] * (name in LONG)) for name in programs]
+    return pytest.mark.parametrize("program", given, indirect=True)
 
 
 def test_every_program_is_run():
@@ -110,7 +120,7 @@ def failures(value) -> list[str]:
     return [line for v in value for line in failures(v)] if isinstance(value, list) else []
 
 
-@pytest.mark.parametrize("program", PROGRAMS, indirect=True)
+@run_on_the_cpu(PROGRAMS)
 def test_on_the_cpu(program, one_process, tmp_path):
     if program.__name__ == "reorder":
         pytest.importorskip("sknetwork", reason="communities need scikit-network")
@@ -119,7 +129,7 @@ def test_on_the_cpu(program, one_process, tmp_path):
     assert not failures(results)
 
 
-@pytest.mark.parametrize("program", PRINTED, indirect=True)
+@run_on_the_cpu(PRINTED)
 def test_printed_on_the_cpu(program, capsys):
     arguments, lines = PRINTED[program.__name__]
     program.main(arguments)

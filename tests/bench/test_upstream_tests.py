@@ -75,6 +75,7 @@ def run(plain_python):
     return partial(plain_python.forks.program, SCRIPT, environment={"DGLBACKEND": "pytorch"})
 
 
+@exhaustive
 def test_both_libraries(run, repositories):
     result = run("--dgl-tests", repositories / "dgl", "--pyg-tests", repositories / "pyg")
     report = result.stdout[result.stdout.index("\ndgl: ") + 1 :]
@@ -132,6 +133,7 @@ array_equal = torch.equal
 """
 
 
+@exhaustive
 def test_names_of_dgl(run, repositories):
     write(repositories / "dgl/tests/python/common/test_some.py", NAMES_OF_DGL)
     write(repositories / "dgl/tests/backend/__init__.py", BACKEND)

@@ -3,8 +3,6 @@
 import json
 import re
 import runpy
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -28,15 +26,15 @@ def test_the_recipe_is_of_this_version_and_these_architectures():
     assert ";".join(hub) == archs.removesuffix("+PTX")
 
 
-def test_the_hub_loads_the_package_under_another_name(tmp_path):
+def test_the_hub_loads_the_package_under_another_name(plain_python, tmp_path):
     """As the package `kernels` does: the folder's __init__.py under a name that metadata.json gives."""
     wheel = tmp_path / f"dfgnn-{dfgnn.__version__}-py3-none-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path in (ROOT / "dfgnn").rglob("*.py"):
             archive.write(path, path.relative_to(ROOT))
         archive.write(library.DIRECTORY / "libdfgnn_cpu.so", "dfgnn/lib/libdfgnn_cpu.so")
-    layout = [sys.executable, ROOT / "scripts" / "hub_layout.py", wheel, "--folder", tmp_path / "hub"]
-    done = subprocess.run(layout, capture_output=True, text=True, timeout=300)
+    layout = ROOT / "scripts" / "hub_layout.py"
+    done = plain_python.forks.program(layout, wheel, "--folder", tmp_path / "hub")
     assert done.returncode == 0, done.stderr
     place = tmp_path / "hub" / "build" / "torch-stable-abi210-cpu-x86_64-linux"
     assert done.stdout.strip() == str(place)
@@ -54,6 +52,4 @@ expected = module.reference.gat_attention(graph, *inputs)
 torch.testing.assert_close(module.functional.gat_attention(graph, *inputs), expected)
 assert "dfgnn" not in sys.modules
 """
-    load = [sys.executable, "-c", code, metadata["id"], place / "__init__.py"]
-    done = subprocess.run(load, capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
+    plain_python(code, metadata["id"], place / "__init__.py", cwd=tmp_path)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,18 +69,11 @@ else:
 """
 
 
-def _python(folder, *arguments):
-    environment = {**os.environ, "DFGNN_LIBRARY_DIR": str(folder)}
-    return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=300
-    )
-
-
-@pytest.fixture(scope="module")
-def without_kernels(tmp_path_factory, build_native):
-    folder = tmp_path_factory.mktemp("lib")
-    shutil.copy(build_native.SCHEMAS, folder)
-    return folder
+@pytest.fixture
+def without_kernels(tmp_path, build_native, plain_python):
+    """Runs code in a process that finds no libraries."""
+    shutil.copy(build_native.SCHEMAS, tmp_path)
+    return partial(plain_python, environment={"DFGNN_LIBRARY_DIR": str(tmp_path)})
 
 
 def test_the_file_of_schemas_says_what_the_library_registers(build_native, monkeypatch, tmp_path):
@@ -91,14 +85,12 @@ def test_the_file_of_schemas_says_what_the_library_registers(build_native, monke
 
 
 def test_functions_and_layers_are_right_and_the_warning_comes_once(without_kernels):
-    done = _python(without_kernels, "-c", COMPARE)
-    assert done.returncode == 0, done.stderr
+    done = without_kernels(COMPARE)
     assert done.stderr.count("no compiled kernels in this installation") == 1
 
 
 def test_the_report_says_that_there_are_no_kernels(without_kernels):
-    done = _python(without_kernels, "-W", "ignore", "-m", "dfgnn.env")
-    assert done.returncode == 0, done.stderr
+    done = without_kernels("import runpy; runpy.run_module('dfgnn.env', run_name='__main__')")
     assert "library    cpu: not loaded, no file" in done.stdout
     assert "no kernels" in done.stdout and "the wheel for any platform" in done.stdout
 

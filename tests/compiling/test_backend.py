@@ -3,8 +3,6 @@
 import json
 import logging
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from comparing import check, flat, gradients, rewriting
-from covering import exhaustive
+from covering import exhaustive, some
 from functorch.compile import make_boxed_func
 from test_refused import activation_in_place_of_softmax, by_another_index
 from torch._dynamo.backends.common import aot_autograd
@@ -43,7 +41,7 @@ def aot(made, example_inputs):
 AOT = "dot with projected edge; with projected edge", "gatv2 with edge; rows of sources", "divided afterwards"
 
 
-@pytest.mark.parametrize("name", [*AOT, "gat; rows of edges", "weights returned", "rows and columns"])
+@some(["divided afterwards", "rows and columns"], [*AOT, "gat; rows of edges", "weights returned"])
 def test_traced_by_autograd(name, device):
     """Compiled code with gradients: operators in forward and backward, on static and symbolic shapes, on a
     graph without edges, and with rows without any."""
@@ -56,11 +54,12 @@ def test_traced_by_autograd(name, device):
     assert all(report.rewritten for report in reports)
 
 
-@pytest.mark.parametrize("others", ["with projected edge", "with another edge", "rows of sources"])
+@some(["with projected edge", "with another edge"], ["rows of sources"], "others")
 def test_projections_of_edges_computed_ahead(others, device, monkeypatch):
     """As on a GPU where they are small, also of no edges."""
     torch._dynamo.reset()
     monkeypatch.setattr(calls, "folds", lambda *_: False)
+    monkeypatch.setattr(calls, "in_scores", lambda key: isinstance(key, torch.Tensor))
     case = CASES[f"dot with projected edge; {others}"]
     compiled = torch.compile(case.fn, backend=rewriting([], aot))
     for k, sizes in enumerate(((7, 7, 25), (12, 12, 40), (5, 5, 0))):
@@ -131,15 +130,25 @@ def test_nothing_is_kept_in_cuda_graphs(name, device, monkeypatch):
     assert {op for op in seen if not op.startswith("graph_")} == {"", "edge_structure.default"}
 
 
+class Written(torch.nn.Module):
+    """A function of edges and tensors, which are parameters here."""
+
+    def __init__(self, fn, x: Inputs):
+        super().__init__()
+        self.fn, self.edge_index = fn, x.edge_index
+        self.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
+
+    def forward(self):
+        return self.fn(self.edge_index, *self.tensors)
+
+
 @pytest.mark.parametrize("name", ["gat; rows of edges", "weights returned", "two values"])
 def test_captured(name, device):
     """By dfgnn.capture, also over pairs of indices that are made of the step's edges."""
     torch._dynamo.reset()
     case, x, reports, losses = CASES[name], inputs(12, 12, 40, device=device), [], []
     for compiled in (True, False):
-        model = torch.nn.Module()
-        model.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
-        model.forward = lambda tensors=model.tensors: case.fn(x.edge_index, *tensors)
+        model = Written(case.fn, x)
         if compiled:
             model.compile(backend=rewriting(reports, aot))
 
@@ -406,7 +415,7 @@ def test_explain():
 
 def test_what_is_left_is_logged(caplog):
     torch._dynamo.reset()
-    from dfgnn.compiling.backend import told
+    from dfgnn.compiling.backend import tell
 
     def own(score, index):
         e = score.exp()
@@ -417,7 +426,7 @@ def test_what_is_left_is_logged(caplog):
         torch.randn(9), torch.randint(0, 5, (9,))
     )
     with caplog.at_level(logging.INFO):
-        told(modules[0])
+        tell(rewritten(modules[0])[1])
     (record,) = (record for record in caplog.records if record.name == "dfgnn.compile")
     assert record.levelname == "WARNING" and "in own: as it was: what divides" in record.getMessage()
 
@@ -461,10 +470,10 @@ with torch.no_grad():
 
 
 @pytest.mark.slow
-def test_run(tmp_path):
+def test_run(dfgnn_run, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "dfgnn.run", "--compile", "--json", "report.json", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    done = dfgnn_run("--compile", "--json", "report.json", "script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "torch.Size([5, 8])" in done.stdout and "1 x __main__.Mine: compiled" in done.stderr
     report = json.loads((tmp_path / "report.json").read_text())["compiled"]
     assert report["modules"] == {"__main__.Mine": 1}
@@ -506,14 +515,14 @@ def test_run_measures_what_capturing_would_gain():
 
 
 @pytest.mark.slow
-def test_run_measures_what_compiling_would_gain(tmp_path):
+def test_run_measures_what_compiling_would_gain(dfgnn_run, tmp_path):
     """In a class's third call; the script's numbers are those that it has without."""
     script = f"{SCRIPT}torch.manual_seed(0)\n{TRAINING}"
     (tmp_path / "script.py").write_text(script)
     printed = []
     for options in ((), ("--gain", "--json", "report.json")):
-        command = [sys.executable, "-m", "dfgnn.run", *options, "script.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+        done = dfgnn_run(*options, "script.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert printed[0] == printed[1]
     (row,) = json.loads((tmp_path / "report.json").read_text())["gains"]

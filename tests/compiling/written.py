@@ -465,11 +465,12 @@ _PAIRS = {
 
 
 def cases() -> list[Case]:
-    made = [Case(f"gather: {k}", attention(_S, _V, _P, g, _T), "dot_attention") for k, g in GATHERS.items()]
-    made += [Case(f"sum: {k}", attention(_S, _V, _P, _G, t), "dot_attention") for k, t in SUMS.items()]
-    made += [
-        Case(f"softmax: {k}", attention(_S, _V, p, _G, _T), "dot_attention") for k, p in SOFTMAXES.items()
-    ]
+    made = []
+    for k in range(max(map(len, (GATHERS, SUMS, SOFTMAXES)))):  # each of them once, in a case with the others
+        (g, gather), (t, total), (p, softmax) = (
+            list(table.items())[k % len(table)] for table in (GATHERS, SUMS, SOFTMAXES)
+        )
+        made.append(Case(f"{g}; {t}; {p}", attention(_S, _V, softmax, gather, total), "dot_attention"))
     made += [
         Case(f"weights: {k}", attention(_S, _V, _P, _G, _T, c), form) for k, (c, form) in COMBINES.items()
     ]

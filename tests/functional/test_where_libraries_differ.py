@@ -9,7 +9,7 @@ import random
 
 import pytest
 import torch
-from covering import EXHAUSTIVE
+from covering import EXHAUSTIVE, exhaustive
 from many_terms import DEGREE
 
 import dfgnn
@@ -79,6 +79,7 @@ def test_torch_2_13_compiled_backward_of_gather_stops_at_256(one_thread):
         assert gradient(theirs) == 4992 and gradient(torch.compile(theirs)) == 256
 
 
+@exhaustive
 def test_pyg_2_8_compiled_gatconv_loses_a_super_node(one_thread):
     """The mean of as many 1s as 3s; torch_geometric's layer gives 4.0 with torch 2.13.0."""
     x = torch.tensor([1.0, 3.0]).repeat(DEGREE // 2).view(-1, 1).bfloat16()
@@ -92,6 +93,7 @@ def test_pyg_2_8_compiled_gatconv_loses_a_super_node(one_thread):
         assert torch.compile(theirs)(x, STAR)[0] == 4
 
 
+@exhaustive
 def test_pyg_2_8_compiled_softmax_of_5000_equal_scores(one_thread):
     """In bfloat16: weights of torch_geometric's softmax sum to 19.5; ours to 1."""
     index, score = STAR[1], torch.ones(DEGREE, 1, dtype=torch.bfloat16)
@@ -288,6 +290,7 @@ def test_dgl_1_1_3_masks_in_files(tmp_path):
         assert read.dtype == dtype and torch.equal(read.bool(), mask)
 
 
+@exhaustive
 def test_pyg_2_8_peak_memory_of_compiled_layers():
     """A compiled GATConv or TransformerConv peaks at 0.46 to 1.33 tensors of E x H x C where sums along an
     index are left to eager code, as on two threads, ours at none."""

@@ -95,8 +95,10 @@ def test_training_without_a_break(name, device):
     assert backend.frame_count <= 2
 
 
+@exhaustive
 def test_inductor(device):
-    """A layer with loops and edge attributes in training, and not a warning."""
+    """A layer with loops and edge attributes in training, and not a warning; as test_compiled_like_float64 on
+    sizes that change."""
     model = GATConv(9, 4, heads=3, edge_dim=5).to(device)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"dfgnn")
