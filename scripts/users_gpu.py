@@ -4,7 +4,7 @@ Each way of training a case has its own process, and all make the same model and
 
 eager      the repository with the libraries alone
 inductor   its modules by ``torch.compile``; reduce-overhead is the same with CUDA graphs
-run        as it is under ``python -m dfgnn.run``
+run        as it is under ``python -m dfgnn.run``; run --capture the same with that flag
 line       the same with the changed lines of the case
 capture    the same as run, its step by ``dfgnn.capture``
 compile    its modules by ``torch.compile(backend="dfgnn")``; compile, reduce-overhead with CUDA graphs;
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
 import json
 import math
@@ -55,9 +54,9 @@ import users
 from users_table import AGREE, disagreement
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-WAYS = (*UPSTREAM, "run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture",
-        "inductor, capture")  # fmt: skip
-BY_RUN = ("run", "line", "capture")
+WAYS = (*UPSTREAM, "run", "run --capture", "line", "capture", "compile", "compile, reduce-overhead",
+        "compile, capture", "inductor, capture")  # fmt: skip
+BY_RUN = ("run", "run --capture", "line", "capture")
 CONFIGURATIONS = (("base", "float32"), ("large", "float32"), ("large", "bfloat16"))
 #: Turns of timing, at least and at most.
 LEAST_TURNS, MOST_TURNS = 4, 16
@@ -74,20 +73,17 @@ def use_cores(cores: set[int]) -> None:
             os.sched_setaffinity(int(thread), cores)
 
 
-def compile_modules(model: torch.nn.Module, way: str, record_numbers: bool) -> None:
-    """Compiles the model, or the modules of a list, in place. record_numbers: of code that asks for
-    ``int(index.max())``; PyTorch cannot do it with all code."""
+def compile_modules(model: torch.nn.Module, way: str) -> None:
+    """Compiles the model, or the modules of a list, in place."""
     mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
-    if way.startswith("compile"):
-        from dfgnn.compiling import backend
-
-        options: dict[str, Any] = {"backend": functools.partial(backend, mode=mode)}
-    else:
-        options = {"mode": mode}
-    torch._dynamo.config.capture_scalar_outputs = record_numbers
     parts = model if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)) else [model]
     for part in parts.values() if isinstance(parts, torch.nn.ModuleDict) else parts:
-        part.compile(**options, dynamic=False)
+        if way.startswith("compile"):
+            import dfgnn
+
+            part._compiled_call_impl = dfgnn.compile(part._call_impl, mode=mode, dynamic=False)
+        else:
+            part.compile(mode=mode, dynamic=False)
 
 
 class Way:
@@ -107,15 +103,6 @@ class Way:
 
     def prepare(self, size: str, dtype: str) -> dict[str, Any]:
         """Builds the case and takes three steps, of which the first compiles."""
-        if not self.way.startswith("compile"):
-            return self.try_to_prepare(size, dtype, False)
-        try:  # as dfgnn.run --compile does
-            return self.try_to_prepare(size, dtype, True)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            print(f"with capture_scalar_outputs: {error}", file=sys.stderr)
-        return {**self.try_to_prepare(size, dtype, False), "record_numbers": False}
-
-    def try_to_prepare(self, size: str, dtype: str, record_numbers: bool) -> dict[str, Any]:
         use_cores(self.others)
         self.model = self.loss_of = self.optimizer = None
         torch._dynamo.reset()
@@ -129,9 +116,9 @@ class Way:
             self.model.to(self.device)  # torch.Tensor(sizes) does not know the default device
         self.autocast = dtype != "float32"
         if self.way.partition(",")[0] in ("inductor", "reduce-overhead", "compile"):
-            compile_modules(self.model, self.way, record_numbers)
+            compile_modules(self.model, self.way)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
-        if self.way.endswith("capture"):
+        if self.way == "capture" or self.way.endswith(", capture"):
             import dfgnn
 
             self.captured = dfgnn.capture(self.loss_under_autocast, self.model, self.optimizer)
@@ -155,7 +142,7 @@ class Way:
     def step(self) -> torch.Tensor:
         torch.manual_seed(self.steps)
         self.steps += 1
-        if self.way.endswith("capture"):
+        if self.way == "capture" or self.way.endswith(", capture"):
             return self.captured()
         self.optimizer.zero_grad()
         loss = self.loss_under_autocast()
@@ -371,7 +358,14 @@ class Driver:
                 continue
             command = [sys.executable]
             if way in BY_RUN:
-                command += ["-m", "dfgnn.run", *case.options, "--json", str(into / f"{way}.json")]
+                command += [
+                    "-m",
+                    "dfgnn.run",
+                    *way.split()[1:],
+                    *case.options,
+                    "--json",
+                    str(into / f"{way}.json"),
+                ]
             command += [str(Path(__file__).resolve()), "--worker", case.case, "--way", way]
             command += ["--device", device, str(ours if way == "line" else theirs)]
             made[way] = command
@@ -413,9 +407,11 @@ class Driver:
             finally:
                 for way in ways.values():
                     way.end()
-                reports = {name: into / f"{name}.json" for name in ("run", "line")}
+                reports = {name: into / f"{name}.json" for name in ("run", "run --capture", "line")}
                 row["reports"] = {
-                    name: {key: told[key] for key in ("layers", "served", "own_attention", "traced")}
+                    name: {
+                        key: told[key] for key in ("layers", "served", "own_attention", "traced", "captured")
+                    }
                     for name, file in reports.items()
                     if file.exists() and (told := json.loads(file.read_text()))
                 }
@@ -479,7 +475,7 @@ class Driver:
             fastest = min(ours, key=lambda name: min(found[name]["ms"]), default=None)
             for name in timed:
                 found[name].update(asked(name, do="memory"))
-                if name in ("eager", "run", fastest):
+                if name in ("eager", "run", "run --capture", fastest):
                     found[name].update(asked(name, do="record"))
         return {"ways": found, "disagreement": round(apart, 4)}
 

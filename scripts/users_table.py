@@ -16,7 +16,7 @@ UPSTREAM = ("eager", "inductor", "reduce-overhead")
 ONE_LINE = ("run", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture")
 #: How far from the least time of a way that of a second turn may be.
 AGREE = 0.05
-_KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_seconds", "record_numbers")
+_KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_seconds")
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +14,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ..runtime import torch_internals as internals
 from ..runtime.cuda_graphs import captured_step, capturing
 from . import samples
+from .constants import LEARNING_RUNS, Constants
 from .padded_batch import Buffers
-from .padding import KnownValues, Padding, WithoutDropout
+from .padding import Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
-from .state import Snapshot, buffers_stay, without_dropout
+from .state import Snapshot, buffers_stay, tensors_of, without_dropout
 
 # The tolerances of `_compare`: relative, of a loss and of a gradient; and the share of the norm of all
 # gradients that counts as nothing. Padding that counts by mistake changes a loss by about the share of padded
@@ -41,6 +41,7 @@ class Body:
     ):
         self.loss_fn, self.model, self.optimizer, self.before_step = loss_fn, model, optimizer, before_step
         self.device, self.check, self.debug = device, check, debug
+        self.modified: dict[int, Any] = {}  # of `Constants`
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
 
@@ -87,9 +88,9 @@ class Body:
     def eager(self, sample: Sample) -> Any:
         return self.step(self.unpadded(sample))
 
-    def recorded(self, run: Callable[[], Any]) -> Callable[[], Any]:
+    def recorded(self, run: Callable[[], Any], constants: Constants | None = None) -> Callable[[], Any]:
         """A function that replays a CUDA graph of ``run`` and returns the same tensors every time; with debug
-        ``run`` itself. The warm-up's changes are undone."""
+        ``run`` itself. The warm-up's changes are undone. constants: of a step that never changes."""
         if self.debug:
             return run
         if self._stream is None:
@@ -99,9 +100,10 @@ class Body:
         self._stream.wait_stream(current)
         try:
             with torch.cuda.stream(self._stream):
-                run()
+                for _ in range(1 if constants is None else LEARNING_RUNS):
+                    run()
                 self._stream.synchronize()
-                with _no_waiting():
+                with no_waiting(constants):
                     run()
         finally:
             current.wait_stream(self._stream)
@@ -132,7 +134,7 @@ def _detached(out: Any) -> Any:
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
+def no_waiting(constants: Constants | None) -> Iterator[None]:
     """A context in which waiting for the device raises an error that says what to change."""
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
@@ -141,11 +143,13 @@ def _no_waiting() -> Iterator[None]:
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
+        waited = constants.waited if constants is not None else ""
         raise RuntimeError(
             "dfgnn.capture: the step waits for the device, which a CUDA graph cannot hold: look at the line "
-            "of loss_fn or before_step above. Shapes that depend on values (x[mask], unique), .item(), "
-            "prints and tensors made from numbers on the host do that; in a compiled model also "
-            "int(index.max()), which softmax of torch_geometric asks without num_nodes"
+            f"of loss_fn or before_step above{waited and f' ({waited})'}. Shapes that depend on values "
+            "(x[mask], unique), .item(), prints and tensors made from numbers on the host do that, unless "
+            "the batch stays the same and the values come of it and other constants alone; in a compiled "
+            "model also int(index.max()), which softmax of torch_geometric asks without num_nodes"
         ) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
@@ -190,10 +194,11 @@ class Replay:
         self._objects = samples.objects_in(batch)
         self._state = self._now()
         self._args = body.unpadded(sample)
-        self._known = KnownValues()
-        tensors = samples.take_apart(self._args).tensors
-        self._bounds = bounds_of(tensors, samples.levels_of(sample), sample.sizes)
-        self._run = body.recorded(self._step)
+        self._constants = Constants(
+            body.device, lambda: tensors_of(body.model, body.optimizer), body.modified
+        )
+        self._run = body.recorded(self._step, self._constants)
+        self._constants.settle()  # the warm-up's end has restored buffers
 
     def _now(self) -> list[tuple[int, int]]:
         return [(x._version, x.data_ptr()) for x in self._inputs]
@@ -202,40 +207,14 @@ class Replay:
         """Whether the batch consists of the same tensors, and none was written to."""
         held = samples.objects_in(batch)
         same = len(held) == len(self._objects) and all(map(operator.is_, held, self._objects))
-        return same and self._state == self._now()
+        return same and self._state == self._now() and self._constants.is_current()
 
     def _step(self) -> Any:
-        with Padding({}, self._bounds, self._known) as mode, _compiled_outside(mode, self._body.model):
-            out = self._body.step(self._args)
-        self._known.learns = False  # the first warm-up looks for True values and waits; later runs must not
-        return out
+        with self._constants.running():
+            return self._body.step(self._args)
 
     def __call__(self) -> Any:
         return _copies(self._run(), lambda x: x)
-
-
-@contextmanager
-def _compiled_outside(mode: Padding, model: nn.Module) -> Iterator[None]:
-    """A context in which compiled modules run without the mode, which a compiler would compile with them."""
-    before = [
-        (module.__dict__, name, module.__dict__[name]) for module in compiled_modules(model)
-        for name in internals.compiled_calls(module)
-    ]  # fmt: skip
-
-    def outside(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        mode.__exit__(None, None, None)
-        try:
-            return call(*args, **kwargs)
-        finally:
-            mode.__enter__()
-
-    for attributes, name, call in before:
-        attributes[name] = functools.partial(outside, call)
-    try:
-        yield
-    finally:
-        for attributes, name, call in before:
-            attributes[name] = call
 
 
 def compiled_modules(module: nn.Module) -> list[nn.Module]:

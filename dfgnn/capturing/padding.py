@@ -3,8 +3,7 @@
 While a padded step runs, ``F.batch_norm`` in training, the mean, sum, variance or deviation over all rows
 (one per node, edge or graph), and the losses of ``torch.nn.functional`` leave out rows that are not in use.
 The largest value of an index (``int(batch.max()) + 1``, as pooling asks) is that of the capacity, so that
-nothing waits. In a step that never changes, the largest value of an index and the rows of ``x[mask]`` are
-known from the warm-up.
+nothing waits.
 """
 
 from __future__ import annotations
@@ -43,17 +42,11 @@ _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 class Padding(TorchFunctionMode):
     """The mode of a padded step. masks: for each capacity a bool ``[capacity]`` that is True for rows in use.
-    bounds: for each tensor of ids (begin, end) of its addresses, and the number of possible ids. known: of a
-    step that never changes."""
+    bounds: for each tensor of ids (begin, end) of its addresses, and the number of possible ids."""
 
-    def __init__(
-        self,
-        masks: dict[int, Tensor],
-        bounds: list[tuple[int, int, int]],
-        known: KnownValues | None = None,
-    ):
+    def __init__(self, masks: dict[int, Tensor], bounds: list[tuple[int, int, int]]):
         super().__init__()
-        self.masks, self.bounds, self.known = masks, bounds, known
+        self.masks, self.bounds = masks, bounds
         self._counts: dict[int, _Counts] = {}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -102,34 +95,6 @@ class _Running(NamedTuple):
     eps: float
 
 
-class KnownValues:
-    """Where masks of a step that never changes are True, and the largest values of its indices, so that
-    ``x[mask]`` and ``int(index.max())`` need not wait for the device; stored while ``learns``."""
-
-    def __init__(self) -> None:
-        self.learns = True
-        self._places: dict[int, tuple[Tensor, Tensor]] = {}
-        self._largest: dict[tuple, tuple[Tensor, Tensor]] = {}
-
-    def largest_of(self, index: Tensor) -> Tensor | None:
-        """The largest value of an integer tensor, on the host, if it lies in a tensor that the step reads.
-        What the step makes has another identity in each run, and what it writes to another version."""
-        owner = index if index._base is None else index._base
-        if index.is_floating_point() or not index.numel() or owner.is_inference():
-            return None
-        key = id(owner), owner._version, index.storage_offset(), index.shape, index.stride()
-        if self.learns and key not in self._largest:
-            self._largest[key] = owner, index.max().cpu()
-        known = self._largest.get(key)
-        return None if known is None else known[1]
-
-    def places_of(self, mask: Tensor) -> Tensor | None:
-        if self.learns and id(mask) not in self._places:
-            self._places[id(mask)] = mask, mask.nonzero().squeeze(1)
-        known = self._places.get(id(mask))
-        return None if known is None else known[1]
-
-
 class WithoutDropout(TorchFunctionMode):
     """A mode without dropout, for comparing two runs whose dropout masks would differ."""
 
@@ -164,19 +129,6 @@ def _largest(mode: Padding, func, args, kwargs):
         bound = mode.bound_of(x)
         if bound is not None:
             return torch.tensor(bound - 1)  # on the host, where the caller reads it without waiting
-        largest = None if mode.known is None else mode.known.largest_of(x)
-        if largest is not None:
-            return largest.clone()
-    return func(*args, **kwargs)
-
-
-def _selected(mode: Padding, func, args, kwargs):
-    if mode.known is not None and len(args) == 2 and isinstance(args[1], Tensor):
-        x, mask = args
-        if mask.dtype == torch.bool and mask.dim() == 1 and len(x) == len(mask):
-            places = mode.known.places_of(mask)
-            if places is not None:
-                return x.index_select(0, places)
     return func(*args, **kwargs)
 
 
@@ -370,5 +322,4 @@ _RULES: dict[Any, Callable] = {
     **dict.fromkeys(_TOTALS, _total),
     **dict.fromkeys(_SPREADS, _spread),
     **dict.fromkeys(_LARGEST, _largest),
-    Tensor.__getitem__: _selected,
 }

@@ -101,7 +101,7 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device):
         self._device = device
-        self._tensors = [(x, x.detach().clone()) for x in _tensors(model, optimizer)]
+        self._tensors = [(x, x.detach().clone()) for x in tensors_of(model, optimizer)]
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
@@ -124,7 +124,8 @@ class Snapshot:
         return self._cuda is not None and not torch.equal(self._cuda, torch.cuda.get_rng_state(self._device))
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[Tensor]:
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[Tensor]:
+    """All tensors that a step may change."""
     yield from model.parameters()
     yield from model.buffers()
     if optimizer is None:

@@ -72,21 +72,23 @@ def capture(
     that mix rows need them. Each new capacity is checked: loss and gradients with and without padding.
 
     **A graph that stays the same**: where a step is called with the same object as the call before, or with
-    nothing, it is captured without padding; selections by masks and largest values of indices
-    (``out[data.train_mask]``, ``int(data.edge_index.max())``) are allowed where these do not change. It is
-    captured again where a tensor of the batch was modified or replaced, which takes as long as many steps;
-    other tensors that ``loss_fn`` reads must not be modified. Here the model may be compiled, which makes its
-    kernels fewer: ``model = dfgnn.compile(model)``, of which ``loss_fn`` calls the result, or
-    ``model.compile(backend="dfgnn")``. Attention of any size is then on dfgnn's kernels.
+    nothing, it is captured without padding; and what depends on values, and would wait, is allowed where it
+    comes of constants alone (``out[data.train_mask]``, ``int(edge_index.max())``, ``unique``, tensors made on
+    the host): of tensors that exist before the step and that it does not write to, other than parameters,
+    floating-point buffers and the optimizer's state, by operations without random numbers. It is captured
+    again where a tensor of the batch was modified or replaced, or one of which such values are known was
+    modified, which takes as long as many steps; other tensors must not be modified. Here the model may be
+    compiled, which makes its kernels fewer: ``model = dfgnn.compile(model)``, of which ``loss_fn`` calls the
+    result, or ``model.compile(backend="dfgnn")``. Attention of any size is then on dfgnn's kernels.
 
     **What may change between steps**: values of parameters, buffers and the optimizer's state, and learning
     rates, by a scheduler or by hand. A change of other settings (``train`` and ``eval`` of any module,
     ``requires_grad``, dropout, betas and decay, a loaded state) is noticed: one step runs eagerly, and new
     CUDA graphs are captured. Other Python values that ``loss_fn`` reads stay those of the capture.
 
-    **Not supported**: shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints: an
-    error says where. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose steps wait: use
-    bfloat16. ``.grad`` is None after a step: use ``before_step``.
+    **Not supported**: other shapes that depend on values (``x[x > 0]``, ``unique``), ``.item()`` and prints:
+    an error says where, and what varies. Typed layers (RGAT, HGT) with edges that change. GradScaler, whose
+    steps wait: use bfloat16. ``.grad`` is None after a step: use ``before_step``.
 
     Args:
         loss_fn: called with the batch; returns the loss, or a tuple of it and other tensors; without an

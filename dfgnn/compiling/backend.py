@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.fx import GraphModule
 
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
+from . import operations
+from .integers_first import integers_first
 from .report import Report
 from .rewrite import rewritten
 
@@ -26,12 +27,25 @@ def backend(
 ) -> Callable[..., Any]:
     """What ``torch.compile(model, backend="dfgnn")`` calls with each graph."""
     options, least = _options(mode, options)
-    if least is None and cuda_graphs.in_captured_step():
-        least = 0  # launches cost nothing in its CUDA graph, and edges that stay the same are sorted before
+    whole = None
+    if cuda_graphs.in_captured_step():
+        # Launches cost nothing in its CUDA graph, and edges that stay the same are sorted before.
+        least = 0 if least is None else least
+        graph_module, example_inputs, whole = integers_first(graph_module, example_inputs)
     options = internals.inductor_options(mode, options)
     replayed = options.get("triton.cudagraphs", internals.inductor_uses_cuda_graphs())
-    made = told(graph_module, least, replayed)
-    return internals.compile_fx(made, example_inputs, options, ours=made is not graph_module)
+    made, report = rewritten(graph_module, least, replayed)
+    asks = bool(operations.numbers(made.graph))
+    if asks and (replayed or made is graph_module):
+        internals.NumbersRecorded.restart()
+    try:
+        compiled = internals.compile_fx(made, example_inputs, options, ours=made is not graph_module)
+    except Exception:
+        if asks:  # not all code can be compiled with symbols for them
+            internals.NumbersRecorded.restart()
+        raise
+    tell(report)
+    return compiled if whole is None else whole(compiled)
 
 
 def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:
@@ -48,14 +62,11 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str
     return of_inductor, least
 
 
-def told(graph_module: GraphModule, min_elements: int | None = None, replayed: bool = False) -> GraphModule:
-    """The rewritten graph, when it was told what was found."""
-    made, report = rewritten(graph_module, min_elements, replayed)
+def tell(report: Report) -> None:
     for found in report.found:
         (_log.info if found.form or found.left else _log.warning)("%s", found)
     for listen in listeners:
         listen(report)
-    return made
 
 
 def compile(
@@ -108,4 +119,4 @@ def compile(
         return lambda model: compile(model, dynamic=dynamic, mode=mode, options=options, fullgraph=fullgraph)
     if not callable(model):
         raise TypeError(f"dfgnn.compile: model: expected a module or a function, got {type(model).__name__}")
-    return torch.compile(model, backend=call, dynamic=dynamic, fullgraph=fullgraph)
+    return internals.compiled(model, call, dynamic, fullgraph)

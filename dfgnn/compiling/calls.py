@@ -11,8 +11,8 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from ..runtime.attention_options import EdgeTerm, Projected
 from ..runtime.compiling import is_plain
 from .operations import found_true
 
+F = TypeVar("F", bound=Callable[..., Tensor])
 #: A tensor, and the steps that make rows of it.
 Spec: TypeAlias = tuple[Tensor, tuple]
 #: Factors or terms, whose product or sum is meant.
@@ -55,8 +56,37 @@ def edge_pair(first: Tensor, first_row: int, second: Tensor, second_row: int) ->
     """`compiler_graph.edge_pair`, or within CUDA graphs, whose replays have to read the given tensors, the
     same in plain operations."""
     given = first, first_row, second, second_row
-    plain = in_cuda_graphs.is_recorded(first)
-    return compiler_graph.stacked(*given) if plain else compiler_graph.edge_pair(*given)
+    if in_cuda_graphs.is_recorded(first):
+        return compiler_graph.stacked(*given)
+    made = compiler_graph.edge_pair(*given)
+    if is_plain(made):
+        made._dfgnn_given = first, second  # type: ignore[attr-defined]
+    return made
+
+
+def _of_edges(call: F) -> F:
+    """A function of an ``edge_index``, whose backward raises where that was modified since, as PyTorch's
+    gathers and sums do."""
+
+    @functools.wraps(call)
+    def checked(edge_index: Tensor, *args: Any) -> Tensor:
+        out = call(edge_index, *args)
+        if out.requires_grad and is_plain(edge_index) and not torch.compiler.is_compiling():
+            given = getattr(edge_index, "_dfgnn_given", (edge_index,))
+            if not any(map(Tensor.is_inference, given)):
+                out.register_hook(functools.partial(_check_unmodified, [(x, x._version) for x in given]))
+        return out
+
+    return checked  # type: ignore[return-value]
+
+
+def _check_unmodified(given: list[tuple[Tensor, int]], grad: Tensor) -> None:
+    for x, version in given:
+        if x._version != version:
+            raise RuntimeError(
+                "dfgnn: edge_index: expected the edges of forward, got a tensor that has been modified by an "
+                f"inplace operation: it is at version {x._version}, expected version {version}; modify a copy"
+            )
 
 
 def _graph(edge_index: Tensor, num_src: Any, num_dst: Any) -> Any:
@@ -171,6 +201,7 @@ def _known(x: Tensor, value: Tensor) -> Tensor:
 # ---- attention ---------------------------------------------------------------------------------------------
 
 
+@_of_edges
 def score_attention(
     edge_index: Tensor, summed: Summed, softmax: Softmaxed, score: Spec, value: Specs, at_edges: bool
 ) -> Tensor:
@@ -187,6 +218,7 @@ def score_attention(
         return _as_summed(out, summed)
 
 
+@_of_edges
 def gat_attention(
     edge_index: Tensor, summed: Summed, softmax: Softmaxed,
     terms: tuple[Specs, Specs, Specs], slope: float, value: Specs, value_feat: Specs,
@@ -206,6 +238,7 @@ def gat_attention(
         return _as_summed(out, summed)
 
 
+@_of_edges
 def gatv2_attention(
     edge_index: Tensor, summed: Summed, softmax: Softmaxed,
     terms: tuple[Specs, Specs, Specs], att: Specs, slope: float, scale: float,
@@ -226,6 +259,7 @@ def gatv2_attention(
         return _as_summed(out, summed)
 
 
+@_of_edges
 def dot_attention(
     edge_index: Tensor, summed: Summed, softmax: Softmaxed,
     ends: tuple[Specs, Specs, Layout], scale: float, bias: Specs, value: Specs, edges: tuple[tuple, tuple],
@@ -239,9 +273,14 @@ def dot_attention(
         values = _by_head(product(value), layout, like.dtype)
         graph = _graph(edge_index, keys.shape[0], like.shape[dim])
         edge = _edge_terms(edges, (key_layout, layout), like.dtype, values.shape[1])
+        of_edges = _known(_scores(total(bias), layout), values) if bias else None
+        if edge is not None and edge.value is not None and edge.key is not edge.value and in_scores(edge.key):
+            rows = queries.index_select(0, edge_index[1])
+            of_key = scale * (rows * edge.key).sum(-1, dtype=_ops.acc_type(like.dtype))
+            of_edges = of_key if of_edges is None else of_key + of_edges
+            edge = EdgeTerm(value=edge.value)
         out = functional.dot_attention(
-            graph, queries, keys, values, scale=scale,
-            bias=_known(_scores(total(bias), layout), values) if bias else None, edge=edge,
+            graph, queries, keys, values, scale=scale, bias=of_edges, edge=edge,
             **_options(layout, softmax, values),
         )  # fmt: skip
         return _as_summed(out, summed)
@@ -285,6 +324,12 @@ def folds(attr: Tensor, heads: int, width: int) -> bool:
     return attr.shape[1] * heads <= width and found_true(attr.shape[0] * width > MOST_UNFOLDED)
 
 
+def in_scores(key: Tensor | Projected | None) -> bool:
+    """Whether the products of queries with the key's own term of edges are left to the compiler, in kernels
+    with what computes the term: on a GPU `functional.dot_attention` launches more for two different terms."""
+    return isinstance(key, Tensor) and key.is_cuda and not is_plain(key)
+
+
 def _same_terms(a: tuple, b: tuple) -> bool:
     if a[0] != b[0]:
         return False
@@ -296,6 +341,7 @@ def _same_terms(a: tuple, b: tuple) -> bool:
 # ---- softmax and sums alone -------------------------------------------------------------------------------
 
 
+@_of_edges
 def edge_softmax(edge_index: Tensor, like: Tensor, dim: int, sink: Sink, score: Tensor, dtype: Any) -> Tensor:
     """The user's segment softmax, edges along dim. like: a tensor with a row per segment."""
     with _ours(score):
@@ -305,6 +351,7 @@ def edge_softmax(edge_index: Tensor, like: Tensor, dim: int, sink: Sink, score: 
         return _ops.as_type(out, dtype).movedim(0, dim)
 
 
+@_of_edges
 def weighted_sum(edge_index: Tensor, summed: Summed, weights: Specs, value: Specs) -> Tensor:
     """The user's segment sum of weights of edges times values of sources."""
     like, dim, _, layout = summed

@@ -96,6 +96,11 @@ def _sizes(given: Any) -> Any:
     return tuple(given)
 
 
+def sizes_of(node: Node) -> tuple:
+    """The sizes that a call of zeros or full is given."""
+    return tuple(_sizes(arguments(node)["size"]))
+
+
 def value(node: Any) -> Any:
     """The tensor without values, or the size, that Dynamo found for a node."""
     return node.meta.get("example_value") if isinstance(node, Node) else node
@@ -126,6 +131,44 @@ def found_true(condition: Any, unknown: bool = False) -> bool:
     from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 
     return bool((guard_or_true if unknown else guard_or_false)(condition))
+
+
+# ---- numbers that depend on values ------------------------------------------------------------------------
+
+
+def numbers(graph: Graph) -> list[Node]:
+    """The nodes that are ``tensor.item()``."""
+    return [node for node in graph.nodes if name(node) == "item" and not isinstance(value(node), Tensor)]
+
+
+def is_of_values(size: Any) -> bool:
+    """Whether a size depends on values of tensors."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return isinstance(size, torch.SymInt) and bool(free_unbacked_symbols(size))
+
+
+def without_unneeded_numbers(graph: Graph) -> None:
+    """Removes numbers that only the compiler's own checks of them still read: their computation waits for a
+    GPU."""
+    for node in numbers(graph):
+        found, todo = [node], [node]
+        while todo:
+            more = [user for user in todo.pop().users if user not in found]
+            found, todo = found + more, todo + more
+        if all(_is_of_numbers(x) for x in found[1:]):
+            order = {x: k for k, x in enumerate(graph.nodes)}
+            inner = [x for x in node.all_input_nodes if name(x) == "max"]
+            for x in sorted(found, key=order.__getitem__, reverse=True) + inner:
+                if not x.users:
+                    graph.erase_node(x)
+
+
+def _is_of_numbers(node: Node) -> bool:
+    if node.target is internals.assert_scalar:
+        return True
+    found = value(node)
+    return isinstance(found, (torch.SymInt, torch.SymBool, torch.Size)) and not written(node)
 
 
 # ---- operations in place ----------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ class _Rewriter:
         operations.without_likeness(self.graph)
         self.forms = Products(operations.without_writes(self.graph))
         self.grad = _grad_modes(nodes)
+        self._bound_segments(nodes)
         found = Recogniser(nodes, self.forms)
         for refused in found.refused:
             self.report.found.append(Found(report.place_of(refused.node), "", refused.reason))
@@ -94,6 +95,7 @@ class _Rewriter:
         for plan in sorted(plans, key=lambda plan: order[plan.node]):
             self._emit(plan)
         self._remove_unused(nodes)
+        operations.without_unneeded_numbers(self.graph)
 
     # ---- what may be rewritten -----------------------------------------------------------------------------
 
@@ -254,6 +256,73 @@ class _Rewriter:
             elif found is not None:
                 plans.append(_Plan(node, *found, padded.FORM, None))
         return plans
+
+    # ---- int(index.max()) + 1 segments ---------------------------------------------------------------------
+
+    def _bound_segments(self, nodes: list[Node]) -> None:
+        """Gives tensors of that many segments, of which only the rows at the index are read, as many rows as
+        another tensor has that is indexed by it: no index is larger, and the number is not needed."""
+        if not operations.numbers(self.graph):
+            return
+        sizes: dict[Any, list[tuple[Node, int]]] = {}
+        for node in nodes:
+            gathered, total = self.forms.gather(node), self.forms.sum(node)
+            if gathered is not None:
+                sizes.setdefault(gathered.at.key, []).append((gathered.source, gathered.dim))
+            if total is not None:
+                sizes.setdefault(total.at.key, []).append((total.base, total.dim))
+        order = {node: k for k, node in enumerate(nodes)}
+        for node in nodes:
+            dims = [k for k, size in enumerate(shape(node)) if operations.is_of_values(size)]
+            if len(dims) != 1 or name(node) not in ("zeros", "full") or self.forms.is_written(node):
+                continue
+            key = self._read_at(node, dims[0])
+            for source, dim in sizes.get(key, ()):
+                size = shape(source)[dim]
+                if not operations.is_of_values(size) and (
+                    isinstance(size, int) or order[source] < order[node]
+                ):
+                    self._resize(node, dims[0], size, (source, dim))
+                    break
+
+    def _read_at(self, base: Node, dim: int) -> Any:
+        """The key of the index at which alone rows of a new tensor, or of what is summed into it, are read
+        and written; None: there is no such index."""
+        keys, todo = set(), [base]
+        while todo:
+            node = todo.pop()
+            for user in node.users:
+                gathered, total, most = (
+                    self.forms.gather(user),
+                    self.forms.sum(user),
+                    self.forms.maximum(user),
+                )
+                if gathered is not None and gathered.source is node and gathered.dim == dim:
+                    keys.add(gathered.at.key)
+                    continue
+                if total is not None and total.base is node and total.dim == dim:
+                    keys.add(total.at.key)
+                elif most is not None and arguments(user)["input"] is node and most[1] == dim:
+                    keys.add(most[2].key)
+                elif name(user) not in ("add", "clamp", "clamp_min", "detach") or user.all_input_nodes != [
+                    node
+                ]:
+                    return None
+                todo.append(user)
+        return keys.pop() if len(keys) == 1 else None
+
+    def _resize(self, node: Node, dim: int, size: Any, source: tuple[Node, int]) -> None:
+        sizes = list(operations.sizes_of(node))
+        if isinstance(size, int):
+            sizes[dim] = size
+        else:
+            with self.graph.inserting_before(node):
+                sizes[dim] = self.graph.call_method("size", source)
+            sizes[dim].meta = {"example_value": size}
+        fill = arguments(node).get("fill_value")
+        node.args = (tuple(sizes),) if fill is None else (tuple(sizes), fill)
+        node.kwargs = {word: x for word, x in node.kwargs.items() if word not in ("size", "fill_value")}
+        self.changed = True
 
     # ---- changing the graph --------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ import torch
 from ..compat import install_as_dgl
 from ..switch import pieces
 from . import own
+from .captured import Captured
+from .captured import lines as of_captured
 from .compiled import Compiled
 from .gains import Gains
 from .gains import lines as of_gains
@@ -53,6 +55,8 @@ def text(report: dict[str, Any]) -> str:
             lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
     if report["compiled"] is not None:
         lines += _compiled(report["compiled"])
+    if report["captured"] is not None:
+        lines += of_captured(report["captured"])
     if report["gains"] is not None:
         lines += of_gains(report["gains"])
     lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
@@ -129,6 +133,7 @@ class _Run:
         self.in_calling_thread = _backward_in_calling_thread(args)
         takes_own = args.compile or (args.impl == "dfgnn" and not args.as_written)
         self.compiled = Compiled(layers.started, args.compile) if takes_own else None
+        self.captured = Captured() if args.capture else None
         self.gains = Gains() if args.gain else None
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
@@ -144,8 +149,9 @@ class _Run:
         self.layers.install()
         if self.compiled is not None:
             self.compiled.install()
-        if self.gains is not None:
-            self.gains.install()
+        for part in (self.captured, self.gains):
+            if part is not None:
+                part.install()
         self.served_before = pieces.served.copy()
         self.begin = time.perf_counter()
         try:
@@ -190,14 +196,16 @@ class _Run:
             ],
             "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
             "traced": traced, "sampling_seconds": 0.0 if self.compiled is None else self.compiled.seconds,
+            "captured": None if self.captured is None else self.captured.rows(),
             "gains": None if self.gains is None else self.gains.rows(),
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
         }  # fmt: skip
         if self.compiled is not None:
             self.compiled.remove()
-        if self.gains is not None:
-            self.gains.remove()
+        for part in (self.captured, self.gains):
+            if part is not None:
+                part.remove()
         self.layers.remove()
         self._say(text(report))
         if self.json is not None:
@@ -232,6 +240,11 @@ def main(argv: list[str] | None = None) -> int:
         "--compile", action="store_true", help="compile modules with message passing of their own"
     )
     parser.add_argument(
+        "--capture",
+        action="store_true",
+        help="replay calls of models that stay the same as CUDA graphs",
+    )
+    parser.add_argument(
         "--as-written", action="store_true", help="trace no module with message passing of its own"
     )
     parser.add_argument(
@@ -253,8 +266,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.json is not None and not args.json.absolute().parent.is_dir():
         parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
-    if args.gain and args.compile:
-        parser.error("--gain: expected it without --compile, which it is compared with")
+    if args.gain and (args.compile or args.capture):
+        parser.error("--gain: expected it without --compile and --capture, which it is compared with")
+    if args.compile and args.capture:
+        parser.error("--capture: expected it without --compile")
     if args.force and not args.as_dgl:
         parser.error("--force: expected --as-dgl with it")
     if args.as_dgl:

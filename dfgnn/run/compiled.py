@@ -6,8 +6,8 @@ By default PyTorch's compiler records its operations, attention among them becom
 (:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
 those of the script up to rounding. The first call of each class in training is a sample: copies of the module
 run forward and backward, as written and traced. The class is traced from then on where that was faster and
-gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one),
-modules stay as written.
+gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one for
+batches that change), modules stay as written.
 
 With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
 a module within another one is compiled as a part of that.
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Proxy
 from torch.utils._pytree import tree_leaves
 
-from ..compiling import backend
+from ..compiling import compile
 from ..compiling.backend import listeners
 from ..compiling.report import Report
 from ..compiling.rewrite import rewritten
@@ -78,8 +78,6 @@ class Compiled:
         nn.Module.__init__ = __init__  # type: ignore[method-assign, assignment]
         self._undo.append(lambda: setattr(nn.Module, "__init__", construct))
         if self.by_inductor:
-            # Code that asks for int(index.max()) would else end the graph between a softmax and its sum.
-            internals.let_dynamo_record_numbers()
             listeners.append(self.reports.append)
             self._undo.append(lambda: listeners.remove(self.reports.append))
         return self
@@ -96,7 +94,7 @@ class Compiled:
             return
         if self.by_inductor:
             self.modules[f"{cls.__module__}.{cls.__qualname__}"] += 1
-            module.compile(backend=backend)
+            module._compiled_call_impl = compile(module._call_impl)
             return
         trials = self.trials.setdefault(cls, [])
         if not trials or (trials[-1].kept is not None and len(trials) < _TRIALS):
@@ -156,7 +154,7 @@ class _Trial:
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # A replica of DataParallel has its own thread.
-        if _trains() and not getattr(module, "_is_replica", False):
+        if trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
             if self.kept:
@@ -233,7 +231,7 @@ class _Trial:
             if not self.changed:
                 reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
                 return "; ".join(reasons) or "no attention was recognised in it"
-            if not _agree(expected, got):
+            if not agree(expected, got):
                 return "traced it gives other numbers"
             del expected, got
             self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
@@ -246,7 +244,7 @@ def _put_back(cls: Any) -> None:
         del cls._call_impl
 
 
-def _trains() -> bool:
+def trains() -> bool:
     """Whether a module may be traced now: in training, and in no mode, transform or recording. Not within a
     backward pass either, nor while saved tensors have hooks: a checkpoint's second forward must save the
     tensors, and draw the random numbers, of its first one."""
@@ -289,7 +287,7 @@ def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
     return not all(map(torch.equal, a, b))
 
 
-def _agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
+def agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
     """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large beside
     its own result, but not beside the largest one."""
     for some, others in zip(a, b):

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
 from ..capturing import capture
 from ..compiling import backend
-from ..switch.replace import is_convolution
-from .compiled import passes_messages
+from .models import Models
 from .sample import Copy, milliseconds, said, tensors_of, unseen
 
 COMPILE, CAPTURE = "dfgnn.compile(model)", "dfgnn.capture(loss, model, optimizer)"
@@ -33,57 +31,27 @@ class Gains:
     def __init__(self) -> None:
         self.calls: Counter[type] = Counter()
         self.found: dict[type, dict[str, Any]] = {}
-        self._call: Callable[..., Any] | None = None  # nn.Module's own
-        # A module that was called -> whether it passes messages.
-        self._is_model: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-        self._inside = False
+        self.models = Models(self._called)
+        self.install, self.remove = self.models.install, self.models.remove
 
-    def install(self) -> Gains:
-        if self._call is None:
-            self._call = call = nn.Module.__call__
-            before = self._before
-
-            def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                if self._inside or torch.compiler.is_compiling():
-                    return call(module, *args, **kwargs)
-                before(module, args, kwargs)
-                self._inside = True
-                try:
-                    return call(module, *args, **kwargs)
-                finally:
-                    self._inside = False
-
-            nn.Module.__call__ = __call__  # type: ignore[method-assign, assignment]
-        return self
-
-    def remove(self) -> None:
-        if self._call is not None:
-            nn.Module.__call__ = self._call  # type: ignore[method-assign]
-            self._call = None
-
-    def _before(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _called(
+        self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
         cls = type(module)
-        if cls in self.found or not torch.is_grad_enabled() or not self._passes_messages(module):
-            return
-        self.calls[cls] += 1
-        if self.calls[cls] != _SAMPLE:
-            return
+        if cls not in self.found:
+            self.calls[cls] += 1
+            if self.calls[cls] == _SAMPLE:
+                self._sample(module, args, kwargs)
+        return call(module, *args, **kwargs)
+
+    def _sample(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self.remove()  # the compiler is to see modules as they are
         try:
-            self.found[cls] = self._measured(module, args, kwargs)
+            self.found[type(module)] = self._measured(module, args, kwargs)
         except Exception as error:
-            self.found[cls] = {"failed": said(error)}
+            self.found[type(module)] = {"failed": said(error)}
         finally:
             self.install()
-
-    def _passes_messages(self, model: nn.Module) -> bool:
-        if model not in self._is_model:
-            classes = {type(module) for module in model.modules()}
-            bases = {base for cls in classes for base in cls.__mro__}
-            self._is_model[model] = any(map(passes_messages, classes)) or any(
-                is_convolution(base) or base.__module__.startswith("dfgnn.nn.") for base in bases
-            )
-        return self._is_model[model]
 
     def _measured(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         tensors = tensors_of(args, kwargs)

@@ -63,7 +63,7 @@ def runs_eagerly(x: Tensor) -> bool:
         type(x) in PLAIN_TYPES
         and not transforms_active()
         and forward_ad._current_level < 0
-        and not _num_dispatch_modes()
+        and not (_num_dispatch_modes() and internals.dispatch_mode_intervenes())
         and not internals.is_functional_tensor(x)
         and not _is_wrapped(x)  # a tensor may outlive the transform that wrapped it
         and not in_plain_operations()

@@ -16,11 +16,13 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
 from torch.utils._pytree import tree_flatten, tree_map
 
 __all__ = [
     "FakeTensor",
+    "StorageWeakRef",
     "get_eval_frame_callback",
     "temporarily_clear_interpreter_stack",
     "tree_flatten",
@@ -83,6 +85,14 @@ is_functional_tensor = torch._is_functional_tensor
 num_dispatch_modes = torch._C._len_torch_dispatch_stack
 num_function_modes = torch._C._len_torch_function_stack
 dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_function_stack_at
+
+
+def dispatch_mode_intervenes() -> bool:
+    """Whether a dispatch mode is active that may compute something else; one with ``only_looks`` does not."""
+    modes = map(dispatch_mode, range(num_dispatch_modes()))
+    return not all(getattr(mode, "only_looks", False) for mode in modes)
+
+
 # Modes before dispatch, which torch counts in four Python frames, turn this key on.
 is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included, DispatchKey.PreDispatch
 DisableTorchFunction = torch._C.DisableTorchFunction
@@ -100,7 +110,20 @@ MODULES_OF_FUNCTIONS = {
 
 # ---- operations that are documented nowhere but widely used.
 assert_async = torch._assert_async
+assert_scalar = torch.ops.aten._assert_scalar.default  # by which Dynamo checks numbers that it records
 foreach_copy = torch._foreach_copy_
+
+
+@contextlib.contextmanager
+def made_on_host() -> Any:
+    """A context in which ``torch.tensor(numbers, device=...)`` is a tensor on the host first, whose copy a
+    dispatch mode sees."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
 
 
 def without_frame(op: Any) -> Any:
@@ -200,9 +223,38 @@ def tag_compiled_code(tag: str) -> None:
     config.cache_key_tag = f"{config.cache_key_tag} {tag}".strip()
 
 
-def let_dynamo_record_numbers() -> None:
-    """Let Dynamo record ``int(tensor)`` as a symbol in place of ending its graph there."""
-    torch._dynamo.config.capture_scalar_outputs = True
+def compiled(model: Any, backend: Any, dynamic: bool | None, fullgraph: bool) -> Any:
+    """``torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)`` that runs, and so is
+    recorded, within `NumbersRecorded`. torch.compile itself hides a backend's context."""
+    backend.backend_ctx_ctor = NumbersRecorded
+    return torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)(model)
+
+
+class NumbersRecorded:
+    """Within it Dynamo records ``int(tensor)`` as a symbol, also in other threads."""
+
+    __slots__ = ()
+    _depth, _before = 0, False
+
+    def __enter__(self) -> None:
+        cls, config = NumbersRecorded, torch._dynamo.config
+        if cls._depth == 0:
+            cls._before, config.capture_scalar_outputs = config.capture_scalar_outputs, True
+        cls._depth += 1
+
+    def __exit__(self, *error: Any) -> None:
+        cls = NumbersRecorded
+        cls._depth -= 1
+        if cls._depth == 0:
+            torch._dynamo.config.capture_scalar_outputs = cls._before
+
+    @classmethod
+    def restart(cls) -> None:
+        """Let Dynamo record this code again, its graph ended at ``int(tensor)``; to be called by a backend.
+        Returns where the program itself has numbers recorded."""
+        if cls._depth and not cls._before and torch._dynamo.config.capture_scalar_outputs:
+            torch._dynamo.config.capture_scalar_outputs = False
+            raise torch._dynamo.exc.TensorifyScalarRestartAnalysis("dfgnn: numbers that nothing needs")
 
 
 class Recording:

@@ -155,22 +155,35 @@ def test_attention_is_traced(traces):
 
 @pytest.mark.gpu
 def test_on_a_gpu(traces):
-    """Also that a step can be captured behind the sample, which leaves no graph of gradients."""
     model = Own().to("cuda")
     given = [x.to("cuda") for x in inputs()]
     expected = train(as_written(model), given=lambda seed: [given[0].clone(), *given[1:]])
     found = train(model, given=lambda seed: [given[0].clone(), *given[1:]])
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     assert outcome(traces, Own)["traced"]
+
+
+def test_captured_steps_are_traced(traces, monkeypatch, device):
+    """Of a batch that stays the same, in every run of the capture."""
+    runs, rewritten = [], compiled._Trial._rewritten
+
+    def counted(trial, graph_module, example_inputs):
+        run = rewritten(trial, graph_module, example_inputs)
+        return lambda *args: runs.append(1) or run(*args)
+
+    monkeypatch.setattr(compiled._Trial, "_rewritten", counted)
+    model, given = Own().to(device), [x.to(device) for x in inputs()]
     plain = as_written(model)
-    optimizers = [torch.optim.Adam(x.parameters(), lr=1e-2) for x in (model, plain)]
-    step = dfgnn.capture(lambda: model(*given).square().mean(), model, optimizers[0])
-    for _ in range(4):
+    optimizers = [torch.optim.SGD(x.parameters(), lr=1e-2) for x in (model, plain)]
+    step = dfgnn.capture(lambda: model(*given).square().mean(), model, optimizers[0], debug=device == "cpu")
+    for k in range(5):
+        before = len(runs)
         optimizers[1].zero_grad()
         loss = plain(*given).square().mean()
         loss.backward()
         optimizers[1].step()
         torch.testing.assert_close(step(), loss.detach(), rtol=1e-3, atol=1e-5)
+        assert (len(runs) > before) == (device == "cpu" or k < 2)
 
 
 def test_sizes_that_change(traces):

@@ -59,6 +59,7 @@ def test_projections_of_edges_computed_ahead(others, device, monkeypatch):
     """As on a GPU where they are small, also of no edges."""
     torch._dynamo.reset()
     monkeypatch.setattr(calls, "folds", lambda *_: False)
+    monkeypatch.setattr(calls, "in_scores", lambda key: isinstance(key, torch.Tensor))
     case = CASES[f"dot with projected edge; {others}"]
     compiled = torch.compile(case.fn, backend=rewriting([], aot))
     for k, sizes in enumerate(((7, 7, 25), (12, 12, 40), (5, 5, 0))):
@@ -129,15 +130,25 @@ def test_nothing_is_kept_in_cuda_graphs(name, device, monkeypatch):
     assert {op for op in seen if not op.startswith("graph_")} == {"", "edge_structure.default"}
 
 
+class Written(torch.nn.Module):
+    """A function of edges and tensors, which are parameters here."""
+
+    def __init__(self, fn, x: Inputs):
+        super().__init__()
+        self.fn, self.edge_index = fn, x.edge_index
+        self.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
+
+    def forward(self):
+        return self.fn(self.edge_index, *self.tensors)
+
+
 @pytest.mark.parametrize("name", ["gat; rows of edges", "weights returned", "two values"])
 def test_captured(name, device):
     """By dfgnn.capture, also over pairs of indices that are made of the step's edges."""
     torch._dynamo.reset()
     case, x, reports, losses = CASES[name], inputs(12, 12, 40, device=device), [], []
     for compiled in (True, False):
-        model = torch.nn.Module()
-        model.tensors = torch.nn.ParameterList(t.detach().clone() for t in x[1:])
-        model.forward = lambda tensors=model.tensors: case.fn(x.edge_index, *tensors)
+        model = Written(case.fn, x)
         if compiled:
             model.compile(backend=rewriting(reports, aot))
 
@@ -404,7 +415,7 @@ def test_explain():
 
 def test_what_is_left_is_logged(caplog):
     torch._dynamo.reset()
-    from dfgnn.compiling.backend import told
+    from dfgnn.compiling.backend import tell
 
     def own(score, index):
         e = score.exp()
@@ -415,7 +426,7 @@ def test_what_is_left_is_logged(caplog):
         torch.randn(9), torch.randint(0, 5, (9,))
     )
     with caplog.at_level(logging.INFO):
-        told(modules[0])
+        tell(rewritten(modules[0])[1])
     (record,) = (record for record in caplog.records if record.name == "dfgnn.compile")
     assert record.levelname == "WARNING" and "in own: as it was: what divides" in record.getMessage()
 

@@ -2,10 +2,16 @@
 
 import pytest
 import torch
-from comparing import check, gradients, rewriting
+from comparing import check, flat, gradients, loss, rewriting
 from covering import exhaustive
 from torch._dynamo.testing import CompileCounter
-from written import cases, inputs
+from torch_geometric.utils import scatter, softmax
+from written import Inputs, cases, inputs
+
+import dfgnn
+from dfgnn.compiling.operations import numbers
+from dfgnn.compiling.rewrite import rewritten
+from dfgnn.runtime import torch_internals as internals
 
 SIZES = (7, 7, 25), (12, 12, 40), (30, 30, 33)  # sources, destinations, edges
 
@@ -32,3 +38,94 @@ def test_written(case, device):
     for report in reports:
         assert report.rewritten and not report.refused, str(report)
         assert any(case.form in found.form for found in report.rewritten), str(report)
+
+
+@pytest.mark.parametrize("name", ["two values", "two layers", "softmax alone", "gat; rows of edges"])
+def test_edges_modified_before_backward(name, device):
+    """An error, as it is one in the code as it is written."""
+    torch._dynamo.reset()
+    fn = next(case.fn for case in cases() if case.name == name)
+    for call in (fn, torch.compile(fn, backend=rewriting([]))):
+        x = inputs(*SIZES[0], device=device)
+        outs = [loss(call(*x)) for _ in range(2)]
+        outs[0].backward()
+        x.edge_index[1, 0] = 0
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            outs[1].backward()
+
+
+# ---- int(index.max()) + 1 segments -------------------------------------------------------------------------
+
+
+def _summed(*tensors):
+    x = Inputs(*tensors)
+    weight = softmax((x.query[x.dst] * x.key[x.src]).sum(-1), x.dst)
+    return x.value.new_zeros(x.query.shape).index_add(0, x.dst, weight.unsqueeze(-1) * x.value[x.src])
+
+
+def _returned(*tensors):
+    x = Inputs(*tensors)
+    return softmax(x.score_dst[x.dst] + x.bias, x.dst)
+
+
+def _unnormalized(*tensors):
+    x = Inputs(*tensors)
+    return scatter(x.bias.exp(), x.dst, reduce="max")[x.dst] * x.score_dst[x.dst]
+
+
+def _as_many_rows(*tensors):
+    x = Inputs(*tensors)
+    weight = softmax((x.query[x.dst] * x.key[x.src]).sum(-1), x.dst)
+    return scatter(weight.unsqueeze(-1) * x.value[x.src], x.dst)
+
+
+def _of_nothing_else(*tensors):
+    x = Inputs(*tensors)
+    return softmax(x.bias, x.dst)
+
+
+@pytest.mark.parametrize("least", [0, 10**9], ids=["rewritten", "left"])
+@pytest.mark.parametrize(
+    "fn, needed",
+    [(_summed, 0), (_returned, 0), (_unnormalized, 0), (_as_many_rows, 1), (_of_nothing_else, 1)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_number_of_segments(fn, needed, least, device):
+    """It is asked for only where a result depends on it, also where edges change in place."""
+    torch._dynamo.reset()
+    asked = []
+
+    def backend(module, _):
+        made, _ = rewritten(module, least)
+        asked.append(len(numbers(made.graph)))
+        return made.forward
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(fn, backend=backend)
+        for k, sizes in enumerate((*SIZES, (5, 5, 0))):
+            x = inputs(*sizes, seed=k, device=device)
+            x.edge_index[1] //= 2  # no edges lead to the last nodes
+            check(gradients(compiled, x), gradients(fn, x))
+            with torch.no_grad():
+                x.edge_index[1] += sizes[1] // 2
+            check(gradients(compiled, x), gradients(fn, x))
+    assert asked[:2] == [needed] * 2
+
+
+def test_numbers_are_recorded_within_compile(device, monkeypatch):
+    """Where they turn out not to be needed; elsewhere the graph ends as torch.compile's does, and other
+    compiled code is as before."""
+    monkeypatch.setattr(internals, "compile_fx", lambda made, *_, **__: made.forward)
+    counters, x = torch._dynamo.utils.counters, inputs(*SIZES[0], device=device)
+    for fn, breaks in ((_summed, False), (_as_many_rows, False), (_returned, False), (_of_a_number, True)):
+        torch._dynamo.reset()
+        counters.clear()
+        check(flat(dfgnn.compile(fn, options={"dfgnn.min_elements": 0})(*x)), flat(fn(*x)))
+        assert bool(counters["graph_break"]) == breaks
+        assert not torch._dynamo.config.capture_scalar_outputs
+        check(flat(dfgnn.compile(fn, fullgraph=True)(*x)), flat(fn(*x)))
+
+
+def _of_a_number(*tensors):
+    x = Inputs(*tensors)
+    return scatter(x.bias * 2, x.dst) * int(x.dst.max())

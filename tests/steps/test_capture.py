@@ -15,7 +15,6 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import dfgnn
 from dfgnn.capturing import CaptureWarning
-from dfgnn.capturing.padding import KnownValues, Padding
 
 pyg = pytest.importorskip("torch_geometric.nn")
 from captured_training import Net, batches, full_graph, graph_loss, graphs, trained  # noqa: E402
@@ -217,20 +216,6 @@ def test_of_a_compiled_model(device, in_place):
             with pytest.raises(ValueError, match="batch: expected the same object in every step"):
                 step(full_graph(device))
     torch.testing.assert_close(*losses, rtol=2e-4, atol=2e-5)
-
-
-def test_largest_values_are_known_of_what_the_step_reads():
-    edges, counts, known = torch.randint(100, (2, 50)), torch.zeros(3, dtype=torch.long), KnownValues()
-
-    def run():
-        counts.add_(1)  # a step that writes to what it reads
-        with Padding({}, [], known):
-            return [int(index.max()) for index in (edges[0], edges[1], edges, edges[0] + counts[0], counts)]
-
-    first = run()
-    known.learns = False
-    edges.data.add_(1)  # not seen by the version: who reads the tensor would get one more
-    assert run() == [*first[:3], first[3] + 2, first[4] + 1]
 
 
 def test_too_large_a_batch_runs_eagerly_with_one_warning(device):

@@ -1,0 +1,375 @@
+"""dfgnn.run --capture: replayed calls give what the script gives, and what changes runs as written."""
+
+import copy
+import gc
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, MessagePassing
+from torch_geometric.utils import softmax
+
+from dfgnn.run import captured
+from dfgnn.run.captured import Captured
+
+N, E, D = 30, 200, 8
+
+
+class Own(MessagePassing):
+    """Asks for the largest index, too."""
+
+    def __init__(self):
+        super().__init__(aggr="add", node_dim=0)
+        self.lin = nn.Linear(D, D)
+        self.scale = 1.0
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=self.lin(x)) * self.scale
+
+    def message(self, x_i, x_j, index):
+        return softmax((x_i * x_j).sum(-1, keepdim=True), index) * x_j
+
+
+class Model(nn.Module):
+    def __init__(self, dropout=0.0, norm=False):
+        super().__init__()
+        self.conv, self.own = GATConv(D, D, heads=1), Own()
+        self.norm = nn.BatchNorm1d(D) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, edge_index, scale=1.0):
+        h = self.dropout(self.norm(self.conv(x, edge_index))).relu()
+        return {"out": self.own(h, edge_index) * scale, "hidden": h}
+
+
+def problem(device, dtype=torch.float64, model=None, **options):
+    torch.manual_seed(0)
+    model = (Model(**options) if model is None else model).to(device, dtype)
+    x = torch.randn(N, D, dtype=dtype).to(device)
+    edge_index = torch.randint(0, N, (2, E)).to(device)
+    return model, x, edge_index
+
+
+def trained(model, steps, calls, how=None):
+    """The losses and parameters of some steps; ``calls(step)`` gives the arguments."""
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    losses = []
+    if how is not None:
+        how.install()
+    try:
+        for step in range(steps):
+            torch.manual_seed(step)
+            args = calls(step, model)
+            optimizer.zero_grad()
+            out = model(*args)
+            loss = sum(x.square().mean() for x in (out.values() if isinstance(out, dict) else [out]))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    finally:
+        if how is not None:
+            how.remove()
+    return losses, [*model.parameters(), *model.buffers()]
+
+
+def same(a, b):
+    for x, y in zip([*a[0], *a[1]], [*b[0], *b[1]]):
+        torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-10)
+
+
+@pytest.fixture
+def how(device, monkeypatch):
+    monkeypatch.setattr(captured, "_FASTER", 0.0)  # also where it is not
+    return Captured(debug=device == "cpu")
+
+
+def replayed(how):
+    return sum(row["replayed"] for row in how.rows())
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.5}, {"norm": True}], ids=str)
+def test_replayed(device, how, options):
+    """Steps are those of the script, dropout and running statistics included, also with other features."""
+    model, x, edge_index = problem(device, **options)
+    features = [x, x, x, x, x, x + 1, x - 1, x]
+
+    def calls(step, model):
+        return features[step], edge_index
+
+    same(trained(model, 8, calls, how), trained(model, 8, calls))
+    assert replayed(how) == 5, str(how.rows())
+
+
+def test_attention_of_data(device, how):
+    """A torch_geometric Data is told by its tensors."""
+
+    class OfData(Model):
+        def forward(self, data, scale=1.0):
+            return super().forward(data.x, data.edge_index, scale)
+
+    model, x, edge_index = problem(device, model=OfData())
+    data = Data(x=x, edge_index=edge_index)
+    other = Data(x=x, edge_index=edge_index.flip(0))
+
+    def calls(step, model):
+        if step == 7:
+            data.edge_index = edge_index.flip(1)[:, : E // 2]
+        return (other if step == 5 else data,)
+
+    found = trained(model, 8, calls, how)
+    data.edge_index = edge_index
+    same(found, trained(model, 8, calls))
+    assert replayed(how) == 3, str(how.rows())
+
+
+def modified_edges(step, model, x, edge_index):
+    if step == 5:
+        edge_index.copy_(edge_index.flip(1).roll(1, 0))
+    return x, edge_index
+
+
+def other_edges(step, model, x, edge_index):
+    return x, edge_index if step != 5 else edge_index.roll(3, 0)
+
+
+def other_number(step, model, x, edge_index):
+    return x, edge_index, 1.0 if step < 5 else 2.0
+
+
+def attribute(step, model, x, edge_index):
+    model.own.scale = 1.0 if step < 5 else float(step)
+    return x, edge_index
+
+
+def frozen(step, model, x, edge_index):
+    model.own.lin.weight.requires_grad_(step < 5)
+    return x, edge_index
+
+
+def other_parameter(step, model, x, edge_index):
+    if step == 5:
+        model.own.lin.weight.data = model.own.lin.weight.data.clone() * 2
+    return x, edge_index
+
+
+def in_eval_mode(step, model, x, edge_index):
+    model.train(step < 5)
+    return x, edge_index
+
+
+def hook(step, model, x, edge_index):
+    if step == 5:
+        model.own.register_forward_hook(lambda module, args, out: out * 2)
+    return x, edge_index
+
+
+def other_shape(step, model, x, edge_index):
+    return (x, edge_index) if step < 5 else (x[: N // 2], edge_index % (N // 2))
+
+
+def other_share(step, model, x, edge_index):
+    model.dropout.p = 0.5 if step < 5 else 0.1
+    return x, edge_index
+
+
+CHANGES = [modified_edges, other_edges, other_number, attribute, frozen, other_parameter, in_eval_mode, hook,
+           other_shape, other_share]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+def test_what_changes_runs_as_written(device, how, change):
+    model, x, edge_index = problem(device, dropout=0.5)
+
+    def run(way=None):
+        edges = edge_index.clone()
+        return trained(model, 7, lambda step, model: change(step, model, x, edges), way)
+
+    same(run(how), run())
+    assert replayed(how) >= 1, str(how.rows())
+
+
+def counting(module):
+    module.count = getattr(module, "count", 0) + 1
+    return 1.0
+
+
+def drawing(module):
+    return random.random()
+
+
+def of_values(module):
+    return 2.0 if bool(module.own.lin.weight.sum() > 1e9) else 1.0
+
+
+def of_another_tensor(module):
+    return module.others[0]
+
+
+REFUSED = {
+    counting: "",  # each call differs
+    drawing: "random numbers",
+    of_values: None,  # by a GPU alone: the step waits
+    of_another_tensor: "trains tensors",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda f: f.__name__)
+def test_refused(device, how, change):
+    """Models of which a replay would not be the script's call; what the warm-up did is undone."""
+
+    class Changing(Model):
+        def forward(self, x, edge_index):
+            return super().forward(x, edge_index, change(self))
+
+    torch.manual_seed(0)
+    model, x, edge_index = problem(device, model=Changing())
+    other = torch.ones((), dtype=torch.float64, device=device, requires_grad=True)
+
+    def calls(step, model):
+        model.__dict__["others"] = [other]  # unseen by torch and by the key
+        return x, edge_index
+
+    counts = []
+    for way in (how, None):
+        random.seed(1)
+        other.grad = None
+        counts.append((trained(model, 7, calls, way), other.grad, random.random()))
+    same(counts[0][0], counts[1][0])
+    assert counts[0][1:] == counts[1][1:]
+    if REFUSED[change] is not None or device == "cuda":
+        assert not replayed(how), str(how.rows())
+        assert (REFUSED[change] or "") in how.rows()[0]["reason"]
+
+
+def test_calls_whose_gradients_wait(device, how):
+    """A second call before the first one's backward runs as written; a result that is dropped does not stop
+    replays; results are the script's own."""
+    model, x, edge_index = problem(device)
+    twin = copy.deepcopy(model)
+    how.install()
+    try:
+        for _ in range(5):
+            sum(y.sum() for y in model(x, edge_index).values()).backward()
+        model.zero_grad()
+        first = model(x, edge_index)["out"]
+        kept = first.detach().clone()
+        second = model(x + 1, edge_index)["out"]
+        (first.square().sum() + second.sum()).backward()
+        before = replayed(how)
+        out = model(x, edge_index)["out"]
+        torch.testing.assert_close(first, kept)
+        out.detach().add_(1)
+        del out
+        gc.collect()
+        model(x, edge_index)
+        assert replayed(how) == before + 2
+    finally:
+        how.remove()
+    (twin(x, edge_index)["out"].square().sum() + twin(x + 1, edge_index)["out"].sum()).backward()
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_gradients_add_up(device, how):
+    """Gradients that are kept over steps, and those of arguments."""
+    model, x, edge_index = problem(device)
+    twin, grads = copy.deepcopy(model), []
+    for one, way in ((model, how), (twin, None)):
+        first = nn.Linear(D, D, dtype=torch.float64).to(device)
+        with torch.no_grad():
+            first.weight.copy_(torch.eye(D))
+            first.bias.zero_()
+        if way:
+            way.install()
+        for _ in range(7):
+            sum(y.square().sum() for y in one(first(x), edge_index).values()).backward()
+        if way:
+            way.remove()
+        grads.append([p.grad for p in (*one.parameters(), *first.parameters())])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    assert replayed(how) == 4, str(how.rows())
+
+
+def test_results_without_a_gradient(device, how):
+    """A parameter to which no loss leads has no gradient, instead of one of zeros."""
+    model, x, edge_index = problem(device)
+    how.install()
+    try:
+        for name in ["out", "out", "out", "out", "hidden", "out"]:
+            model.zero_grad()
+            model(x, edge_index)[name].sum().backward()
+            assert (model.own.lin.weight.grad is None) == (name == "hidden")
+            assert model.conv.lin.weight.grad is not None
+    finally:
+        how.remove()
+    assert replayed(how) == 3, str(how.rows())
+
+
+def test_second_backward_is_told(device, how):
+    model, x, edge_index = problem(device)
+    how.install()
+    try:
+        for _ in range(5):
+            model(x, edge_index)["out"].sum().backward()
+        loss = model(x, edge_index)["out"].sum()
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="without --capture"):
+            loss.backward()
+    finally:
+        how.remove()
+
+
+class Attentive(Model):
+    """Leaves a result in an attribute."""
+
+    def forward(self, x, edge_index):
+        out = super().forward(x, edge_index)
+        self.own.kept = out["out"] * 2
+        return out["hidden"]
+
+
+class Recurrent(Model):
+    """Reads what its last call left."""
+
+    kept = None
+
+    def forward(self, x, edge_index):
+        out = super().forward(x if self.kept is None else x + 0.1 * self.kept, edge_index)["out"]
+        self.kept = out.detach()
+        return out
+
+
+@pytest.mark.parametrize("kind", [Attentive, Recurrent])
+def test_results_in_attributes(device, how, kind):
+    model, x, edge_index = problem(device, model=kind())
+    found = []
+    for one, way in ((copy.deepcopy(model), how), (model, None)):
+        if way:
+            way.install()
+        losses = []
+        for _ in range(8):
+            loss = one(x, edge_index).square().sum()
+            if kind is Attentive:
+                loss = loss + one.own.kept.sum()
+            loss.backward()
+            losses.append(loss.detach())
+        if way:
+            way.remove()
+        found.append((losses, [p.grad for p in one.parameters()]))
+    same(*found)
+    assert replayed(how) == (5 if kind is Attentive else 0), str(how.rows())
+
+
+def test_the_report():
+    row = {"class": "a.Model", "calls": 9, "replayed": 5, "milliseconds": [3.0, 1.0], "reason": ""}
+    told = captured.lines([row, {**row, "replayed": 0, "reason": "it is compiled"}])
+    assert told[0] == (
+        "  a.Model: 5 of 9 calls replayed as CUDA graphs; a call, forward and backward: 3.0 ms as written, "
+        "1.0 ms replayed"
+    )
+    assert "0 of 9 calls replayed as CUDA graphs: it is compiled" in told[1]
+    assert captured.lines([]) == ["  --capture: no model with message passing was trained"]
