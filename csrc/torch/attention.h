@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "graphs.h"
+#include "linear.h"
 
 namespace dfgnn {
 
@@ -457,6 +458,38 @@ struct Attention : Graphs<Backend> {
 
   // ---- operators of eager calls ------------------------------------------------------------------
 
+  // The terms of an additive score that have the features' 16 bits. Kernels read terms in the accumulation
+  // type: forward writes them so into the memory that it keeps for backward.
+  struct NarrowTerms {
+    std::array<OptTensor, 2> given;  // of sources and destinations
+    std::array<void*, 2> wide{};
+
+    NarrowTerms(const Checker& check, const Inputs& in, Workspace& kept) {
+      const ScalarType type = in.type();
+      if (Score(in.score) != Score::additive || type == in.acc()) return;
+      const OptTensor* terms[] = {&in.src, &in.dst};
+      for (int k = 0; k < 2; ++k) {
+        const OptTensor& term = *terms[k];
+        if (!term || term->scalar_type() != type) continue;
+        check.tensor(k ? "dst" : "src", *term, {-1, -1}, {type});
+        given[k] = term;
+        kept.add(wide[k], true, {term->size(0), term->size(1)}, in.acc());
+      }
+    }
+    // Puts the wide ones in their places, which forward writes first.
+    void widen(Inputs& in, bool write) const {
+      for (int k = 0; k < 2; ++k) {
+        if (!given[k]) continue;
+        const Tensor made = on_memory(wide[k], in.value, sizes_of(*given[k]), in.acc());
+        if (write) copy(made, *given[k]);
+        (k ? in.dst : in.src) = made;
+      }
+    }
+    OptTensor gradient(int k, const OptTensor& wide_one) const {
+      return given[k] && wide_one ? OptTensor(as_type(*wide_one, given[k]->scalar_type())) : wide_one;
+    }
+  };
+
   // `split` turns a layer's feature rows [n, heads * size] into [n, heads, size], `joined` turns them back.
   // heads = 0 says that the caller's rows are [n, heads, size] already: both leave them as they are.
   static void split(const Checker& check, OptTensor& t, int64_t heads) {
@@ -496,9 +529,14 @@ struct Attention : Graphs<Backend> {
               edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
               graph->sizes[0], negative_slope, scale,       dropout_p, flags};
     ForwardParams p{};
+    check.tensor("value", value, {-1, -1, -1}, {value.scalar_type()});
+    p.score = Score(score);
+    Workspace all = kept(check, p, in, save_positive);
+    const NarrowTerms terms(check, in, all);
+    const OptTensor memory = all.make(value);
+    terms.widen(in, true);
     fill(check, in, p, graph->sizes[2]);
     p.csr = graph->csr;
-    const OptTensor memory = kept(check, p, in, save_positive).make(value);
     const Outputs made = run_forward(check, in, p, return_attention);
     return {*joined(made.out, heads), *memory, made.attention};
   }
@@ -520,17 +558,22 @@ struct Attention : Graphs<Backend> {
               edge_gate,       edge_mask,      edge_weight, edge_feat, seed, out_bias,
               graph->sizes[0], negative_slope, scale,       dropout_p, flags};
     BackwardParams p{};
+    check.tensor("value", value, {-1, -1, -1}, {value.scalar_type()});
+    p.score = Score(score);
+    Workspace all = kept(check, p, in, has_positive);
+    const NarrowTerms terms(check, in, all);
+    read(check, all, memory);
+    terms.widen(in, false);
     const auto read_kept = [&](bool need_positive) {
       check.require(!need_positive || has_positive, "kept: expected `positive` for the gradient of dst");
-      read(check, kept(check, p, in, has_positive), memory);
       if (!need_positive) p.positive = p.positive_mass = nullptr;
     };
     const auto plans = [&] { p.csr = graph->csr, p.reverse = graph->reverse; };
     const Gradients g = backward_call(check, in, p, graph->sizes[2], grad_out, out, grad_attention, attention,
                                       need, read_kept, plans);
     return {*joined(g.value, heads),
-            joined(g.src, heads),
-            joined(g.dst, heads),
+            terms.gradient(0, joined(g.src, heads)),
+            terms.gradient(1, joined(g.dst, heads)),
             g.attn,
             g.bias,
             g.gate,

@@ -71,10 +71,11 @@ struct CheckedLayer {
       dtype_of(op, c.x);
       check.tensor("x", c.x, {n, -1}, {type});
       check.tensor("x_dst", c.x_dst, {m, -1}, {type});
-      check.require(c.value_weight.dim() == 2 && c.heads > 0 && c.value_weight.size(0) > 0 &&
-                        c.value_weight.size(0) % c.heads == 0,
+      const Tensor& weight = *c.value_weight;
+      check.require(weight.dim() == 2 && c.heads > 0 && weight.size(0) > 0 && weight.size(0) % c.heads == 0,
                     "value_weight: expected [heads * size, features] with ", c.heads, " heads");
-      heads.heads = c.heads, heads.size = c.value_weight.size(0) / c.heads;
+      check.require(!c.src && !c.dst, "src, dst: expected only without value_weight");
+      heads.heads = c.heads, heads.size = weight.size(0) / c.heads;
       heads.padding = c.padding;
       check.require(c.padding >= 0 && c.padding < kLoadBytes, "padding: expected less than a load of ",
                     kLoadBytes, " bytes, got ", c.padding);
@@ -107,13 +108,10 @@ struct CheckedLayer {
     // Checks a projection. Its weights may have the accumulation type: autocast leaves them so.
     Projection projection(const char* name, const Tensor& x, const OptTensor& weight, const OptTensor& bias) {
       if (!weight) return {};
-      return projection(name, x, *weight, bias);
-    }
-    Projection projection(const char* name, const Tensor& x, const Tensor& weight, const OptTensor& bias) {
       check.tensor(name, weight, {heads.width(), x.size(1)}, {type, acc});
       check.tensor(name, bias, {heads.width()}, {type, acc});
       check.require(x.scalar_type() == type, name, ": expected features of the dtype of x");
-      return {&x, &weight, &bias};
+      return {&x, &*weight, &bias};
     }
 
     void vectors() {

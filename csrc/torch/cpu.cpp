@@ -171,13 +171,14 @@ STABLE_TORCH_LIBRARY(dfgnn, m) {
   for (const char* schema : dfgnn::kBlocks) m.def(schema);
   for (const char* schema : dfgnn::kPlanning) m.def(schema);
   for (const char* schema : dfgnn::kPlanned) m.def(schema);
-  m.def(dfgnn::layer_schema().c_str());
-  m.def(dfgnn::layer_backward_schema().c_str());
+  m.def(dfgnn::layer_call_schema().c_str());
+  for (const char* schema : {dfgnn::kLayer, dfgnn::kLayerBackward}) m.def(schema);
 }
 
-// This operator has no tensor argument from which the dispatcher could choose a backend.
+// These operators have no tensor argument from which the dispatcher could choose a backend.
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CompositeExplicitAutograd, m) {
   m.impl("constants", TORCH_BOX(&dfgnn::constants));
+  m.impl("layer_call", &dfgnn::write_layer_call);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(dfgnn, CPU, m) {

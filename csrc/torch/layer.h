@@ -55,6 +55,7 @@ struct Layers {
   }
 
   static std::tuple<Tensor, OptTensor, bool> forward(const LayerCall& c) {
+    if (!c.value_weight) return function(c);
     const typename Backend::Scope scope(c.x);
     Layer l(c, "dfgnn::layer", false);
     const Tensor memory = make(c.x, {l.elements()}, l.type);
@@ -78,15 +79,22 @@ struct Layers {
   // The layer's result from the attention's.
   static Tensor finished(const Layer& l, const Tensor& out) {
     const LayerCall& c = l.c;
-    Tensor result = make(out, {l.m, l.heads.width()}, c.dtype);
-    HeadLayout dense_heads = l.heads;
-    dense_heads.padding = 0;
-    copy(dense_heads.without_padding(result), l.heads.without_padding(out));
+    const Sizes sizes{l.m, l.heads.width()};
+    // The attention's result is read again in backward, so that nothing is added in its place.
+    const bool dense_out = c.dtype == l.type && !l.heads.padding;
+    Tensor result = dense_out ? reshaped(out, sizes) : make(out, sizes, c.dtype);
+    if (!dense_out) {
+      HeadLayout dense_heads = l.heads;
+      dense_heads.padding = 0;
+      copy(dense_heads.without_padding(result), l.heads.without_padding(out));
+    }
     if (l.skip.x) {
       if (l.skip.ready_weight) copy(l.weight(l.skip), *l.skip.weight);
       const Tensor onto = transposed(l.weight(l.skip));
       if (c.dtype == l.type) {
-        Backend::addmm(result, result, *l.skip.x, onto);
+        Tensor sum = dense_out ? make(out, sizes, c.dtype) : result;
+        Backend::addmm(sum, result, *l.skip.x, onto);
+        result = sum;
       } else {
         Tensor rows = make(out, {l.m, l.heads.width()}, l.type);
         Backend::mm(rows, *l.skip.x, onto);
@@ -112,10 +120,10 @@ struct Layers {
   };
 
   static LayerGradients backward(const LayerCall& c, const Tensor& grad, OptTensor out, const Tensor& kept,
-                                 int64_t bits) {
+                                 const LayerNeed& need) {
+    if (!c.value_weight) return function_backward(c, grad, out, kept, need);
     const typename Backend::Scope scope(c.x);
     Layer l(c, "dfgnn::layer_backward", true);
-    const LayerNeed need(bits);
     LayerGradients found;
     l.check.require(c.train, "train: expected a call of `layer` for training");
     l.check.tensor("grad", grad, {l.m, l.heads.width()}, {c.dtype});
@@ -165,7 +173,7 @@ struct Layers {
                       {c.x_dst ? need.x_dst : need.x, need.query_weight, need.attn_dst},
                       {c.x_dst ? &found.x_dst : &found.x, &found.query_weight, &found.attn_dst});
     }
-    if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l, *g.attn, *c.attn);
+    if (l.score == Score::additive_v2 && need.attn) found.attn = of_vector(l.heads, *g.attn, *c.attn);
     std::vector<Part> parts = parts_of(l, g, flat, need, found);
     if (need_edges && l.edge.x)
       parts.push_back({&l.edge, rows(*g.feat), l.heads, need.edge_weight, need.edge_bias, need.edge_attr,
@@ -222,13 +230,13 @@ struct Layers {
   }
 
   // The gradient of GATv2's vector from partial sums [parts, H, D], in the shape and dtype of `vector`.
-  static Tensor of_vector(const Layer& l, const Tensor& parts, const Tensor& vector) {
-    const int64_t wide = l.heads.padded_width();
+  static Tensor of_vector(const HeadLayout& heads, const Tensor& parts, const Tensor& vector) {
+    const int64_t wide = heads.padded_width();
     const Tensor by_part = reshaped(parts, {parts.size(0), wide});
     const Tensor sum = parts.size(0) == 1 ? by_part : sum_of_rows(by_part, parts.scalar_type());
-    if (!l.heads.padding && sum.scalar_type() == vector.scalar_type()) return reshaped(sum, sizes_of(vector));
+    if (!heads.padding && sum.scalar_type() == vector.scalar_type()) return reshaped(sum, sizes_of(vector));
     Tensor made = make(vector, sizes_of(vector), vector.scalar_type());
-    copy(reshaped(made, {1, l.heads.heads, l.heads.size}), l.heads.without_padding(reshaped(sum, {1, wide})));
+    copy(reshaped(made, {1, heads.heads, heads.size}), heads.without_padding(reshaped(sum, {1, wide})));
     return made;
   }
 
@@ -339,22 +347,43 @@ struct Layers {
     }
   }
 
+  // ---- functions: attention without projections ------------------------------------------------
+
+  static std::tuple<Tensor, OptTensor, bool> function(const LayerCall& c) {
+    const auto [out, kept, none] =
+        Base::attend(c.graph, 0, c.score, c.x, c.src, c.dst, c.attn, {}, {}, {}, {}, {}, c.seed, {},
+                     c.negative_slope, c.scale, c.dropout_p, 0, false, c.train && c.need_dst);
+    return {out, c.train ? OptTensor(kept) : OptTensor(), true};
+  }
+  static LayerGradients function_backward(const LayerCall& c, const Tensor& grad, const OptTensor& out,
+                                          const Tensor& kept, const LayerNeed& need) {
+    STD_TORCH_CHECK(out.has_value(), "dfgnn::layer_backward: out: needed where it is the result");
+    LayerGradients found;
+    OptTensor parts;
+    std::tie(found.x, found.src, found.dst, parts, std::ignore, std::ignore, std::ignore, std::ignore) =
+        Base::attend_backward(c.graph, 0, grad, {}, c.score, c.x, c.src, c.dst, c.attn, {}, {}, {}, {}, {},
+                              c.seed, {}, *out, kept, c.need_dst, {}, c.negative_slope, c.scale, c.dropout_p,
+                              0, need.dst ? Base::kNeedDst : 0);
+    if (need.attn) found.attn = of_vector({c.x.size(1), c.x.size(2), 0}, *parts, *c.attn);
+    return found;
+  }
+
   // ---- boxed kernels ---------------------------------------------------------------------------
 
   static void boxed_forward(StableIValue* stack, uint64_t, uint64_t) {
     BoxedStack in{stack}, out{stack};
-    const LayerCall c = in.call();
+    const LayerCall c = read_layer_call(in);
     auto [result, kept, reads_result] = forward(c);
     out.write(result), out.write(kept), out.write(reads_result);
   }
   static void boxed_backward(StableIValue* stack, uint64_t, uint64_t) {
     BoxedStack in{stack}, out{stack};
-    const LayerCall c = in.call();
+    const LayerCall c = read_layer_call(in);
     const Tensor grad = in.read<Tensor>();
     const OptTensor attended = in.read<OptTensor>();
     const Tensor kept = in.read<Tensor>();
-    const int64_t need = in.read<int64_t>();
-    out.gradients(backward(c, grad, attended, kept, need));
+    const LayerNeed need(c, in.read<int64_t>());
+    out.write(wanted_gradients(c, need, backward(c, grad, attended, kept, need)));
   }
 
   static void register_ops(torch::stable::detail::StableLibrary& m) {

@@ -12,6 +12,9 @@ operators do all of it below autograd, and this calls them in as few Python fram
 
 from __future__ import annotations
 
+from operator import itemgetter
+from typing import Any
+
 import torch
 from torch import Tensor, library
 
@@ -20,6 +23,7 @@ from ..runtime import ops as _ops
 from ..runtime import rules
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
+    NO_EDGES,
     SCORE_OF_NUMBER,
     SCORE_TABLE,
     SCORES,
@@ -28,6 +32,8 @@ from ..runtime.arguments import (
     Forward,
     ForwardResults,
     GraphArgs,
+    GraphHandle,
+    LayerTensors,
     Numbers,
     Tensors,
     ops,
@@ -42,7 +48,7 @@ from ..runtime.eager import (
 )
 from ..runtime.ops import typed
 from . import plain
-from .operators import DispatchedCall, backward_op, forward_op
+from .operators import DispatchedCall, EagerCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
 _NONE = (None,) * _NUM_TENSORS
@@ -111,8 +117,18 @@ class Attention(EagerFunction):
 def recorded_gradients(call, grads, tensors, out, attention, saved, need) -> tuple[Tensor | None, ...]:
     """The gradients that backward returns, with derivatives of their own. need: `Tensors` of bools."""
     call, saved = call.dispatched(tensors, saved)
-    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *tensors, out, *saved, attention)
-    return _ops.gradients(need, tensors, grads[0], found)
+    wide = tensors
+    if call.score == "additive":  # whose terms may have 16 bits
+        acc = _ops.acc_type(tensors.value.dtype)
+        src, dst = (x if x is None else _ops.as_type(x, acc) for x in (tensors.src, tensors.dst))
+        wide = tensors._replace(src=src, dst=dst)
+    found = TransformedBackward.apply(call, _ops.need_bits(need), *grads, *wide, out, *saved, attention)
+    found = _ops.gradients(need, wide, grads[0], found)
+    if wide is tensors:
+        return found
+    value, *terms = found[:3]
+    terms = [x if x is None else _ops.as_type(x, like.dtype) for x, like in zip(terms, tensors[1:3])]
+    return value, *terms, *found[3:]
 
 
 # ---- calls under torch.func, and first derivatives that are differentiated again --------------------------
@@ -283,35 +299,82 @@ library.register_autograd(backward_op, _no_second_order)
 _BelowAutograd = internals.BelowAutograd
 _forward = internals.without_frame(ops.layer.default)
 _backward = internals.without_frame(ops.layer_backward.default)
-# Which of the tensors require gradients -> the bits by which the operator knows them.
-_BITS: dict[tuple[bool, ...], int] = {}
-_NOT_TENSORS = 4  # the arguments of `Layer` before the tensors
-_NO_GRADIENTS = (None,) * _NOT_TENSORS
+# Which of an autograd function's arguments require gradients -> the bits by which the operator knows them,
+# and what puts None and the operator's results in the order of the arguments.
+_WANTED: dict[tuple[bool, ...], tuple[int, Any]] = {}
+_NOT_TENSORS = 3  # the arguments of `Layer` before the tensors
 
 
-def run(numbers, tensors):
-    """(result, what backward reads beside it and the tensors, whether backward reads the result). numbers:
-    `LayerNumbers`; tensors: `LayerTensors`."""
+class Kind:
+    """What calls of one kind have in common: `LayerNumbers`, and which of `LayerTensors` they have, as
+    bools."""
+
+    __slots__ = ("given", "numbers", "packed")
+
+    def __init__(self, numbers: Any, given: tuple[bool, ...]):
+        self.numbers, self.given = numbers, given
+        self.packed = ops.layer_call.default(*numbers, *given)
+
+    def gradients(self, graph, handle, tensors, need, grad, out, kept) -> tuple[Tensor | None, ...]:
+        """The gradients of the tensors, with derivatives of their own. need: a bool per tensor; out, kept:
+        what forward has returned."""
+        raise NotImplementedError
+
+    def named(self, tensors: Any) -> Any:
+        """`LayerTensors` with None for those that calls do not have."""
+        rest = iter(tensors)
+        return LayerTensors(*(next(rest) if given else None for given in self.given))
+
+
+class FunctionKind(Kind):
+    """Calls of a function without options: attention of rows [N, H, D]."""
+
+    __slots__ = ()
+
+    def gradients(self, graph, handle, tensors, need, grad, out, kept):
+        n = self.numbers
+        call = EagerCall(graph, handle, SCORE_OF_NUMBER[n.score], Numbers(*n[4:7], 0), False, n.need_dst)
+
+        def named(values) -> Tensors:
+            t = self.named(values)
+            return Tensors(t.x, t.src, t.dst, t.attn, *NO_EDGES[:-1], t.seed, None)
+
+        found = recorded_gradients(call, (grad, None), named(tensors), out, None, (kept,), named(need))
+        found = Tensors(*found)
+        by_name = found._asdict() | {"x": found.value}
+        return tuple(by_name[name] for name, given in zip(LayerTensors._fields, self.given) if given)
+
+
+def run(kind: Kind, handle: GraphHandle, tensors):
+    """(result, what backward reads beside it and the tensors, whether backward reads the result). tensors:
+    those that calls of this kind have."""
     try:
         with _BelowAutograd():
-            return _forward(*numbers, *tensors)
+            return _forward(handle.number, kind.packed, tensors)
     except RuntimeError as error:
         raise typed(error) from None
 
 
+def _wanted(need: tuple[bool, ...]) -> tuple[int, Any]:
+    wanted = [k for k, needed in enumerate(need) if needed]
+    places = [wanted.index(k) + 1 if needed else 0 for k, needed in enumerate(need)]
+    found = _WANTED[need] = sum(1 << (k - _NOT_TENSORS) for k in wanted), itemgetter(*places)
+    return found
+
+
 @called_directly
 class Layer(EagerFunction):
-    """numbers, tensors: as for `run`. handle: it keeps what belongs to the graph's number in the library.
-    ``formula(numbers, graph, *tensors)`` is the layer in plain operations, for second derivatives."""
+    """A layer, or a function without options. kind, tensors: as for `run`. handle: it keeps what belongs to
+    the graph's number in the library."""
 
     @staticmethod
-    def forward(ctx, formula, numbers, graph, handle, *tensors):
+    def forward(ctx, kind, graph, handle, *tensors):
         try:
             with _BelowAutograd():
-                result, kept, reads_result = _forward(*numbers, *tensors)
+                result, kept, reads_result = _forward(handle.number, kind.packed, tensors)
         except RuntimeError as error:
             raise typed(error) from None
-        ctx.call, ctx.output, ctx.version, out = (formula, numbers, graph, handle), None, None, None
+        ctx.call, ctx.output, ctx.version, out = (kind, graph, handle), None, None, None
         if reads_result:
             # As `save_results` and, in backward, `restored_results` do it, without their frames.
             ctx.version = result._version
@@ -328,29 +391,25 @@ class Layer(EagerFunction):
         need = ctx.needs_input_grad
         if grad is None:
             return (None,) * len(need)
-        (formula, numbers, graph, _), out = ctx.call, ctx.output
+        (kind, graph, handle), out = ctx.call, ctx.output
         *tensors, kept, saved = ctx.saved_tensors
-        if torch.is_grad_enabled():  # backward was called with create_graph
-
-            def plain(*tensors):
-                return formula(numbers, graph, *tensors)
-
-            return *_NO_GRADIENTS, *rules.recorded_gradients(plain, tensors, need[_NOT_TENSORS:], grad)
         if out is None:
             out = saved
         elif not retains_graph():
             ctx.output = None
         if ctx.version is not None and out._version != ctx.version:
-            out, *_ = run(numbers, tensors)
-        bits = _BITS.get(need)
-        if bits is None:
-            wanted = enumerate(need[_NOT_TENSORS:])
-            bits = _BITS[need] = sum(1 << k for k, needed in wanted if needed)
+            out, *_ = run(kind, handle, tensors)
+        if torch.is_grad_enabled():  # backward was called with create_graph
+            wanted = need[_NOT_TENSORS:]
+            found = kind.gradients(graph, handle, tensors, wanted, grad, out, kept)
+            return *(None,) * _NOT_TENSORS, *found
+        bits, in_order = _WANTED.get(need) or _wanted(need)
         try:
             with _BelowAutograd():
-                return *_NO_GRADIENTS, *_backward(*numbers, *tensors, grad, out, kept, bits)
+                found = _backward(handle.number, kind.packed, tensors, grad, out, kept, bits)
         except RuntimeError as error:
             raise typed(error) from None
+        return in_order((None, *found))
 
 
 @called_directly

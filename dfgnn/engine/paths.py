@@ -20,12 +20,20 @@ from torch.autograd import forward_ad
 from ..graph import Graph, GraphPart
 from ..runtime import eager, transforms
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import PLAN_LAYERS, SCORES, AttentionInputs, Numbers, needs_rows
+from ..runtime.arguments import (
+    PLAN_LAYERS,
+    SCORE_TABLE,
+    SCORES,
+    AttentionInputs,
+    LayerNumbers,
+    LayerTensors,
+    needs_rows,
+)
 from ..runtime.eager import PLAIN_TYPES, is_eager
 from ..runtime.ops import acc_type
 from . import compiler_attention, compiler_graph, plain
 from .argument_checks import DTYPES
-from .autograd import Attention, TransformedAttention
+from .autograd import Attention, FunctionKind, Layer, TransformedAttention, run
 from .operators import DispatchedCall, EagerCall, graph_args
 
 Results = tuple[Tensor, Any]  # out, and the attention, which is to be ignored unless it was asked for
@@ -240,10 +248,37 @@ PATHS = (
 # most of that work. So only what the operators cannot see is looked at here. A call that is not of this kind,
 # or that the operators refuse, is left to the checks, which know all options and name what is wrong.
 
-# dtype -> accumulation type, in which the kernels also take the score terms of additive attention.
+# dtype -> accumulation type, in which the terms of additive attention may also be.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
-_NO_EDGE_TENSORS = (None,) * 5
+# A program may change a number at every step, so that a graph's kinds are dropped at a size that others do
+# not reach.
+_MOST_KINDS = 256
+
+
+def _kind(
+    kinds: dict[tuple, Any], score: str, numbers: tuple, dtype: torch.dtype, train: bool, need_dst: bool
+) -> FunctionKind:
+    slope, scale, dropout_p = numbers
+    given = {"x", "seed" if dropout_p else "x", *SCORE_TABLE[score].inputs}
+    constant = LayerNumbers(
+        SCORES[score],
+        0,
+        0,
+        0,
+        slope,
+        scale,
+        dropout_p,
+        dtype,
+        unwritten=False,
+        train=train,
+        need_dst=need_dst,
+    )
+    if len(kinds) >= _MOST_KINDS:
+        kinds.clear()
+    kind = FunctionKind(constant, tuple(name in given for name in LayerTensors._fields))
+    kinds[score, numbers, dtype, train, need_dst] = kind
+    return kind
 
 
 def are_none(options: dict[str, Any]) -> bool:
@@ -257,19 +292,19 @@ def are_none(options: dict[str, Any]) -> bool:
 def unchecked(
     graph: Any,
     score: str,
-    tensors: tuple[Any, Any, Any, Any],
+    value: Any,
+    others: tuple[Any, ...],
     *,
     slope: Any = 1.0,
     scale: Any = 1.0,
     dropout_p: Any,
 ) -> Tensor | None:
-    """out, computed without checking the arguments, or None if they must be checked. tensors: the first four
-    of `Tensors`.
+    """out, computed without checking the arguments, or None if they must be checked. others: the tensors
+    beside the value, in the order of `LayerTensors`, of which that of the destinations is the last.
 
     Calls that :func:`dfgnn.explain` watches are left to `attend`, which reports them.
     """
-    value, src, dst, attn = tensors
-    if type(graph) is not Graph or type(value) not in PLAIN_TYPES or type(dst) not in PLAIN_TYPES:
+    if type(graph) is not Graph or type(value) not in PLAIN_TYPES:
         return None
     if recorder is not None or not is_eager(value):
         return None
@@ -284,32 +319,30 @@ def unchecked(
         return None
     acc, train, additive = _ACC[dtype], torch.is_grad_enabled(), score == "additive"
     backward = train and value.requires_grad
-    for x in (src, dst, attn):
-        if x is not None:
-            if type(x) not in PLAIN_TYPES or not (x.dtype is dtype or additive and x.dtype is acc):
-                return None
-            backward = backward or (train and x.requires_grad)
-    if additive:
-        src, dst = src if src.dtype is acc else src.to(acc), dst if dst.dtype is acc else dst.to(acc)
-    elif dst.shape[2:] != value.shape[2:]:
+    for x in others:
+        if type(x) not in PLAIN_TYPES or not (x.dtype is dtype or additive and x.dtype is acc):
+            return None
+        backward = backward or (train and x.requires_grad)
+    if not additive and others[-1].shape[2:] != value.shape[2:]:
         return None
     if scale is None:
         scale = 1 / math.sqrt(dim)
     for number in (slope, scale, dropout_p):
         if type(number) not in _NUMBERS:
             return None
-    given: tuple[Any, ...] = value, src, dst, attn
+    tensors = value, *others
     if dropout_p:
         if not 0 < dropout_p <= 1:
             return None
-        given += *_NO_EDGE_TENSORS, torch.randint(0, 2**62, (1,), device=graph._device)
+        tensors = *tensors, torch.randint(0, 2**62, (1,), device=graph._device)
     edges = dropout_p > 0 or needs_rows(score, slope)
-    handle = graph._planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
-    numbers = Numbers(slope, scale, dropout_p, 0)
-    positive = additive and backward and dst.requires_grad
-    call = EagerCall(graph, handle, score, numbers, False, positive, 0)
+    planner = graph._planner
+    handle = planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)
+    need_dst = additive and backward and others[-1].requires_grad
+    key = score, (slope, scale, dropout_p), dtype, backward, need_dst
+    kind = planner.kinds.get(key) or _kind(planner.kinds, *key)
     try:
-        return Attention.at_once(call, None, *given)[0] if backward else call.run(given)[0]
+        return Layer.at_once(kind, graph, handle, *tensors) if backward else run(kind, handle, tensors)[0]
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # the operator refuses an argument; the caller's checks name it in their error

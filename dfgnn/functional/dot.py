@@ -107,9 +107,8 @@ def dot_attention(
     if type(graph) is not Graph:
         graph = graph_of(function, graph, key, query)
     if edge is None and not return_attention and paths.are_none(options):
-        out = paths.unchecked(
-            graph, "dot", (value, key, query, None), slope=negative_slope, scale=scale, dropout_p=dropout_p
-        )
+        numbers = {"slope": negative_slope, "scale": scale, "dropout_p": dropout_p}
+        out = paths.unchecked(graph, "dot", value, (key, query), **numbers)
         if out is not None:
             return out
     check = Checker(function, graph, "query", query)

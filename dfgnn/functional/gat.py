@@ -127,8 +127,8 @@ def gat_attention(
         and score_dst is not None
         and paths.are_none(options)
     ):
-        given = value, score_src, score_dst, None
-        out = paths.unchecked(graph, "additive", given, slope=negative_slope, dropout_p=dropout_p)
+        ends = score_src, score_dst
+        out = paths.unchecked(graph, "additive", value, ends, slope=negative_slope, dropout_p=dropout_p)
         if out is not None:
             return out
     check = Checker(function, graph, "value", value)
@@ -249,8 +249,8 @@ def gatv2_attention(
     if type(graph) is not Graph:
         graph = graph_of(function, graph, key, query)
     if edge is None and not return_attention and paths.are_none(options):
-        given = key, None, query, att
-        out = paths.unchecked(graph, "additive_v2", given, slope=negative_slope, dropout_p=dropout_p)
+        others = att, query
+        out = paths.unchecked(graph, "additive_v2", key, others, slope=negative_slope, dropout_p=dropout_p)
         if out is not None:
             return out
     check = Checker(function, graph, "query", query)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..engine import paths
 from ..engine.argument_checks import DTYPES
-from ..engine.autograd import Layer, run
+from ..engine.autograd import Kind, Layer, run
 from ..engine.paths import declined
 from ..functional.dot import dot
 from ..functional.gat import gat, gatv2
@@ -38,6 +38,7 @@ from ..runtime.arguments import (
 )
 from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
+from ..runtime.rules import recorded_gradients
 from ._errors import check_parameters, check_sizes
 from ._terms import all_hooked, plain_linear
 from .whole import gated
@@ -137,9 +138,19 @@ def can_fuse(graph: Any, x: Tensor, weight: Tensor, autocast: bool = False) -> b
     )
 
 
-def formula(numbers: tuple, graph: Graph, *tensors: Tensor | None) -> Tensor:
-    """The layer in plain operations. numbers, tensors: those of `LayerNumbers` and `LayerTensors`."""
-    t, n = LayerTensors(*tensors), LayerNumbers(*numbers)
+class _Kind(Kind):
+    __slots__ = ()
+
+    def formula(self, graph: Graph, *tensors: Tensor) -> Tensor:
+        """The layer in plain operations."""
+        return _formula(self.numbers, graph, self.named(tensors))
+
+    def gradients(self, graph, handle, tensors, need, grad, out, kept):
+        return recorded_gradients(partial(self.formula, graph), tensors, need, grad)
+
+
+def _formula(n: Any, graph: Graph, t: Any) -> Tensor:
+    """The layer in plain operations. n, t: `LayerNumbers` and `LayerTensors`."""
     score = SCORE_OF_NUMBER[n.score]
     x_dst = t.x if t.x_dst is None else t.x_dst
     features = {"value": t.x, "key": t.x, "query": x_dst, "skip": x_dst, "edge": t.edge_attr}
@@ -266,8 +277,7 @@ class Call:
         )
         # What the planner and the operator get, but whether gradients are wanted.
         self.shape = spec.heads, size + padding, t.x.dtype, PLAN_LAYERS[spec.score], "auto", has_ids
-        numbers = LayerNumbers(
-            graph=None,
+        self.numbers = LayerNumbers(
             score=SCORES[spec.score],
             heads=spec.heads,
             padding=padding,
@@ -278,29 +288,39 @@ class Call:
             dtype=dtype,
             unwritten=False,
             train=False,
+            need_dst=False,
         )
-        self.numbers = numbers[1:-2]
         at = LayerTensors._fields.index("edge_attr")
-        self.linears, self.others = t[2:at], t[at + 1 : -1]  # all but x, x_dst, edge_attr, seed
+        linears, others = t[2:at], t[at + 1 : -1]  # all but x, x_dst, edge_attr, seed
+        self.value_weight, self.given = t.value_weight, [x is not None for x in t]
+        self.linears, self.others = (tuple([x for x in some if x is not None]) for some in (linears, others))
         # Whether the destinations' features are read, and whether they are projected like the sources'.
         self.two_ends, self.one_query = spec.query is not None or spec.skip is not None, spec.query is None
-        self.parameters = [x for x in (*self.linears, *self.others) if x is not None]
+        self.parameters = *self.linears, *self.others
+        # (whether x_dst is given, whether rows stay unwritten, whether to train) -> the kind of the call.
+        self.kinds: dict[tuple[bool, bool, bool], Kind] = {}
 
     def run(
         self, graph: Graph, x: Tensor, x_dst: Tensor | None, edge_attr: Tensor | None, seed: Tensor | None
     ) -> Tensor:
         """The result [num_dst, H * D]."""
-        train = torch.is_grad_enabled() and (
-            x.requires_grad
-            or (x_dst is not None and x_dst.requires_grad)
-            or (edge_attr is not None and edge_attr.requires_grad)
-            or any(map(_learns, self.parameters))
-        )
+        tensors = (x, *self.linears) if x_dst is None else (x, x_dst, *self.linears)
+        tensors = (*tensors, *self.others) if edge_attr is None else (*tensors, edge_attr, *self.others)
+        train = torch.is_grad_enabled() and any(map(_learns, tensors))
+        if seed is not None:
+            tensors = *tensors, seed
         handle = graph._planner.handle(*self.shape, train)
-        unwritten = edge_attr is not None and graph.edge_mask is not None
-        numbers = handle.number, *self.numbers, unwritten, train
-        tensors = x, x_dst, *self.linears, edge_attr, *self.others, seed
-        return Layer.at_once(formula, numbers, graph, handle, *tensors) if train else run(numbers, tensors)[0]
+        how = x_dst is not None, edge_attr is not None and graph.edge_mask is not None, train
+        kind = self.kinds.get(how) or self._kind(*how)
+        if train:
+            return Layer.at_once(kind, graph, handle, *tensors)
+        return run(kind, handle, tensors)[0]
+
+    def _kind(self, two: bool, unwritten: bool, train: bool) -> Kind:
+        given = [*self.given[:1], two, *self.given[2:-1], self.drops]
+        numbers = self.numbers._replace(unwritten=unwritten, train=train)
+        kind = self.kinds[two, unwritten, train] = _Kind(numbers, tuple(given))
+        return kind
 
 
 def computed(spec: LayerSpec, graph: Graph, t: Any, dtype: torch.dtype) -> Tensor:
@@ -369,7 +389,7 @@ def checked_tensors(layer: Any, spec: LayerSpec, graph: Any, x: Tensor, x_dst: T
         if edges is None:
             return _EDGES
     attn = (*vectors, *_NO_VECTORS)[:3]
-    tensors = LayerTensors(x, x_dst, *parameters, *edges, *attn, bias, None)
+    tensors = LayerTensors(x, x_dst, *parameters, *edges, *attn, bias)
     if wide is not None:
         wide = wide.dtype if isinstance(wide, Tensor) else wide
         dtype = dtype if wide is dtype else torch.promote_types(dtype, wide)

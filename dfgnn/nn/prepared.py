@@ -140,7 +140,7 @@ def prepare(layer: Any, call: fused.Call | None, x: Any, edges: Any, edge_attr: 
         if any(known.empty):
             return
         layer.__dict__[_KEY] = known  # the last of the attributes
-    known.weight, autocast = call.linears[0], _autocast(x)
+    known.weight, autocast = call.value_weight, _autocast(x)
     kind: tuple = x.dtype, x_dst is not None, edge_attr is not None, autocast
     kind = kind if autocast is None else (*kind, call.shape[2])
     known.calls[kind] = call, layer._finisher()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
+from typing import Any
 
 import torch
 
@@ -35,6 +36,8 @@ class Planner:
         self._arguments: dict[tuple[Shape, str, bool, bool], GraphArgs] = {}
         # The keys are the arguments of `handle`: (heads, dim, dtype, layer, schedule, edges, backward).
         self.handles: dict[tuple[int, int, torch.dtype, str | None, str, bool, bool], GraphHandle] = {}
+        #: What calls of functions on this graph have in common (`engine.paths` fills it).
+        self.kinds: dict[tuple, Any] = {}
         # On a CPU one handle per value of backward serves all shapes. None: each shape has its own handle.
         on_cpu = device is None and structure.place[0].type == "cpu"
         self._of_all_shapes: dict[bool, GraphHandle] | None = structure.planned() if on_cpu else None

@@ -32,6 +32,7 @@ from ..capturing.constants import LEARNING_RUNS, Constants
 from ..capturing.state import buffers_stay
 from ..capturing.state import tensors_of as state_of
 from ..graph import Graph
+from ..runtime import torch_internals as internals
 from ..runtime.cuda_graphs import capturing
 from .compiled import agree, trains
 from .gains import Models
@@ -82,7 +83,8 @@ class _Calls:
         self.last: tuple[Any, ...] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
         self.graphs: dict[tuple[Any, ...], _Graphs | None] = {}
-        self.count = self.replayed = self.left = 0
+        self.count = self.replayed = self.left = self.captures = 0
+        self.modified: dict[int, Any] = {}  # of `Constants`
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.given_up = False
 
@@ -105,17 +107,21 @@ class _Calls:
             self._left(reason or "its modules have hooks")
             return None
         key = (*map(_key, leaves), *_autocast(), *state)
-        if key in self.graphs:
-            return self.graphs[key]
+        graphs = self.graphs.get(key)
+        if graphs is not None and not graphs.is_current():
+            del self.graphs[key]
+        elif key in self.graphs:
+            return graphs
         self.equal = self.equal + 1 if key == self.last else 0
         self.last = key
         if self.equal < _AFTER:
             self._left(self.reason or "no call is equal to those before it")
             return None
         self.reason = ""
-        if len(self.graphs) == _MOST:
-            self.reason = f"more than {_MOST} different calls came repeatedly"
+        if self.captures == _MOST:
+            self._left(f"more than {_MOST} different calls came repeatedly")
             return None
+        self.captures += 1
         try:
             self.graphs[key] = self._captured(call, module, args, kwargs)
         except Exception as error:  # the call as written follows, which works, or raises the script's own
@@ -144,7 +150,9 @@ class _Calls:
         graphs = None
         with unseen(tensors), _without_autocast_cache():
             try:
-                graphs = _Graphs(call, module, args, kwargs, snapshot, self.state.results, self.debug)
+                graphs = _Graphs(
+                    call, module, args, kwargs, snapshot, self.state.results, self.modified, self.debug
+                )
                 snapshot.restore()
                 expected = graphs.results(graphs.written)
                 if (_random(), self.state.now(), [*map(_key, leaves)]) != before:
@@ -379,10 +387,11 @@ class _Graphs:
 
     def __init__(
         self, call: Callable, module: nn.Module, args: tuple, kwargs: dict,
-        snapshot: _Snapshot, assigned: list[tuple[dict[str, Any], str]], debug: bool,
+        snapshot: _Snapshot, assigned: list[tuple[dict[str, Any], str]], modified: dict[int, Any],
+        debug: bool,
     ):  # fmt: skip
         self._call, self._module, self._arguments = call, weakref.ref(module), (args, kwargs)
-        self._assigned = list(assigned)
+        self._assigned, self._modified = list(assigned), modified
         leaves, self._tree = tree_flatten((args, kwargs))
         self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
         # The ids of these tell calls apart, and what is made of their edges lives with them.
@@ -435,7 +444,9 @@ class _Graphs:
         assert module is not None
         recorder = _Recorder(device := self._parameters[0].device, debug)
         given = [self._static[k] for k in self._places]
-        self._constants = constants = Constants(device, lambda: (*state_of(module, None), *given))
+        self._constants = constants = Constants(
+            device, lambda: (*state_of(module, None), *given), self._modified
+        )
         with recorder.running():
             for k in range(LEARNING_RUNS + 1):
                 last = recorder.without_waiting(constants) if k == LEARNING_RUNS else nullcontext()
@@ -477,10 +488,13 @@ class _Graphs:
     # ---- calls
 
     def is_free(self) -> bool:
-        """Whether a replay may overwrite what the last one left: its backward has run, or never will. And
-        whether nothing was modified of which the CUDA graphs hold results."""
+        """Whether a replay may overwrite what the last one left: its backward has run, or never will."""
         pending = self._pending()
-        return (pending is None or pending.done) and self._constants.is_current()
+        return pending is None or pending.done
+
+    def is_current(self) -> bool:
+        """Whether nothing was modified of which the CUDA graphs hold results."""
+        return self._constants.is_current()
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         leaves = tree_leaves((args, kwargs))
@@ -535,7 +549,7 @@ class _Graphs:
         asked = [reached for reached, given in zip(self._reached, grads) if given is not None]
         has = [any(column) for column in zip(*asked)] or [False] * len(self._backward.results)
         found = [x for x, has_one in zip(self._backward.results, has) if has_one and x is not None]
-        copies = iter(torch._foreach_mul(found, 1.0) if found else ())
+        copies = iter(internals.foreach_mul(found, 1.0) if found else ())
         pairs = zip(self._backward.results, has)
         return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
 

@@ -133,15 +133,16 @@ Backward = _named("Backward", ops.attention_backward.default)
 BackwardResults = _results("BackwardResults", ops.attention_backward.default)
 
 
-def _layer_arguments(name: str, are_tensors: bool) -> Any:
-    arguments = ops.layer.default._schema.arguments
-    return namedtuple(name, [x.name for x in arguments if ("Tensor" in str(x.type)) is are_tensors])
+def _of_layers(name: str, of_tensors: bool) -> Any:
+    names = [argument.name for argument in ops.layer_call.default._schema.arguments]
+    names = [x for x in names if (names.index(x) >= names.index("x")) is of_tensors]
+    return namedtuple(name, names, defaults=(None,) * (len(names) - 1))
 
 
 #: The arguments of the operators of whole layers, as csrc/torch/layer_call.h declares them: what is not a
 #: tensor, and the tensors.
-LayerNumbers = _layer_arguments("LayerNumbers", False)
-LayerTensors = _layer_arguments("LayerTensors", True)
+LayerNumbers = _of_layers("LayerNumbers", False)
+LayerTensors = _of_layers("LayerTensors", True)
 
 
 class Score(NamedTuple):

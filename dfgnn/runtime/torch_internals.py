@@ -84,6 +84,7 @@ unwrap_functorch = _functorch.get_unwrapped
 is_functional_tensor = torch._is_functional_tensor
 num_dispatch_modes = torch._C._len_torch_dispatch_stack
 num_function_modes = torch._C._len_torch_function_stack
+foreach_mul = torch._foreach_mul
 dispatch_mode, function_mode = torch._C._get_dispatch_stack_at, torch._C._get_function_stack_at
 
 

@@ -358,7 +358,7 @@ class OfNumpy(Own):
 
 
 def test_numbers_of_numpy_are_its_own(traces, monkeypatch):
-    monkeypatch.setattr(compiled, "_agree", lambda a, b: True)  # the sample draws others
+    monkeypatch.setattr(compiled, "agree", lambda a, b: True)  # the sample draws others
     model = OfNumpy()
     plain, found = as_written(model), []
     for one in (model, plain):

@@ -44,6 +44,6 @@ def test_results_are_freed(device):
         del out
         assert alive() is None
         loss.backward()
-        assert node.kept is None
+        assert node.output is None
     finally:
         gc.enable()
