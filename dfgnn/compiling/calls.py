@@ -45,8 +45,9 @@ Sink: TypeAlias = tuple[float, Tensor | None] | None
 Softmaxed: TypeAlias = tuple[Specs, Sink, float]
 
 
-#: On a GPU, the most elements of projected attributes of edges that are computed ahead: more than in layers
-#: (nn/whole/traced.py), as Inductor needs no launches beside the product for it.
+#: On a GPU, the most elements of terms of edges where fewer launches count more than memory: projections are
+#: computed ahead up to it, more than in layers (nn/whole/traced.py), as Inductor needs no launches beside the
+#: product for it.
 MOST_UNFOLDED = 2**26
 
 # ---- edges -------------------------------------------------------------------------------------------------
@@ -59,8 +60,21 @@ def edge_pair(first: Tensor, first_row: int, second: Tensor, second_row: int) ->
     if in_cuda_graphs.is_recorded(first):
         return compiler_graph.stacked(*given)
     made = compiler_graph.edge_pair(*given)
+    return _made_of(made, first, second)
+
+
+def segments(offsets: Tensor, count: int) -> Tensor:
+    """`compiler_graph.segments`, within CUDA graphs in plain operations."""
+    if in_cuda_graphs.is_recorded(offsets):
+        return compiler_graph.segments_of(offsets, count)
+    return _made_of(compiler_graph.segments(offsets, count), offsets)
+
+
+def _made_of(made: Tensor, *given: Tensor) -> Tensor:
+    """An index with the user's tensors that it is made of (see `_of_edges`)."""
     if is_plain(made):
-        made._dfgnn_given = first, second  # type: ignore[attr-defined]
+        found = [y for x in given for y in getattr(x, "_dfgnn_given", (x,))]
+        made._dfgnn_given = found  # type: ignore[attr-defined]
     return made
 
 
@@ -274,7 +288,7 @@ def dot_attention(
         graph = _graph(edge_index, keys.shape[0], like.shape[dim])
         edge = _edge_terms(edges, (key_layout, layout), like.dtype, values.shape[1])
         of_edges = _known(_scores(total(bias), layout), values) if bias else None
-        if edge is not None and edge.value is not None and edge.key is not edge.value and in_scores(edge.key):
+        if edge is not None and isinstance(edge.key, Tensor) and edge.value is not None and in_scores(*edge):
             rows = queries.index_select(0, edge_index[1])
             of_key = scale * (rows * edge.key).sum(-1, dtype=_ops.acc_type(like.dtype))
             of_edges = of_key if of_edges is None else of_key + of_edges
@@ -324,10 +338,12 @@ def folds(attr: Tensor, heads: int, width: int) -> bool:
     return attr.shape[1] * heads <= width and found_true(attr.shape[0] * width > MOST_UNFOLDED)
 
 
-def in_scores(key: Tensor | Projected | None) -> bool:
+def in_scores(key: Any, value: Any, *_: Any) -> bool:
     """Whether the products of queries with the key's own term of edges are left to the compiler, in kernels
-    with what computes the term: on a GPU `functional.dot_attention` launches more for two different terms."""
-    return isinstance(key, Tensor) and key.is_cuda and not is_plain(key)
+    with what computes the term. On a GPU that has fewer launches than `functional.dot_attention` of two
+    different terms, which takes less memory."""
+    small = key is not value and key.is_cuda and not is_plain(key)
+    return small and found_true(key.numel() <= MOST_UNFOLDED)
 
 
 def _same_terms(a: tuple, b: tuple) -> bool:

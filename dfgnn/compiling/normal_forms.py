@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 
+from . import calls
 from .operations import arguments, name, same, shape, storage, value
 
 
@@ -239,6 +241,63 @@ class Forms:
         found = self._segments(called, base, given.get("dim", 0), given.get("index"), src)
         return None if found is None else (src, *found)  # type: ignore[return-value]
 
+    # ---- segments that offsets give ----------------------------------------------------------------------
+
+    def without_offsets(self, graph: Graph) -> bool:
+        """Turns what gathers from and sums into segments that offsets give (``repeat_interleave`` of their
+        differences, ``segment_reduce``) into gathers and sums by an index. Says whether there is any."""
+        made: dict[Hashable, Node] = {}
+        for node in list(graph.nodes):
+            called, given = name(node), arguments(node)
+            x: Any
+            x, count = given.get("input"), given.get("output_size")
+            if called == "segment_reduce":
+                offsets, dim, reduce = given.get("offsets"), given.get("axis", 0), given.get("reduce")
+                initial = (None, 0) if reduce == "sum" else (None,)
+                fits = reduce in ("sum", "amax", "max") and dim == 0 and given.get("initial") in initial
+                fits = fits and all(isinstance(size, int) for size in shape(node)[1:])
+            elif called == "repeat_interleave":
+                offsets, dim, fits = self._offsets(given.get("repeats")), given.get("dim"), count is not None
+            else:
+                continue
+            offsets = _flat(offsets)
+            if not fits or not isinstance(dim, int) or len(shape(offsets)) != 1 or self.is_written(offsets):
+                continue
+            with graph.inserting_before(node):
+                key = self.key(offsets)
+                if key not in made:
+                    rows = shape(x)[0] if count is None else value(count)
+                    count = _size_of(graph, x, 0) if count is None else count
+                    made[key] = graph.call_function(calls.segments, (offsets, count))
+                    made[key].meta = {"example_value": value(offsets).new_empty((rows,), dtype=torch.int64)}
+                if called == "repeat_interleave":
+                    new = graph.call_method("index_select", (x, dim, made[key]))
+                else:
+                    like, fill = value(node), 0.0 if reduce == "sum" else -math.inf
+                    sizes = _size_of(graph, offsets, 0, 1), *shape(node)[1:]
+                    kwargs = dict(dtype=like.dtype, device=like.device)
+                    base = graph.call_function(torch.full, (sizes, fill), kwargs)
+                    base.meta = {"example_value": like}
+                    called, how = ("index_add", ()) if reduce == "sum" else ("index_reduce", ("amax",))
+                    new = graph.call_method(called, (base, 0, made[key], x, *how))
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+        return bool(made)
+
+    def _offsets(self, counts: Any) -> Any:
+        """The offsets whose differences are these counts."""
+        given = arguments(counts) if isinstance(counts, Node) else {}
+        if name(counts) == "diff" and set(given) == {"input"}:
+            return given["input"]
+        ends = [
+            arguments(given[word]) if isinstance(given.get(word), Node) else {} for word in ("input", "other")
+        ]
+        found = [x.get("input") for x in ends]
+        cuts = slice(1, None), slice(None, -1)
+        fits = name(counts) == "sub" and tuple(x.get("index") for x in ends) == cuts
+        return found[0] if fits and self.key(found[0]) == self.key(found[1]) else None
+
 
 # ---- facts about single nodes -----------------------------------------------------------------------------
 
@@ -251,6 +310,26 @@ _SPREADS = {
     "expand", "expand_as", "repeat", "transpose", "t", "unsqueeze", "getitem", "reshape", "view_as",
     "squeeze", "flatten", "to", "long", "int", "type", "contiguous", "clone",
 }  # fmt: skip
+
+
+def _flat(node: Any) -> Any:
+    """A tensor of one dimension without views of it as such."""
+    while name(node) == "reshape" and len(shape(node)) == 1 and len(shape(arguments(node)["input"])) == 1:
+        node = arguments(node)["input"]
+    return node
+
+
+def _size_of(graph: Graph, x: Node, dim: int, less: int = 0) -> Any:
+    """A size, minus a number, as an argument of a call."""
+    size = shape(x)[dim]
+    if isinstance(size, int):
+        return size - less
+    made = graph.call_method("size", (x, dim))
+    made.meta = {"example_value": size}
+    if less:
+        made = graph.call_function(operator.sub, (made, less))
+        made.meta = {"example_value": size - less}
+    return made
 
 
 def _ones_but(sizes: tuple, place: int) -> bool:

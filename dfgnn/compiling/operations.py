@@ -22,6 +22,7 @@ _SAME = {
     "truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "subtract": "sub",
     "negative": "neg", "swapaxes": "transpose", "swapdims": "transpose", "moveaxis": "movedim",
     "view": "reshape", "reshape_as": "view_as", "broadcast_to": "expand", "clip": "clamp",
+    "_segment_reduce": "segment_reduce",
 }  # fmt: skip
 
 # Name -> the names of its positional arguments, as torch documents them.
@@ -32,6 +33,8 @@ _SIGNATURES = {name: tuple(words.split()) for name, words in {
     "scatter_add": "input dim index src", "scatter_reduce": "input dim index src reduce",
     "index_add": "input dim index source", "index_reduce": "input dim index source reduce",
     "index_put": "input indices values accumulate",
+    "segment_reduce": "input reduce", "repeat_interleave": "input repeats dim", "diff": "input",
+    "isinf": "input", "where": "condition input other",
     "add": "input other", "sub": "input other", "mul": "input other", "div": "input other",
     "exp": "input", "neg": "input", "detach": "input", "clone": "input", "contiguous": "input",
     "clamp": "input min max", "clamp_min": "input min", "maximum": "input other",

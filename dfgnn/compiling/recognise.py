@@ -272,10 +272,18 @@ def _sink(eps: float, shift: Node | float) -> tuple[float, Node | None]:
 
 
 def _attached(node: Node) -> Node:
-    """The node without detach and copies, for comparing numbers alone."""
-    while name(node) in ("detach", "clone", "contiguous"):
-        node = arguments(node)["input"]
-    return node
+    """The node without detach, copies and zeros in place of the maxima of empty segments, for comparing
+    numbers alone."""
+    while True:
+        given = arguments(node)
+        if name(node) in ("detach", "clone", "contiguous"):
+            node = given["input"]
+        elif name(node) == "where" and given["input"] == 0 and name(given["condition"]) == "isinf":
+            if arguments(given["condition"])["input"] is not given["other"]:
+                return node
+            node = given["other"]
+        else:
+            return node
 
 
 def _is_one(sizes: tuple, rank: int, dim: int) -> bool:

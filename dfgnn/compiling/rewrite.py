@@ -30,14 +30,16 @@ def rewritten(
 ) -> tuple[GraphModule, Report]:
     """The module with its attention rewritten, or the module itself where nothing is; and what was found.
     min_elements: in place of `MIN_ELEMENTS`. replayed: whether it will be within CUDA graphs."""
-    graph = Graph()
-    copies: dict[Node, Node] = {}
-    output = graph.graph_copy(graph_module.graph, copies)
-    if output is not None:
-        place = next(node for node in graph_module.graph.nodes if node.op == "output")
-        graph.output(output).meta = dict(place.meta)
-    work = _Rewriter(graph, min_elements, replayed)
-    work.run()
+    for offsets in (True, False):  # without attention segments are summed as they are written
+        graph = Graph()
+        output = graph.graph_copy(graph_module.graph, {})
+        if output is not None:
+            place = next(node for node in graph_module.graph.nodes if node.op == "output")
+            graph.output(output).meta = dict(place.meta)
+        work = _Rewriter(graph, min_elements, replayed, offsets)
+        work.run()
+        if work.report.rewritten or not work.offsets:
+            break
     if not work.changed:
         return graph_module, work.report
     graph.lint()
@@ -57,17 +59,18 @@ class _Plan(NamedTuple):
 
 
 class _Rewriter:
-    def __init__(self, graph: Graph, min_elements: int | None, replayed: bool):
+    def __init__(self, graph: Graph, min_elements: int | None, replayed: bool, offsets: bool):
         self.graph, self.report, self.changed = graph, Report([]), False
-        self.min_elements, self.replayed = min_elements, replayed
+        self.min_elements, self.replayed, self.offsets = min_elements, replayed, offsets
         self._pairs: dict[tuple, Node] = {}
         self._replaced: dict[Node, Node] = {}
         self._calls: dict[Node, scores.Call | None] = {}
 
     def run(self) -> None:
-        nodes = list(self.graph.nodes)
         operations.without_likeness(self.graph)
         self.forms = Products(operations.without_writes(self.graph))
+        self.offsets = self.offsets and self.forms.without_offsets(self.graph)
+        nodes = list(self.graph.nodes)
         self.grad = _grad_modes(nodes)
         self._bound_segments(nodes)
         found = Recogniser(nodes, self.forms)

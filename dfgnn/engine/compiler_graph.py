@@ -382,10 +382,13 @@ def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Ten
     # A replay has to read the given tensors, but where `dfgnn.capture` knows that they stay the same.
     if first.is_cuda and not in_captured_step() and torch.cuda.is_current_stream_capturing():
         return stacked(*given)
-    parts = (first,) if first is second else (first, second)
-    kept: Tensor = once(parts, ("edge pair", first_row, second_row), lambda: stacked(*given))
-    made = kept.clone()
-    setattr(made, _KEPT, kept)
+    parts = (kept(first),) if first is second else (kept(first), kept(second))
+    return _copy(once(parts, ("edge pair", first_row, second_row), lambda: stacked(*given)))
+
+
+def _copy(x: Tensor) -> Tensor:
+    made = x.clone()
+    setattr(made, _KEPT, x)
     return made
 
 
@@ -398,6 +401,35 @@ edge_pair = _ops.python_operator(
     "edge_pair", "(Tensor first, int first_row, Tensor second, int second_row) -> Tensor", _pair, _pair_fake
 )
 _ops.without_autograd("edge_pair")
+
+
+def segments_of(offsets: Tensor, count: int) -> Tensor:
+    """[count], the segment of each row: those of segment i are offsets[i] to offsets[i + 1] - 1."""
+    made = torch.arange(offsets.shape[0] - 1, device=offsets.device)
+    return made.repeat_interleave(offsets.diff(), output_size=count)
+
+
+def _segments(offsets: Tensor, count: int) -> Tensor:
+    """`segments_of`, kept as those of `edge_pair` are."""
+    if offsets.is_cuda and not in_captured_step() and torch.cuda.is_current_stream_capturing():
+        return segments_of(offsets, count)
+
+    def build() -> Tensor:
+        first, last = offsets[[0, -1]].tolist()
+        if (first, last) != (0, count):
+            raise ValueError(
+                f"segment_reduce: offsets: expected 0 to {count}, the rows, got {first} to {last}"
+            )
+        return segments_of(offsets, count)
+
+    return _copy(once((offsets,), ("segments", count), build))
+
+
+segments = _ops.python_operator(
+    "segments", "(Tensor offsets, SymInt count) -> Tensor", _segments,
+    lambda offsets, count: offsets.new_empty((count,), dtype=torch.int64),
+)  # fmt: skip
+_ops.without_autograd("segments")
 
 
 def kept(edge_index: Any) -> Any:

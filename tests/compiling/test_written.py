@@ -1,11 +1,13 @@
 """Attention as people write it, rewritten, against itself as it is."""
 
+import functools
+
 import pytest
 import torch
 from comparing import check, flat, gradients, loss, rewriting
 from covering import exhaustive
 from torch._dynamo.testing import CompileCounter
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.utils import scatter, segment, softmax
 from written import Inputs, cases, inputs
 
 import dfgnn
@@ -52,6 +54,62 @@ def test_edges_modified_before_backward(name, device):
         x.edge_index[1, 0] = 0
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             outs[1].backward()
+
+
+# ---- segments that offsets give ----------------------------------------------------------------------------
+
+
+def _by_offsets(offsets, src, query, key, value):
+    """The edges are sorted by their destinations."""
+    rows = query.repeat_interleave(offsets[1:] - offsets[:-1], 0, output_size=len(src))
+    weight = softmax((rows * key[src]).sum(-1), ptr=offsets)
+    return torch.segment_reduce(weight.unsqueeze(-1) * value[src], "sum", offsets=offsets)
+
+
+def _by_differences(offsets, src, query, key, value):
+    rows = query.repeat_interleave(offsets.diff(), dim=0, output_size=len(src))
+    e = (rows * key[src]).sum(-1).exp()
+    total = torch.segment_reduce(e, "sum", offsets=offsets, initial=0)
+    weight = e / total.repeat_interleave(offsets.diff(), dim=0, output_size=len(src))
+    return segment(weight.unsqueeze(-1) * value[src], offsets)
+
+
+def _sorted(sizes, k, device):
+    x = inputs(*sizes, seed=k, device=device)
+    order, numbers = x.dst.argsort(), torch.arange(sizes[1] + 1, device=device)
+    return torch.searchsorted(x.dst[order], numbers), x.src[order], x.query, x.key, x.value
+
+
+@pytest.mark.parametrize("fn", [_by_offsets, _by_differences])
+def test_segments_by_offsets(fn, device):
+    torch._dynamo.reset()
+    reports: list = []
+    compiled = torch.compile(fn, backend=rewriting(reports))
+    for k, sizes in enumerate((*SIZES, (5, 5, 0))):
+        offsets, *given = _sorted(sizes, k, device)
+        check(*(gradients(functools.partial(call, offsets), given) for call in (compiled, fn)))
+    assert all([found.form for found in report.found] == ["dot_attention"] for report in reports)
+    with pytest.raises(ValueError, match="segment_reduce: offsets: expected 0 to 25, the rows, got 0 to 24"):
+        offsets, *given = _sorted(SIZES[0], 0, device)
+        compiled(offsets.clamp(max=24), *given)
+    out = compiled(offsets, *given)
+    offsets += 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_segments_without_attention_stay():
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(module, _):
+        seen.append(rewritten(module, 0)[0] is module)
+        return module.forward
+
+    torch.compile(lambda x, offsets: torch.segment_reduce(x.exp(), "max", offsets=offsets), backend=backend)(
+        torch.randn(5), torch.tensor([0, 2, 5])
+    )
+    assert seen == [True]
 
 
 # ---- int(index.max()) + 1 segments -------------------------------------------------------------------------
