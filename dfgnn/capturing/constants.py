@@ -440,7 +440,8 @@ class Constants(TorchDispatchMode):
         given = [index for index in args[1] if index is not None]
         if isinstance(value, Tensor) and value.device != args[0].device:
             # One number on the host is filled in by a mask, which does not wait; by indices it is copied.
-            fills = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8) and value.numel() == 1
+            is_mask = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+            fills = is_mask and value.numel() == 1 and True not in (*args[3:4], kwargs.get("accumulate"))
             if not fills:
                 value = self._apply(aten._to_copy.default, (value,), {"device": args[0].device})
                 args = (*args[:2], value, *args[3:])
