@@ -14,7 +14,6 @@ does not see (kernels of other packages, NumPy) makes it variable.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -27,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..runtime import torch_internals as internals
 from .contents import (
     at_region,
-    bytes_of,
+    crosses,
+    digest,
     each_tensor,
     fill,
     fingerprint,
@@ -229,7 +229,7 @@ class Constants(TorchDispatchMode):
 
     def _state_now(self, x: Tensor) -> Any:
         """What changes where a leaf is modified; on the host also by other programs than PyTorch."""
-        return x._version, _digest(x) if self._is_on_host(x) and x.nbytes <= _MOST_ON_HOST else None
+        return x._version, digest(x) if self._is_on_host(x) and x.nbytes <= _MOST_ON_HOST else None
 
     def settle(self) -> None:
         """Takes what was written to leaves, by now, for what they held before."""
@@ -264,7 +264,7 @@ class Constants(TorchDispatchMode):
         value, why = None, op.why or self._why([x for x in given if id(x) not in overwritten])
         if not why:
             value, why = self._numbered(func, args, kwargs, overwritten)
-        waits = _crosses(func, given, kwargs) or op.waits and any(x.device == self._device for x in given)
+        waits = crosses(func, given, kwargs) or op.waits and any(x.device == self._device for x in given)
         if value is not None and not self.learns and value.result is not None:
             return self._again(value)
         if waits:
@@ -371,13 +371,16 @@ class Constants(TorchDispatchMode):
             leaves = self._leaf(x).leaves
         else:
             leaves = content.value.leaves if content.value is not None else frozenset()
-        key = "host", region_of(x)[:-1], _digest(x)
+        key = "host", region_of(x)[:-1], digest(x)
         value = self._values.get(key)
         if value is None:
             value = self._values[key] = _Value(frozenset(), "" if self.learns else "is new in this run")
         value.leaves |= leaves
         value.runs, value.run = value.runs + (value.run != self._run), self._run
-        return self._hold(x, value, 0, "")
+        if content is None:
+            return self._hold(x, value, 0, "")
+        # The memory's own value stays noted: `_before_writing` asks whether it is a stored result.
+        return content._replace(value=None if value.why else value, place=0, why=value.why)
 
     def _hold(self, x: Tensor, value: _Value | None, place: int, why: str) -> _Content:
         why = value.why if value is not None else why
@@ -434,10 +437,18 @@ class Constants(TorchDispatchMode):
     def _indexed(self, func, args, kwargs):
         indices: list[Any] = []
         value = args[2] if len(args) > 2 else None
-        # One number on the host is filled in by the mask, which does not wait.
-        fills = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
+        given = [index for index in args[1] if index is not None]
+        if isinstance(value, Tensor) and value.device != args[0].device:
+            # One number on the host is filled in by a mask, which does not wait; by indices it is copied.
+            is_mask = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+            fills = is_mask and value.numel() == 1 and True not in (*args[3:4], kwargs.get("accumulate"))
+            if not fills:
+                value = self._apply(aten._to_copy.default, (value,), {"device": args[0].device})
+                args = (*args[:2], value, *args[3:])
+        else:
+            fills = False
         for index in args[1]:
-            is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+            is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
             places = self._places(func, index, args[0].device) if is_mask and not fills else None
             indices += [index] if places is None else places
         return self._apply(func, (args[0], indices, *args[2:]), kwargs)
@@ -480,18 +491,6 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.lift_fresh.default: Constants._lifted,
     **{getattr(aten.set_, name): Constants._moved for name in aten.set_.overloads()},
 }
-
-
-def _digest(x: Tensor) -> bytes:
-    return hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
-
-
-def _crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation copies to another device."""
-    if func is aten.copy_.default:
-        return given[0].device != given[1].device
-    device = kwargs.get("device")
-    return device is not None and bool(given) and torch.device(device).type != given[0].device.type
 
 
 def _holds(content: _Content, x: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import random
 import sys
@@ -68,6 +69,18 @@ def is_all(x: Tensor) -> bool:
 def bytes_of(x: Tensor) -> Tensor:
     data = x.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return data.reshape(-1).view(torch.uint8)
+
+
+def digest(x: Tensor) -> bytes:
+    return hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
+
+
+def crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether an operation copies to another device."""
+    if func is torch.ops.aten.copy_.default:
+        return given[0].device != given[1].device
+    device = kwargs.get("device")
+    return device is not None and bool(given) and torch.device(device).type != given[0].device.type
 
 
 def fingerprint(x: Tensor) -> tuple:
