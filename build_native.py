@@ -57,7 +57,7 @@ HOST = ["-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
 # Not -ffast-math: infinities and NaNs must behave.
 CPU = ["-fno-math-errno", "-ffp-contract=fast"]
 # Operators check arguments and call kernels: -O3 brings nothing there, and takes twice as long to compile.
-OPERATORS = ["-O1"]
+OPERATORS = ("-O1",)
 DEFAULT_ARCHS = "9.0"
 OLDEST_CUDA = 12, 5  # a launch attribute that older headers lack
 CUDA_MINUTES = 10  # about what compiling the CUDA sources for one architecture takes on one core
@@ -239,16 +239,16 @@ def add_engine(ninja: NinjaFile, cxx: list[str], extra: list[str]) -> tuple[list
     return common, kernels
 
 
-def cpu_flags(extra: list[str]) -> list[str]:
+def cpu_flags(extra: list[str], optimization: tuple[str, ...] = ()) -> list[str]:
     sanitizers = sanitizer_flags()
     debug = ["-O0", "-g1", "-fno-omit-frame-pointer", *sanitizers] if sanitizers else []
-    return [*COMMON, *HOST, *CPU, *debug, *extra]
+    return [*COMMON, *HOST, *CPU, *optimization, *debug, *extra]
 
 
 def add_cpu(ninja: NinjaFile, cxx: list[str], torch: Path, extra: list[str]) -> Path:
     objects, kernels = add_engine(ninja, cxx, extra)
     for source in sources("torch/cpu*.cpp"):
-        flags = [*cpu_flags([*OPERATORS, *extra]), *torch_flags(torch)]
+        flags = [*cpu_flags(extra, OPERATORS), *torch_flags(torch)]
         objects.append(ninja.compile("cpu", source, cxx, flags))
     # Kernels last: the linker keeps the first copy of an inline function; it must be one that every processor
     # can run, and objects of kernels may use newer instructions.

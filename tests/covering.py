@@ -43,10 +43,10 @@ def covering(strength=2, **options):
     return rows
 
 
-def some(few, of, name="name"):
+def some(few, of, name="name", **options):
     """Parametrizes a test over the values ``few``; in exhaustive tests over all values ``of``."""
     more = [pytest.param(value, marks=exhaustive) for value in of if value not in few]
-    return pytest.mark.parametrize(name, [*few, *more])
+    return pytest.mark.parametrize(name, [*few, *more], **options)
 
 
 def covered(strength=2, further=True, **options):

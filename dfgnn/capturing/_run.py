@@ -18,7 +18,7 @@ from .constants import LEARNING_RUNS, Constants
 from .padded_batch import Buffers
 from .padding import Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
-from .state import Snapshot, buffers_stay, tensors_of, without_dropout
+from .state import Snapshot, buffers_stay, forget_streams, tensors_of, without_dropout
 
 # The tolerances of `_compare`: relative, of a loss and of a gradient; and the share of the norm of all
 # gradients that counts as nothing. Padding that counts by mistake changes a loss by about the share of padded
@@ -98,6 +98,7 @@ class Body:
         snapshot = Snapshot(self.model, self.optimizer, self.device)
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
+        forget_streams(tensors_of(self.model, self.optimizer))
         try:
             with torch.cuda.stream(self._stream):
                 for _ in range(1 if constants is None else LEARNING_RUNS):

@@ -46,7 +46,7 @@ aten = torch.ops.aten
 LEARNING_RUNS = 2  # that may wait
 # Operations that give memory without values, which the step writes; and others that make it longer.
 _EMPTY, _RESIZE = ("empty", "new_empty"), ("resize", "_resize")
-_MOST_ON_HOST = 2**26  # bytes of a tensor on the host whose contents are compared
+_MOST_ON_HOST = 2**20  # bytes of a tensor on the host whose contents are compared
 _UNSEEN = "is made by code that PyTorch does not see"
 
 
@@ -69,7 +69,8 @@ def _known(func: Any) -> _Op:
         return _Op((), f"{func} is not an operation of PyTorch", False, False, False)
     written, out = [], False
     for k, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+        alias = argument.alias_info
+        if func.namespace == "c10d" or (alias is not None and alias.is_write):  # collectives do not say it
             written.append((k, argument.name))
             out |= argument.is_out
     name, why = func.__name__, ""
@@ -122,6 +123,7 @@ class _Value:
 
 
 _DIFFERS = "is not the same in two runs of the step"
+_WRITTEN_UNSEEN = "is written to by code that PyTorch does not see"
 _WRITTEN = "depends on a tensor that the step writes to"
 
 
@@ -154,14 +156,20 @@ class Constants(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True
 
-    def __init__(self, device: torch.device, state: Callable[[], Iterable[Tensor]], modified: dict[int, Any]):
+    def __init__(
+        self,
+        device: torch.device,
+        state: Callable[[], Iterable[Tensor]],
+        modified: dict[int, Any] | None = None,
+    ):
         super().__init__()
-        self._device, self._state, self._modified = device, state, modified
+        self._device, self._state = device, state
+        self._modified = {} if modified is None else modified
         self._run = 0
         self._values: dict[Any, _Value] = {}
         self._memory: dict[int, _Content] = {}  # of this run
-        # Memory of leaves -> a reference to it, the tensor, and its version.
-        self._leaves: dict[int, tuple[Any, Tensor | None, int]] = {}
+        # Memory of leaves -> a reference to it, the tensor, and its state at the first use.
+        self._leaves: dict[int, tuple[Any, Tensor | None, Any]] = {}
         self._variable: dict[int, tuple[Any, str]] = {}  # memory -> a reference to it, and why it varies
         self._random: Any = None
         self.waited = ""  # the last operation that had to wait, though it must not, and why
@@ -188,29 +196,46 @@ class Constants(TorchDispatchMode):
 
     def _learnt(self) -> None:
         """Ends a run that may wait."""
-        for _, x, version in self._leaves.values():
-            if x is not None and x._version != version:
+        for _, x, state in self._leaves.values():
+            if x is not None and self._state_now(x) != state:
                 self._vary(x, _WRITTEN)
         ends = self._run + 1 == LEARNING_RUNS
         used: set[int] = set()
         for value in self._values.values():
             varies = next((self._variable[m][1] for m in value.leaves if m in self._variable), "")
             value.why = value.why or varies or (_DIFFERS if ends and value.runs < LEARNING_RUNS else "")
+            if value.result is not None and not value.why and value.prints is not None:
+                stored = tensors_in([value.result])
+                value.why = _WRITTEN_UNSEEN if stored and [*map(fingerprint, stored)] != value.prints else ""
             if value.why:
                 value.result = None
             elif value.result is not None:
                 used |= value.leaves
         if ends:
             self._leaves = {
-                memory: (reference, x if memory in used else None, version)
-                for memory, (reference, x, version) in self._leaves.items()
+                memory: (reference, x if x is not None and self._matters(x, used) else None, state)
+                for memory, (reference, x, state) in self._leaves.items()
             }
+
+    def _matters(self, x: Tensor, used: set[int]) -> bool:
+        """Whether the step must be captured again where a leaf is modified: if something that is stored comes
+        of it, and on the host always, where a CUDA graph computes nothing; but not what each run makes."""
+        if self._is_on_host(x):
+            return not self._values["leaf", place_of(x)].why
+        return place_of(x) in used
+
+    def _is_on_host(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and self._device.type != "cpu"
+
+    def _state_now(self, x: Tensor) -> Any:
+        """What changes where a leaf is modified; on the host also by other programs than PyTorch."""
+        return x._version, _digest(x) if self._is_on_host(x) and x.nbytes <= _MOST_ON_HOST else None
 
     def settle(self) -> None:
         """Takes what was written to leaves, by now, for what they held before."""
         self._leaves = {
-            memory: (reference, x, version if x is None else x._version)
-            for memory, (reference, x, version) in self._leaves.items()
+            memory: (reference, x, x if x is None else self._state_now(x))
+            for memory, (reference, x, _) in self._leaves.items()
         }
 
     def is_current(self) -> bool:
@@ -218,8 +243,8 @@ class Constants(TorchDispatchMode):
         if self.learns:
             return True
         modified = {
-            memory: reference for memory, (reference, x, version) in self._leaves.items()
-            if x is not None and x._version != version
+            memory: reference for memory, (reference, x, state) in self._leaves.items()
+            if x is not None and self._state_now(x) != state
         }  # fmt: skip
         self._modified.update(modified)
         return not modified
@@ -316,12 +341,12 @@ class Constants(TorchDispatchMode):
     def _content(self, x: Tensor) -> Any:
         """The content of a tensor that is not known to vary; raises `_Varies`."""
         content: Any = self._memory.get(place_of(x))
-        if x.device.type == "cpu" and self._device.type != "cpu":
+        if self._is_on_host(x):
             content = self._of_host(x, content)
         elif content is None:
             content = self._hold(x, self._leaf(x), 0, "")
         elif self.learns and content.value is not None and not _holds(content, x):
-            content = self._hold(x, None, 0, "is written to by code that PyTorch does not see")
+            content = self._hold(x, None, 0, _WRITTEN_UNSEEN)
         if content.value is None:
             raise _Varies(content.why)
         return content
@@ -332,7 +357,7 @@ class Constants(TorchDispatchMode):
             return value or _Value(frozenset(), _UNSEEN)
         if value is None:
             value = self._values["leaf", place_of(x)] = _Value(frozenset([place_of(x)]))
-            self._leaves[place_of(x)] = reference_to(x), x, x._version
+            self._leaves[place_of(x)] = reference_to(x), x, self._state_now(x)
         value.seen(self._run, [x])
         return value
 
@@ -340,13 +365,13 @@ class Constants(TorchDispatchMode):
         """The content of a tensor on the host, which is known by its numbers."""
         if content is None and random_on_host() != self._random:
             return self._hold(x, None, 0, "is made on the host, where random numbers were drawn")
-        if x.nbytes > _MOST_ON_HOST:
-            return self._hold(x, None, 0, "is a large tensor on the host")
+        if x.nbytes > _MOST_ON_HOST or (torch.cuda.is_available() and x.is_pinned()):
+            return self._hold(x, None, 0, "is a large tensor on the host, or pinned, and may be filled anew")
         if content is None:
             leaves = self._leaf(x).leaves
         else:
             leaves = content.value.leaves if content.value is not None else frozenset()
-        key = "host", region_of(x)[:-1], hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
+        key = "host", region_of(x)[:-1], _digest(x)
         value = self._values.get(key)
         if value is None:
             value = self._values[key] = _Value(frozenset(), "" if self.learns else "is new in this run")
@@ -390,7 +415,7 @@ class Constants(TorchDispatchMode):
         if not self.learns:
             self.waited = f"{func} at {user_line()}: what it reads {why}"
 
-    def _places(self, func: Any, mask: Tensor) -> list[Tensor] | None:
+    def _places(self, func: Any, mask: Tensor, device: torch.device) -> list[Tensor] | None:
         """Where a mask is True, if it is constant."""
         why = self._why([mask])
         if not why:
@@ -401,7 +426,10 @@ class Constants(TorchDispatchMode):
         if why:
             self._waits(func, why)
             return None
-        return list(self._apply(aten.nonzero.default, (mask,), {}).unbind(1))
+        places = self._apply(aten.nonzero.default, (mask,), {})
+        if places.device != device:
+            places = self._apply(aten._to_copy.default, (places,), {"device": device})
+        return list(places.unbind(1))
 
     def _indexed(self, func, args, kwargs):
         indices: list[Any] = []
@@ -410,13 +438,13 @@ class Constants(TorchDispatchMode):
         fills = isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu"
         for index in args[1]:
             is_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-            places = self._places(func, index) if is_mask and not fills else None
+            places = self._places(func, index, args[0].device) if is_mask and not fills else None
             indices += [index] if places is None else places
         return self._apply(func, (args[0], indices, *args[2:]), kwargs)
 
     def _selected(self, func, args, kwargs):
         x, mask = torch.broadcast_tensors(*args, *kwargs.values())
-        places = self._places(func, mask)
+        places = self._places(func, mask, x.device)
         if places is None:
             return func(x, mask)
         return self._apply(aten.index.Tensor, (x, places), {})
@@ -428,7 +456,9 @@ class Constants(TorchDispatchMode):
         return self._apply(func, (to, source, *args[2:]), kwargs)
 
     def _moved(self, func, args, kwargs):
-        """A tensor gets other memory (copy.deepcopy does it); what either memory holds stays the same."""
+        """A tensor gets other memory (copy.deepcopy does it); what either memory holds stays the same. One
+        that is returned each time must not be that tensor."""
+        self._before_writing(args[0], True)
         return func(*args, **kwargs)
 
     def _lifted(self, func, args, kwargs):
@@ -450,6 +480,10 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.lift_fresh.default: Constants._lifted,
     **{getattr(aten.set_, name): Constants._moved for name in aten.set_.overloads()},
 }
+
+
+def _digest(x: Tensor) -> bytes:
+    return hashlib.blake2b(bytes_of(x).numpy().tobytes()).digest()
 
 
 def _crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,6 +135,18 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Ite
         yield from (x for x in group["params"] if id(x) not in own)
     for state in optimizer.state.values():
         yield from (x for x in state.values() if isinstance(x, Tensor))
+
+
+def forget_streams(tensors: Iterable[Tensor]) -> None:
+    """Autograd adds up the gradient of a parameter on the stream of the call that used it first, as long as
+    results of that call live: a script's last loss, say. A CUDA graph must have nothing to do with that
+    stream. Data of another dtype makes autograd begin anew (its metadata no longer fit); gradients, hooks and
+    versions stay."""
+    for x in tensors:
+        if type(x) is nn.Parameter and x.requires_grad:
+            data = x.data
+            x.data = data.new_empty(0, dtype=torch.float16 if x.dtype != torch.float16 else torch.float32)
+            x.data = data
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """The attention operators with their derivatives, for each of the paths in `paths`.
 
-An eager call is an `Attention` of an `EagerCall` (`operators`), or of a `DispatchedCall` while a dispatch
-mode is active. torch.export, and callers that use the operators directly, get the formula that is registered
-here. Under torch.func, `TransformedAttention` and `TransformedBackward` do the same in a slower form that
-transforms see through. Second derivatives, sinks and forward mode are in `plain`.
+An eager call is a `Layer` if it has no options, else an `Attention` of an `EagerCall` (`operators`), or of a
+`DispatchedCall` while a dispatch mode is active. torch.export, and callers that use the operators directly,
+get the formula that is registered here. Under torch.func, `TransformedAttention` and `TransformedBackward` do
+the same in a slower form that transforms see through. Second derivatives, sinks and forward mode are in
+`plain`.
 
-`Layer` is the autograd function of whole layers, whose operators compute them in one call forward and one
-backward (csrc/torch/layer.h). The launches around a layer's attention cost a small graph more than the
-attention does, and most of that is the work of Python, autograd and the dispatcher per operation. So the
-operators do all of it below autograd, and this calls them in as few Python frames as there can be."""
+`Layer` is the autograd function of whole layers and of attention alone, whose operators compute them in one
+call forward and one backward (csrc/torch/layer.h). The launches around a layer's attention cost a small graph
+more than the attention does, and most of that is the work of Python, autograd and the dispatcher per
+operation. So the operators do all of it below autograd, and this calls them in as few Python frames as there
+can be."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from . import edge_maps, plain
 from .compiler_graph import EdgeList, Place, PlanKey, Traced
 from .operators import SAVED_ALIGN, attend_backward_op, backward_op, forward_op, gat_backward_op, gat_op
 
-_ADDITIVE = SCORES["additive"]
 _GRAPH = {*GraphArgs._fields, "graph", "num_dst"}
 
 

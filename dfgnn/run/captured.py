@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..capturing._run import no_waiting
 from ..capturing.constants import LEARNING_RUNS, Constants
-from ..capturing.state import buffers_stay
+from ..capturing.state import buffers_stay, forget_streams
 from ..capturing.state import tensors_of as state_of
 from ..graph import Graph
 from ..runtime import torch_internals as internals
@@ -147,26 +147,29 @@ class _Calls:
         snapshot, attributes = _Snapshot(module, devices.pop()), self.state.plain()
         leaves = tree_leaves((args, kwargs))
         before = _random(), self.state.now(), [*map(_key, leaves)]
-        graphs = None
+
+        def restore() -> None:
+            snapshot.restore()
+            for own, name, value in attributes:
+                own[name] = value
+
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = _Graphs(
                     call, module, args, kwargs, snapshot, self.state.results, self.modified, self.debug
                 )
-                snapshot.restore()
+                restore()
                 expected = graphs.results(graphs.written)
                 if (_random(), self.state.now(), [*map(_key, leaves)]) != before:
                     raise RuntimeError("it draws Python's random numbers, or changes attributes")
-                snapshot.restore()
+                restore()
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
                 ways = [partial(graphs.results, way) for way in (graphs.written, graphs.replayed)]
                 self.milliseconds = milliseconds(ways, not self.debug)
             finally:
-                snapshot.restore()
-                for own, name, value in attributes:
-                    own[name] = value
+                restore()
         if self.milliseconds[1] * _FASTER > self.milliseconds[0] and not self.debug:
             self.reason = "its CUDA graphs are not faster"
             return None
@@ -401,9 +404,6 @@ class _Graphs:
         for k in self._places:
             self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
         self._parameters = [x for x in module.parameters() if x.requires_grad]
-        # Autograd adds up a parameter's gradient on the stream of the first call that used it, with which a
-        # CUDA graph must have nothing to do: others, of the same memory, are used in its place.
-        self._twins = {x: nn.Parameter(x.detach()) for x in self._parameters}
         self._trained = [k for k in self._places if leaves[k].requires_grad]
         self._pending: Callable[[], Any] = lambda: None
         self._record(snapshot, debug)
@@ -415,26 +415,14 @@ class _Graphs:
         args, kwargs = tree_unflatten(self._static, self._tree)
         for own, name in self._assigned:
             own[name] = None  # a call that read what the last one left would give other numbers
-        with buffers_stay(module), self._with_twins(module):
+        with buffers_stay(module):
             out, self._out_tree = tree_flatten(self._call(module, *args, **kwargs))
         out += [own[name] for own, name in self._assigned]
         self._live = _trained(out)
         return out
 
-    @contextmanager
-    def _with_twins(self, module: nn.Module) -> Iterator[None]:
-        owned = [(part._parameters, name) for part in module.modules() for name in part._parameters]
-        before = [own[name] for own, name in owned]
-        for (own, name), x in zip(owned, before):
-            own[name] = self._twins.get(x, x)  # type: ignore[arg-type]
-        try:
-            yield
-        finally:
-            for (own, name), x in zip(owned, before):
-                own[name] = x
-
     def _inputs(self) -> list[Tensor]:
-        return [*self._twins.values(), *(self._static[k] for k in self._trained)]
+        return [*self._parameters, *(self._static[k] for k in self._trained)]
 
     def _gradients(self, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
         return list(torch.autograd.grad(outputs, self._inputs(), grads, allow_unused=True))
@@ -447,6 +435,7 @@ class _Graphs:
         self._constants = constants = Constants(
             device, lambda: (*state_of(module, None), *given), self._modified
         )
+        forget_streams(self._parameters)
         with recorder.running():
             for k in range(LEARNING_RUNS + 1):
                 last = recorder.without_waiting(constants) if k == LEARNING_RUNS else nullcontext()

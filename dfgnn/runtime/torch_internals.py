@@ -284,9 +284,3 @@ class Recording:
 def graph_break(reason: str) -> None:
     """Let Dynamo end its graph here; to be called while it records."""
     torch._dynamo.graph_break(reason)
-
-
-def dynamo_errors() -> type[Exception]:
-    """What Dynamo raises where it cannot record code, before that code runs."""
-    errors: type[Exception] = torch._dynamo.exc.TorchDynamoException
-    return errors

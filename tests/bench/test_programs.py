@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import exhaustive
+from covering import some
 
 pytest.importorskip("torch_geometric", reason="the benchmarks compare with it")
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
@@ -67,11 +67,6 @@ PRINTED = {
 LONG = {"own_attention", "sums_in_16_bits", "two_checkouts"}
 
 
-def run_on_the_cpu(programs):
-    given = [pytest.param(name, marks=[exhaustive] * (name in LONG)) for name in programs]
-    return pytest.mark.parametrize("program", given, indirect=True)
-
-
 def test_every_program_is_run():
     assert {path.stem for path in FOLDER.glob("*.py")} == set(PROGRAMS) | set(PRINTED) | ELSEWHERE
 
@@ -120,7 +115,7 @@ def failures(value) -> list[str]:
     return [line for v in value for line in failures(v)] if isinstance(value, list) else []
 
 
-@run_on_the_cpu(PROGRAMS)
+@some([name for name in PROGRAMS if name not in LONG], PROGRAMS, "program", indirect=True)
 def test_on_the_cpu(program, one_process, tmp_path):
     if program.__name__ == "reorder":
         pytest.importorskip("sknetwork", reason="communities need scikit-network")
@@ -129,7 +124,7 @@ def test_on_the_cpu(program, one_process, tmp_path):
     assert not failures(results)
 
 
-@run_on_the_cpu(PRINTED)
+@some([name for name in PRINTED if name not in LONG], PRINTED, "program", indirect=True)
 def test_printed_on_the_cpu(program, capsys):
     arguments, lines = PRINTED[program.__name__]
     program.main(arguments)

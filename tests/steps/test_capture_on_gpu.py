@@ -127,3 +127,16 @@ class _WithEdges(nn.Module):
 
     def forward(self, x):
         return self.layer(x, self.edge_index)
+
+
+@pytest.mark.gpu
+def test_a_loss_from_before_lives_on(gpu):
+    """Its graph of gradients holds what adds up the parameters' gradients, on another stream."""
+    data = batches(2)[0].to(gpu)
+    model = Net().to(gpu)
+    before = graph_loss(model)(data)
+    step = dfgnn.capture(graph_loss(model), model, torch.optim.SGD(model.parameters(), 0.125))
+    losses = [step(data) for _ in range(3)]
+    assert losses[2] < losses[0]
+    del losses
+    assert before.grad_fn is not None

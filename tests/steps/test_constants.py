@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import dfgnn
 import dfgnn.functional as DF
+from dfgnn.capturing.constants import Constants
+from dfgnn.runtime import torch_internals as internals
 
 N, E = 40, 160
 
@@ -444,6 +446,40 @@ def test_writes_that_pytorch_does_not_see():
     want, _, _ = trained(part, "cpu", captured=False)
     got, waited, _ = trained(part, "cpu", captured=True)
     assert torch.equal(got, want) and "PyTorch does not see|not the same|new" and waited
+
+
+def written_by_compiled_code(s):
+    """Which no mode sees, behind the last use that it sees."""
+    kinds = s.ids + 1
+    with internals.disable_current_modes():
+        kinds.add_(1)
+    return s()[kinds]
+
+
+def test_results_that_are_written_to_unseen_are_not_kept(device):
+    want, _, _ = trained(written_by_compiled_code, device, captured=False)
+    got, _, _ = trained(written_by_compiled_code, device, captured=True)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_tensors_on_the_host(monkeypatch):
+    """As on a GPU: they are known by their numbers, also where NumPy writes to them between steps."""
+    started = Constants.__init__
+    monkeypatch.setattr(
+        Constants, "__init__", lambda self, device, *args: started(self, torch.device("cuda"), *args)
+    )
+    kept = torch.arange(N)
+
+    def part(s):
+        return s()[kept.to(torch.int32) > 5][: int(torch.tensor([3, 9]).max())], s()[torch.tensor([1, 5])]
+
+    def before(k, model):
+        if k in (0, 5, 8):
+            np.copyto(_as_numpy(kept), np.roll(np.arange(N), k))
+
+    want, _, _ = trained(part, "cpu", captured=False, steps=12, before=before)
+    got, waited, _ = trained(part, "cpu", captured=True, steps=12, before=before)
+    assert torch.equal(got, want) and not waited
 
 
 def _as_numpy(x):

@@ -12,6 +12,7 @@ from torch import nn
 
 import dfgnn
 from dfgnn.capturing import CaptureWarning
+from dfgnn.capturing.state import forget_streams
 
 pyg = pytest.importorskip("torch_geometric.nn")
 from torch_geometric.data import Batch, Data  # noqa: E402
@@ -270,3 +271,23 @@ def test_a_graph_that_gets_other_tensors(device, form):
         assert not captured or step.replays == 8
         found.append(torch.stack(losses))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_forgotten_streams():
+    """Autograd adds up gradients of a parameter anew; its gradient, hooks and version stay."""
+
+    def adds_up(x):
+        return x.view_as(x).grad_fn.next_functions[0][0]
+
+    x, seen = nn.Parameter(torch.arange(3.0)), []
+    x.register_post_accumulate_grad_hook(seen.append)
+    loss = (2 * x).sum()
+    loss.backward(retain_graph=True)
+    node, version, place = adds_up(x), x._version, x.data_ptr()
+    forget_streams([x, torch.ones(2)])
+    assert adds_up(x) is not node
+    assert (x._version, x.data_ptr(), x.tolist()) == (version, place, [0, 1, 2])
+    loss.backward()  # by the node from before
+    (3 * x).sum().backward()
+    assert x.grad.tolist() == [7, 7, 7]
+    assert len(seen) == 3

@@ -15,15 +15,20 @@ from pyg_layers import BIPARTITE, SPARSE, SUBJECTS
 from dfgnn.nn import FallbackWarning
 
 
-def each(items, where=lambda subject: True):
-    """Parametrises over the subjects and, for each, over ``items`` of it: pairs of id and value."""
+def each(items, where=lambda subject: True, few=None):
+    """Parametrises over the subjects and, for each, over ``items`` of it: pairs of id and value. few: the ids
+    that are not for exhaustive tests alone."""
+    given = [
+        (f"{subject.name} {name}".strip(), subject, item)
+        for subject in SUBJECTS
+        if where(subject)
+        for name, item in items(subject)
+    ]
     return pytest.mark.parametrize(
         ("subject", "item"),
         [
-            pytest.param(subject, item, id=f"{subject.name} {name}".strip())
-            for subject in SUBJECTS
-            if where(subject)
-            for name, item in items(subject)
+            pytest.param(subject, item, id=id, marks=[exhaustive] * (few is not None and id not in few))
+            for id, subject, item in given
         ],
     )
 
@@ -135,39 +140,25 @@ def test_state_and_initialisation(subject, item):
     assert_same_state(theirs, ours)
 
 
-def lazy(compiled_in_make_test):
-    """`make test` compiles the first call of these alone; all others ask `is_lazy` in the same places."""
-    return pytest.mark.parametrize(
-        ("subject", "args", "options", "compiled"),
-        [
-            pytest.param(
-                subject, *item, compiled, id=f"{subject.name} {k}-{compiled}",
-                marks=[exhaustive] * (compiled and (subject.name, k) not in compiled_in_make_test),
-            )
-            for subject in SUBJECTS
-            for k, item in enumerate(subject.lazy)
-            for compiled in (False, True)
-        ],
-    )  # fmt: skip
-
-
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
-@lazy([("GATv2Conv", 1), ("HGTConv", 0)])
-def test_lazy(subject, args, options, compiled):
-    """compiled: the first call, which initialises parameters, is that of torch.compile."""
+@each(numbered("lazy"), lambda subject: subject.lazy)
+def test_lazy(subject, item, first=lambda layer: layer):
+    args, options = item
     theirs, ours = drawn(subject, args, options)
     options = {name: 3 if name == "edge_dim" else value for name, value in options.items()}
     in_channels = args[0] if subject.name == "HGTConv" else 9
     inputs = subject.inputs(dtype=torch.float32, in_channels=in_channels, **options)
-    for layer in (theirs, ours):
+    for layer in (theirs, first(ours)):
         torch.manual_seed(6)
-        if compiled and layer is ours:
-            torch._dynamo.reset()
-            torch.compile(layer, backend="eager")(*inputs)
-        else:
-            layer(*inputs)
+        layer(*inputs)
     assert_same_state(theirs, ours)
     subject.check((theirs, ours), inputs)
+
+
+@each(numbered("lazy"), lambda subject: subject.lazy, few=("GATv2Conv 1", "HGTConv 0"))
+def test_lazy_where_the_first_call_is_compiled(subject, item):
+    torch._dynamo.reset()
+    test_lazy(subject, item, first=lambda layer: torch.compile(layer, backend="eager"))
 
 
 def _first(args):
