@@ -207,6 +207,22 @@ def test_small_attention_within_cuda_graphs(replayed, device, monkeypatch):
     assert left == [True, replayed, False, replayed]
 
 
+def test_small_attention_of_given_scores(device, monkeypatch):
+    """The limit is four times as high."""
+    monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 600)
+    for name, at_least in (("given; rows of sources", 2400), ("dot; rows of sources", 600)):
+        for num_edges in (at_least // 15 - 1, at_least // 15):
+            torch._dynamo.reset()
+            reports: list = []
+
+            def backend(module, _, reports=reports):
+                reports.append(rewritten(module)[1])
+                return module.forward
+
+            torch.compile(CASES[name].fn, backend=backend)(*inputs(12, 12, num_edges, device=device))
+            assert bool(reports[0].rewritten) == (15 * num_edges >= at_least)
+
+
 @pytest.mark.parametrize("fn", [by_another_index, activation_in_place_of_softmax])
 def test_large_sums_without_a_softmax_of_their_own(fn, device, monkeypatch):
     """On a GPU, where edges are sorted for them alone from twice the limit on; in two versions where the
