@@ -22,6 +22,9 @@ is faster, which their first call in training shows on copies; ``--as-written`` 
 ``--compile`` they are compiled by ``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`). The report says
 which, and what became of their attention.
 
+With ``--capture`` calls of the script's models that stay the same are replayed as CUDA graphs
+(:mod:`dfgnn.run.captured`), with which no host has to keep pace.
+
 With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
 :mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), also in processes that multiprocessing starts.
 
@@ -30,6 +33,8 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``layers``     counts the layers that are constructed meanwhile, also in processes that the script starts
 ``compiled``   traces or compiles modules with message passing of their own
 ``indexing``   takes rows of tensors by an index in them
+``captured``   replays calls of models as CUDA graphs
+``models``     finds the calls of a script's models
 ``sample``     repeats one call of a module on copies
 ``own``        finds attention that a script computes itself
 """
