@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 UPSTREAM = ("eager", "inductor", "reduce-overhead")
-ONE_LINE = ("run", "run --capture", "line", "capture", "compile", "compile, reduce-overhead", "compile, capture")
+ONE_LINE = (
+    "run",
+    "run --capture",
+    "line",
+    "capture",
+    "compile",
+    "compile, reduce-overhead",
+    "compile, capture",
+)
 #: How far from the least time of a way that of a second turn may be.
 AGREE = 0.05
 _MEANS = ("run", "flag", "line", "strongest", "memory")
@@ -130,8 +138,8 @@ def _share(got: dict[str, Any]) -> str:
 
 def table(run: dict[str, Any]) -> str:
     lines = [
-        "| repository | size | unchanged, ms | GPU busy | compiled | `dfgnn.run` | `--capture` | one line | which "
-        "| than the strongest without | memory | GPU busy |",
+        "| repository | size | unchanged, ms | GPU busy | compiled | `dfgnn.run` | `--capture` | one line "
+        "| which | than the strongest without | memory | GPU busy |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|",
     ]
     for x in compared(run):
