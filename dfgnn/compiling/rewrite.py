@@ -33,6 +33,7 @@ def rewritten(
 ) -> tuple[GraphModule, Report]:
     """The module with its attention rewritten, or the module itself where nothing is; and what was found.
     min_elements: in place of `MIN_ELEMENTS`. replayed: whether it will be within CUDA graphs."""
+    left: Report | None = None
     for offsets in (True, False):  # without attention segments are summed as they are written
         graph = Graph()
         output = graph.graph_copy(graph_module.graph, {})
@@ -43,6 +44,8 @@ def rewritten(
         work.run()
         if work.report.rewritten or not work.offsets:
             break
+        left = work.report if any(found.left for found in work.report.found) else None
+    work.report = left or work.report
     if not work.changed:
         return graph_module, work.report
     graph.lint()
@@ -288,24 +291,20 @@ class _Rewriter:
             key = self._read_at(node, dims[0])
             for source, dim in sizes.get(key, ()):
                 size = shape(source)[dim]
-                if not operations.is_of_values(size) and (
-                    isinstance(size, int) or order[source] < order[node]
-                ):
+                before = isinstance(size, int) or order[source] < order[node]
+                if before and not operations.is_of_values(size):
                     self._resize(node, dims[0], size, (source, dim))
                     break
 
     def _read_at(self, base: Node, dim: int) -> Any:
         """The key of the index at which alone rows of a new tensor, or of what is summed into it, are read
         and written; None: there is no such index."""
+        forms: Any = self.forms
         keys, todo = set(), [base]
         while todo:
             node = todo.pop()
             for user in node.users:
-                gathered, total, most = (
-                    self.forms.gather(user),
-                    self.forms.sum(user),
-                    self.forms.maximum(user),
-                )
+                gathered, total, most = (f(user) for f in (forms.gather, forms.sum, forms.maximum))
                 if gathered is not None and gathered.source is node and gathered.dim == dim:
                     keys.add(gathered.at.key)
                     continue
@@ -313,9 +312,12 @@ class _Rewriter:
                     keys.add(total.at.key)
                 elif most is not None and arguments(user)["input"] is node and most[1] == dim:
                     keys.add(most[2].key)
-                elif name(user) not in ("add", "clamp", "clamp_min", "detach") or user.all_input_nodes != [
-                    node
-                ]:
+                elif user.all_input_nodes != [node] or name(user) not in (
+                    "add",
+                    "clamp",
+                    "clamp_min",
+                    "detach",
+                ):
                     return None
                 todo.append(user)
         return keys.pop() if len(keys) == 1 else None

@@ -98,18 +98,22 @@ def test_segments_by_offsets(fn, device):
         out.sum().backward()
 
 
-def test_segments_without_attention_stay():
-    torch._dynamo.reset()
+def test_segments_that_are_left_stay():
+    """Without attention, and where it is small."""
     seen = []
 
     def backend(module, _):
-        seen.append(rewritten(module, 0)[0] is module)
+        made, report = rewritten(module, 10**9)
+        seen.append((made is module, [found.left for found in report.found]))
         return module.forward
 
-    torch.compile(lambda x, offsets: torch.segment_reduce(x.exp(), "max", offsets=offsets), backend=backend)(
-        torch.randn(5), torch.tensor([0, 2, 5])
-    )
-    assert seen == [True]
+    for fn in (
+        lambda offsets, src, query, *_: torch.segment_reduce(query.exp(), "max", offsets=offsets),
+        _by_offsets,
+    ):
+        torch._dynamo.reset()
+        torch.compile(fn, backend=backend)(*_sorted((7, 7, 7), 0, "cpu"))
+    assert seen == [(True, []), (True, [True])]
 
 
 # ---- int(index.max()) + 1 segments -------------------------------------------------------------------------
