@@ -51,9 +51,11 @@ _TRIALS = 3
 #: Processor seconds that all samples may take; how often code of a class is recorded, also for other sizes.
 _SECONDS, _RECORDS = 20.0, 32
 #: Numbers in all arguments of a call below which it is too short to gain. Numbers to be copied above which it
-#: is left: on a GPU copies of arguments may fail and are told, on a CPU they would end the process. How much
-#: faster is faster.
-_LEAST, _MOST, _FASTER = 1 << 14, 1 << 27, 1.05
+#: is left: on a GPU copies of arguments may fail and are told, on a CPU they would end the process.
+_LEAST, _MOST = 1 << 14, 1 << 27
+#: How much faster a sample has to be, on a CPU and on a GPU. There it is timed from idle to idle, while a whole
+#: step may wait for the host: HGT's layer took 0.88 of its time in the sample, and its step 1.25.
+_FASTER, _FASTER_ON_GPU = 1.05, 1.2
 
 
 class Compiled:
@@ -235,7 +237,8 @@ class _Trial:
                 return "traced it gives other numbers"
             del expected, got
             self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
-        slower = self.milliseconds[1] * _FASTER > self.milliseconds[0]
+        faster = _FASTER_ON_GPU if on_gpu else _FASTER
+        slower = self.milliseconds[1] * faster > self.milliseconds[0]
         return "traced it is not faster" if slower else ""
 
 
