@@ -53,8 +53,8 @@ _SECONDS, _RECORDS = 20.0, 32
 #: Numbers in all arguments of a call below which it is too short to gain. Numbers to be copied above which it
 #: is left: on a GPU copies of arguments may fail and are told, on a CPU they would end the process.
 _LEAST, _MOST = 1 << 14, 1 << 27
-#: How much faster a sample has to be, on a CPU and on a GPU. There it is timed from idle to idle, while a whole
-#: step may wait for the host: HGT's layer took 0.88 of its time in the sample, and its step 1.25.
+#: How much faster a sample has to be, on a CPU and on a GPU. There it is timed from idle to idle, while a
+#: whole step may wait for the host: HGT's layer took 0.88 of its time in the sample, and its step 1.25.
 _FASTER, _FASTER_ON_GPU = 1.05, 1.2
 
 

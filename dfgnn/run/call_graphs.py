@@ -1,0 +1,300 @@
+"""The CUDA graphs of one call of a module: forward and backward, and what replays them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from ..capturing._run import no_waiting
+from ..capturing.constants import LEARNING_RUNS, Constants
+from ..capturing.state import buffers_stay, forget_streams
+from ..capturing.state import tensors_of as state_of
+from ..runtime import torch_internals as internals
+from ..runtime.cuda_graphs import capturing
+from .sample import tensors_of
+
+#: What is the same object, or an equal one, in each call: neither a tensor nor something that holds them.
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice)
+
+
+class Snapshot:
+    """What a call of a model changes, to be restored: buffers and generators. Parameters are not written to:
+    the script may have gradients to compute from their current versions."""
+
+    def __init__(self, module: nn.Module, device: torch.device):
+        self._buffers = [(x, x.detach().clone()) for x in module.buffers()]
+        self._cpu, self._device = torch.get_rng_state(), device
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for x, before in self._buffers:
+            if not torch.equal(x, before):  # the versions of others stay
+                x.copy_(before)
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+def _trained(out: list[Any]) -> list[Tensor]:
+    return [x for x in out if isinstance(x, Tensor) and x.requires_grad]
+
+
+def _leaves(x: Tensor) -> set[int]:
+    """The ids of the tensors to whose gradients that of x leads."""
+    if x.grad_fn is None:
+        return {id(x)}
+    found, seen, waiting = set(), set(), [x.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+class _Pass(NamedTuple):
+    """A recorded pass: the tensors it writes, and what runs it again."""
+
+    results: list[Any]
+    replay: Callable[[], None]
+
+
+class _Recorder:
+    """Records passes on a stream of its own; with debug the passes themselves run again."""
+
+    def __init__(self, device: torch.device, debug: bool):
+        self._debug, self._device = debug, device
+        if not debug:
+            self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        if self._debug:
+            yield
+            return
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def without_waiting(self, constants: Constants) -> AbstractContextManager[None]:
+        if self._debug:
+            return nullcontext()
+        self._stream.synchronize()
+        return no_waiting(constants)
+
+    def recorded(self, run: Callable[[], list[Any]]) -> _Pass:
+        """A pass that returns tensors, which each replay overwrites."""
+        if self._debug:
+            return _Pass(first := run(), partial(_run_again, run, first))
+        graph = torch.cuda.CUDAGraph()
+        # thread_local, because a data loader may pin memory in another thread meanwhile.
+        how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
+        with capturing(graph, **how):
+            results = run()
+        return _Pass(results, graph.replay)
+
+
+def _run_again(run: Callable[[], list[Any]], first: list[Any]) -> None:
+    with torch.enable_grad():
+        again = run()
+    for x, new in zip(first, again):
+        if isinstance(x, Tensor):
+            x.detach().copy_(new.detach())
+
+
+class CallGraphs:
+    """The CUDA graphs of one call: forward and backward."""
+
+    def __init__(
+        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict,
+        snapshot: Snapshot, assigned: list[tuple[dict[str, Any], str]], modified: dict[int, Any],
+        debug: bool,
+    ):  # fmt: skip
+        self._call, self._module, self._arguments = call, weakref.ref(module), (args, kwargs)
+        self._assigned, self._modified = list(assigned), modified
+        leaves, self._tree = tree_flatten((args, kwargs))
+        self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
+        # The ids of these tell calls apart, and what is made of their edges lives with them.
+        self._held = [None if k in self._places else x for k, x in enumerate(leaves)]
+        self._loaded: dict[int, tuple[Tensor, int]] = {}  # tensors that the script keeps, and their versions
+        self._static = list(leaves)
+        for k in self._places:
+            self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
+        self._parameters = [x for x in module.parameters() if x.requires_grad]
+        self._trained = [k for k in self._places if leaves[k].requires_grad]
+        self._pending: Callable[[], Any] = lambda: None
+        self._record(snapshot, debug)
+
+    def _outputs(self) -> list[Any]:
+        """Forward: the leaves of what the model returns."""
+        module = self._module()
+        assert module is not None
+        args, kwargs = tree_unflatten(self._static, self._tree)
+        for own, name in self._assigned:
+            own[name] = None  # a call that read what the last one left would give other numbers
+        with buffers_stay(module):
+            out, self._out_tree = tree_flatten(self._call(module, *args, **kwargs))
+        out += [own[name] for own, name in self._assigned]
+        self._live = _trained(out)
+        return out
+
+    def _inputs(self) -> list[Tensor]:
+        return [*self._parameters, *(self._static[k] for k in self._trained)]
+
+    def _gradients(self, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
+        return list(torch.autograd.grad(outputs, self._inputs(), grads, allow_unused=True))
+
+    def _record(self, snapshot: Snapshot, debug: bool) -> None:
+        module = self._module()
+        assert module is not None
+        recorder = _Recorder(device := self._parameters[0].device, debug)
+        given = [self._static[k] for k in self._places]
+        self._constants = constants = Constants(
+            device, lambda: (*state_of(module, None), *given), self._modified
+        )
+        forget_streams(self._parameters)
+        with recorder.running():
+            for k in range(LEARNING_RUNS + 1):
+                last = recorder.without_waiting(constants) if k == LEARNING_RUNS else nullcontext()
+                with last, constants.running():
+                    out = self._outputs()
+                    self._check(out)
+                    trained = _trained(out)
+                    self._gradients(trained, [torch.zeros_like(x) for x in trained])
+            del out, trained
+            snapshot.restore()
+            with constants.running():
+                self._forward = recorder.recorded(self._outputs)
+                out = self._forward.results
+                self._grads = [torch.zeros_like(x) for x in self._live]
+                reached = [_leaves(x) for x in self._live]
+                self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
+                self._backward = recorder.recorded(lambda: self._gradients(self._live, self._grads))
+        self._out_leaves = [None if isinstance(x, Tensor) else x for x in out]
+        self._tensors = [k for k, x in enumerate(out) if isinstance(x, Tensor)]
+        self._is_trained = [out[k].requires_grad for k in self._tensors]
+        self._results = [out[k].detach() for k in self._tensors]
+        if not debug:
+            self._live = []  # with the graph of gradients
+            out.clear()
+
+    def _check(self, out: list[Any]) -> None:
+        """Raises RuntimeError for what two CUDA graphs cannot give back."""
+        for x in out:
+            if not isinstance(x, Tensor) and type(x) not in PLAIN:
+                raise RuntimeError(f"it returns a {type(x).__name__}")
+        if any(self._static[k]._version for k in self._places):
+            raise RuntimeError("it modifies its arguments")
+        if not _trained(out):
+            raise RuntimeError("what it returns has no gradient")
+        known = set(map(id, self._inputs()))
+        if not all(leaf in known for x in _trained(out) for leaf in _leaves(x)):
+            raise RuntimeError("it trains tensors that are neither its parameters nor its arguments")
+
+    # ---- calls
+
+    def is_free(self) -> bool:
+        """Whether a replay may overwrite what the last one left: its backward has run, or never will."""
+        pending = self._pending()
+        return pending is None or pending.done
+
+    def is_current(self) -> bool:
+        """Whether nothing was modified of which the CUDA graphs hold results."""
+        return self._constants.is_current()
+
+    def __call__(self, args: tuple, kwargs: dict) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
+        out = list(self._out_leaves)
+        for k, x in zip(self._tensors, tensors):
+            out[k] = x
+        count = self._out_tree.num_leaves
+        for (own, name), x in zip(self._assigned, out[count:]):
+            own[name] = x
+        return tree_unflatten(out[:count], self._out_tree)
+
+    def settle(self) -> None:
+        """Ends the sample: what was restored since the capture counts as what was there."""
+        self._constants.settle()
+        self._arguments = ((), {})
+
+    def replayed(self) -> Any:
+        return self(*self._arguments)
+
+    def written(self) -> Any:
+        module = self._module()
+        assert module is not None
+        args, kwargs = self._arguments
+        return self._call(module, *args, **kwargs)
+
+    def results(self, call: Callable[[], Any]) -> tuple[list[Tensor], list[Tensor]]:
+        """What a call returns, and its gradients."""
+        outputs = tensors_of(call())
+        trained = [x for x in outputs if x.requires_grad]
+        leaves = tree_leaves(self._arguments)
+        inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
+        grads = torch.autograd.grad(trained, inputs, [x.detach() for x in trained], allow_unused=True)
+        return [x.detach() for x in outputs], [x for x in grads if x is not None]
+
+    def forward(self, leaves: list[Any]) -> list[Tensor]:
+        for k in self._places:
+            x = leaves[k]
+            loaded = self._loaded.get(k)
+            if loaded is None or x is not loaded[0] or x._version != loaded[1]:
+                self._static[k].detach().copy_(x)
+                if x.grad_fn is None and not x.requires_grad:
+                    self._loaded[k] = x, x._version
+        self._forward.replay()
+        return [x.clone() for x in self._results]
+
+    def backward(self, grads: list[Tensor | None]) -> list[Tensor | None]:
+        for mine, given in zip(self._grads, grads):
+            mine.zero_() if given is None else mine.copy_(given)
+        self._backward.replay()
+        # What none of the results with a gradient comes of has none either.
+        asked = [reached for reached, given in zip(self._reached, grads) if given is not None]
+        has = [any(column) for column in zip(*asked)] or [False] * len(self._backward.results)
+        found = [x for x, has_one in zip(self._backward.results, has) if has_one and x is not None]
+        copies = iter(internals.foreach_mul(found, 1.0) if found else ())
+        pairs = zip(self._backward.results, has)
+        return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
+
+
+class _Replay(torch.autograd.Function):
+    """A call, replayed. Its inputs are the tensors that get gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, graphs: CallGraphs, leaves: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.graphs, ctx.done = graphs, False
+        graphs._pending = weakref.ref(ctx)
+        ctx.set_materialize_grads(False)
+        results = graphs.forward(leaves)
+        ctx.mark_non_differentiable(*[x for x, trained in zip(results, graphs._is_trained) if not trained])
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if ctx.done:
+            raise RuntimeError(
+                "dfgnn.run --capture: backward ran through a model's call for a second time, for which its "
+                "CUDA graph holds nothing any more: run the script without --capture"
+            )
+        ctx.done = True
+        graphs: CallGraphs = ctx.graphs
+        given = [x for x, trained in zip(grads, graphs._is_trained) if trained]
+        return None, None, *graphs.backward(given)
