@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..capturing._run import no_waiting
@@ -135,6 +134,8 @@ class CallGraphs:
         for k in self._places:
             self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
         self._parameters = [x for x in module.parameters() if x.requires_grad]
+        if not self._parameters:
+            raise RuntimeError("it has no parameter that trains")
         self._trained = [k for k in self._places if leaves[k].requires_grad]
         self._pending: Callable[[], Any] = lambda: None
         self._record(snapshot, debug)
@@ -158,14 +159,16 @@ class CallGraphs:
     def _gradients(self, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
         return list(torch.autograd.grad(outputs, self._inputs(), grads, allow_unused=True))
 
-    def _record(self, snapshot: Snapshot, debug: bool) -> None:
+    def _variable(self) -> Iterator[Tensor]:
+        """What differs between calls."""
         module = self._module()
-        assert module is not None
+        if module is not None:
+            yield from state_of(module, None)
+        yield from (self._static[k] for k in self._places)
+
+    def _record(self, snapshot: Snapshot, debug: bool) -> None:
         recorder = _Recorder(device := self._parameters[0].device, debug)
-        given = [self._static[k] for k in self._places]
-        self._constants = constants = Constants(
-            device, lambda: (*state_of(module, None), *given), self._modified
-        )
+        self._constants = constants = Constants(device, self._variable, self._modified)
         forget_streams(self._parameters)
         with recorder.running():
             for k in range(LEARNING_RUNS + 1):
@@ -287,12 +290,12 @@ class _Replay(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if ctx.done:
+        if ctx.done or torch.is_grad_enabled():
+            what = "for a second time" if ctx.done else "with create_graph=True"
             raise RuntimeError(
-                "dfgnn.run --capture: backward ran through a model's call for a second time, for which its "
-                "CUDA graph holds nothing any more: run the script without --capture"
+                f"dfgnn.run --capture: backward ran through a model's call {what}, which its CUDA graph does "
+                "not have: run the script without --capture"
             )
         ctx.done = True
         graphs: CallGraphs = ctx.graphs

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -52,7 +53,8 @@ class Captured:
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         if module not in self.calls:
-            self.calls[module] = _Calls(module, self.debug)
+            self.calls[module] = calls = _Calls(module, self.debug)
+            weakref.finalize(module, calls.forget)
             self.rows_of.setdefault(type(module), []).append(self.calls[module])
         return self.calls[module](call, module, args, kwargs)
 
@@ -120,6 +122,12 @@ class _Calls:
             self.graphs[key], self.reason, self.given_up = None, said(error), True
         return self.graphs[key]
 
+    def forget(self) -> None:
+        """Lets go of what the model has held."""
+        self.graphs.clear()
+        self.modified.clear()
+        self.state = None  # type: ignore[assignment]
+
     def _left(self, reason: str) -> None:
         self.reason, self.left = reason, self.left + 1
         self.given_up = self.left > _MOST_LEFT
@@ -174,9 +182,21 @@ class _State:
     to which a call assigns tensors."""
 
     def __init__(self, module: nn.Module):
+        self._module = weakref.ref(module)
         self._owned = [part.__dict__ for part in module.modules()]
+        self._children = self._ids()
         self.results: list[tuple[dict[str, Any], str]] = []
         self._known: set[tuple[int, str]] = set()
+
+    def _ids(self) -> list[int]:
+        return [id(x) for own in self._owned for x in own["_modules"].values()]
+
+    def _look_again(self, module: nn.Module) -> None:
+        """Where modules were added or taken away since."""
+        self._owned = [part.__dict__ for part in module.modules()]
+        self._children = self._ids()
+        self._known.clear()
+        self.results.clear()
 
     def _tensors(self) -> dict[tuple[int, str], int]:
         return {
@@ -203,7 +223,10 @@ class _State:
 
     def now(self) -> tuple[Any, ...] | None:
         """None: with hooks, which are to be called each time."""
-        found: list[Any] = []
+        module = self._module()
+        if module is not None and self._children != self._ids():
+            self._look_again(module)
+        found: list[Any] = [*self._children]
         for k, own in enumerate(self._owned):
             if any(map(own.get, _HOOKS)):
                 return None
@@ -214,7 +237,6 @@ class _State:
                     found.append(value)
                 elif isinstance(value, Tensor):
                     found += id(value), value._version
-            found += map(id, own["_modules"].values())
             for x in own["_parameters"].values():
                 if x is not None:
                     found += x.data_ptr(), x.requires_grad

@@ -3,6 +3,7 @@
 import copy
 import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -362,6 +363,56 @@ def test_results_in_attributes(device, how, kind):
         found.append((losses, [p.grad for p in one.parameters()]))
     same(*found)
     assert replayed(how) == (5 if kind is Attentive else 0), str(how.rows())
+
+
+def test_gradients_of_gradients_are_told(device, how):
+    model, x, edge_index = problem(device)
+    x.requires_grad_()
+    how.install()
+    try:
+        for _ in range(5):
+            model(x, edge_index)["out"].sum().backward()
+        out = model(x, edge_index)["out"].square().sum()
+        with pytest.raises(RuntimeError, match="create_graph=True"):
+            torch.autograd.grad(out, x, create_graph=True)
+    finally:
+        how.remove()
+
+
+def test_a_model_that_is_dropped(device, how):
+    """Nothing holds its parameters."""
+    model, x, edge_index = problem(device)
+    weight = weakref.ref(model.own.lin.weight)
+    how.install()
+    for _ in range(6):
+        model(x, edge_index)["out"].sum().backward()
+    how.remove()
+    assert replayed(how) == 3, str(how.rows())
+    del model
+    gc.collect()
+    assert weight() is None
+    assert replayed(how) == 3
+
+
+def test_a_part_that_comes_later(device, how):
+    """Its attributes are seen, too."""
+    model, x, edge_index = problem(device)
+    twin, grads = copy.deepcopy(model), []
+    for one, way in ((model, how), (twin, None)):
+        if way:
+            way.install()
+        for k in range(12):
+            if k == 5:
+                one.own.lin = nn.Sequential(one.own.lin, nn.LeakyReLU(0.1))
+            if k == 10:
+                one.own.lin[1].negative_slope = 0.7
+            sum(y.square().sum() for y in one(x, edge_index).values()).backward()
+        if way:
+            way.remove()
+        grads.append([p.grad for p in one.parameters()])
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    assert replayed(how) == 4, str(how.rows())
 
 
 def test_the_report():

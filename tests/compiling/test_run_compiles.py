@@ -1,4 +1,4 @@
-"""What ``dfgnn.run`` compiles in a script, and measures of what compiling would gain; compiled code on disk."""
+"""What ``dfgnn.run`` compiles in a script, what compiling would gain, and compiled code on disk."""
 
 import json
 import re
