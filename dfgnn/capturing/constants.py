@@ -296,6 +296,8 @@ class Constants(TorchDispatchMode):
     def _why(self, given: list[Tensor]) -> str:
         """Why a tensor of these varies, if one is known to."""
         for x in given:
+            if isinstance(x, torch.nn.Parameter):  # of another model, too, which may be written to by .data
+                self._vary(x, "depends on a parameter")
             if not is_plain(x):
                 return f"is of a kind of its own, {type(x).__name__}, {x.layout}"
             content = self._memory.get(place_of(x))

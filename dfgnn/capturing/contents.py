@@ -83,13 +83,19 @@ def crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
     return device is not None and bool(given) and torch.device(device).type != given[0].device.type
 
 
+# Multipliers that spread each word over all bits (2^64 over the golden ratio, and another odd number).
+_GOLDEN, _ODD = -7046029254386353131, -4658895280553007687
+
+
 def fingerprint(x: Tensor) -> tuple:
     """Numbers that differ for tensors of other contents, in all likelihood."""
     data = bytes_of(x)
     size = len(data) // 8 * 8
     found = [tuple(x.shape), *data[size:].tolist()]
     for part in data[:size].view(torch.int64).split(2**24) if size else ():
-        found.append(int((part * torch.arange(1, 2 * len(part), 2, device=x.device)).sum()))
+        mixed = part + torch.arange(len(part), device=x.device) * _GOLDEN
+        mixed = (mixed ^ (mixed >> 32)) * _ODD
+        found.append(int((mixed ^ (mixed >> 29)).sum()))
     return tuple(found)
 
 

@@ -43,24 +43,31 @@ class Snapshot:
             torch.cuda.set_rng_state(self._cuda, self._device)
 
 
+def _tensors(out: list[Any]) -> list[Tensor]:
+    """The tensors among results, each once."""
+    return list({id(x): x for x in out if isinstance(x, Tensor)}.values())
+
+
 def _trained(out: list[Any]) -> list[Tensor]:
-    return [x for x in out if isinstance(x, Tensor) and x.requires_grad]
+    return [x for x in _tensors(out) if x.requires_grad]
+
+
+def _nodes(x: Tensor) -> set[Any]:
+    """What computes gradients behind a result."""
+    found: set[Any] = set()
+    waiting: list[Any] = [x.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _leaves(x: Tensor) -> set[int]:
     """The ids of the tensors to whose gradients that of x leads."""
-    if x.grad_fn is None:
-        return {id(x)}
-    found, seen, waiting = set(), set(), [x.grad_fn]
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [following for following, _ in node.next_functions]
-    return found
+    nodes = (node for node in _nodes(x) if hasattr(node, "variable"))
+    return {id(x)} if x.grad_fn is None else {id(node.variable) for node in nodes}
 
 
 class _Pass(NamedTuple):
@@ -120,16 +127,15 @@ class CallGraphs:
 
     def __init__(
         self, call: Callable, module: nn.Module, args: tuple, kwargs: dict,
-        snapshot: Snapshot, assigned: list[tuple[dict[str, Any], str]], modified: dict[int, Any],
-        debug: bool,
+        snapshot: Snapshot, assigned: list[tuple[dict[str, Any], str]], held: list[Tensor],
+        modified: dict[int, Any], debug: bool,
     ):  # fmt: skip
         self._call, self._module, self._arguments = call, weakref.ref(module), (args, kwargs)
         self._assigned, self._modified = list(assigned), modified
         leaves, self._tree = tree_flatten((args, kwargs))
         self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
         # The ids of these tell calls apart, and what is made of their edges lives with them.
-        self._held = [None if k in self._places else x for k, x in enumerate(leaves)]
-        self._loaded: dict[int, tuple[Tensor, int]] = {}  # tensors that the script keeps, and their versions
+        self._held = [None if k in self._places else x for k, x in enumerate(leaves)] + held
         self._static = list(leaves)
         for k in self._places:
             self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
@@ -137,6 +143,10 @@ class CallGraphs:
         if not self._parameters:
             raise RuntimeError("it has no parameter that trains")
         self._trained = [k for k in self._places if leaves[k].requires_grad]
+        self.draws, self.given_up = (
+            True,
+            "",
+        )  # whether a call draws random numbers; why it is no longer replayed
         self._pending: Callable[[], Any] = lambda: None
         self._record(snapshot, debug)
 
@@ -185,12 +195,17 @@ class CallGraphs:
                 out = self._forward.results
                 self._grads = [torch.zeros_like(x) for x in self._live]
                 reached = [_leaves(x) for x in self._live]
+                behind = [_nodes(x) - {x.grad_fn} for x in self._live]
+                # Whether another result is made of it: as results of one call they are all alike.
+                self._is_part = [any(x.grad_fn in nodes for nodes in behind) for x in self._live]
                 self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
                 self._backward = recorder.recorded(lambda: self._gradients(self._live, self._grads))
+        tensors = _tensors(out)
+        places = {id(x): k for k, x in enumerate(tensors)}
         self._out_leaves = [None if isinstance(x, Tensor) else x for x in out]
-        self._tensors = [k for k, x in enumerate(out) if isinstance(x, Tensor)]
-        self._is_trained = [out[k].requires_grad for k in self._tensors]
-        self._results = [out[k].detach() for k in self._tensors]
+        self._places_of_tensors = [(k, places[id(x)]) for k, x in enumerate(out) if isinstance(x, Tensor)]
+        self._is_trained = [x.requires_grad for x in tensors]
+        self._results = [x.detach() for x in tensors]
         if not debug:
             self._live = []  # with the graph of gradients
             out.clear()
@@ -202,6 +217,14 @@ class CallGraphs:
                 raise RuntimeError(f"it returns a {type(x).__name__}")
         if any(self._static[k]._version for k in self._places):
             raise RuntimeError("it modifies its arguments")
+        given = [x for x in (*self._static, *self._parameters) if isinstance(x, Tensor)]
+        memory = [x.untyped_storage().data_ptr() for x in _tensors(out) if x.numel()]
+        if len(set(memory)) < len(memory) or {x.untyped_storage().data_ptr() for x in given}.intersection(
+            memory
+        ):
+            raise RuntimeError(
+                "what it returns shares memory with an argument, a parameter or another result"
+            )
         if not _trained(out):
             raise RuntimeError("what it returns has no gradient")
         known = set(map(id, self._inputs()))
@@ -222,9 +245,11 @@ class CallGraphs:
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         leaves = tree_leaves((args, kwargs))
         tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
+        trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
+        trained[0].grad_fn.parts = [weakref.ref(x) for x, part in zip(trained, self._is_part) if part]
         out = list(self._out_leaves)
-        for k, x in zip(self._tensors, tensors):
-            out[k] = x
+        for k, place in self._places_of_tensors:
+            out[k] = tensors[place]
         count = self._out_tree.num_leaves
         for (own, name), x in zip(self._assigned, out[count:]):
             own[name] = x
@@ -254,13 +279,8 @@ class CallGraphs:
         return [x.detach() for x in outputs], [x for x in grads if x is not None]
 
     def forward(self, leaves: list[Any]) -> list[Tensor]:
-        for k in self._places:
-            x = leaves[k]
-            loaded = self._loaded.get(k)
-            if loaded is None or x is not loaded[0] or x._version != loaded[1]:
-                self._static[k].detach().copy_(x)
-                if x.grad_fn is None and not x.requires_grad:
-                    self._loaded[k] = x, x._version
+        for k in self._places:  # always: x.data may be written to without a version that counts it
+            self._static[k].detach().copy_(leaves[k])
         self._forward.replay()
         return [x.clone() for x in self._results]
 
@@ -276,13 +296,46 @@ class CallGraphs:
         pairs = zip(self._backward.results, has)
         return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
 
+    def backward_as_written(
+        self, leaves: list[Any], grads: list[Tensor | None], what: str
+    ) -> list[Tensor | None]:
+        """Gradients with a graph of their own, or of a call whose CUDA graph has gone on, by the call itself
+        once more; no call is replayed from then on."""
+        module = self._module()
+        if module is None or self.draws:
+            raise RuntimeError(
+                f"dfgnn.run --capture: backward ran through a model's call {what}, which its CUDA graph does "
+                "not have, and the call draws random numbers: run the script without --capture"
+            )
+        self.given_up, create_graph = what, torch.is_grad_enabled()
+        args, kwargs = tree_unflatten(leaves, self._tree)
+        attributes = [(own, name, own[name]) for own, name in self._assigned]
+        # Running statistics have been updated; this call has its own.
+        buffers = [(part._buffers, name, x) for part in module.modules() for name, x in part._buffers.items()]
+        for own, name, x in buffers:
+            own[name] = None if x is None else x.detach().clone()
+        with torch.enable_grad():
+            out = tree_flatten(self._call(module, *args, **kwargs))[0]
+            out = _trained([*out, *(own[name] for own, name in self._assigned)])
+            asked = [(x, grad) for x, grad in zip(out, grads) if grad is not None]
+            inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
+            found = torch.autograd.grad(
+                [x for x, _ in asked], inputs, [grad for _, grad in asked],
+                create_graph=create_graph, allow_unused=True,
+            )  # fmt: skip
+        for own, name, x in buffers:
+            own[name] = x
+        for own, name, value in attributes:
+            own[name] = value
+        return list(found)
+
 
 class _Replay(torch.autograd.Function):
     """A call, replayed. Its inputs are the tensors that get gradients."""
 
     @staticmethod
     def forward(ctx: Any, graphs: CallGraphs, leaves: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.graphs, ctx.done = graphs, False
+        ctx.graphs, ctx.done, ctx.parts, ctx.leaves = graphs, False, [], leaves
         graphs._pending = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         results = graphs.forward(leaves)
@@ -291,13 +344,17 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        if ctx.done or torch.is_grad_enabled():
-            what = "for a second time" if ctx.done else "with create_graph=True"
-            raise RuntimeError(
-                f"dfgnn.run --capture: backward ran through a model's call {what}, which its CUDA graph does "
-                "not have: run the script without --capture"
-            )
-        ctx.done = True
         graphs: CallGraphs = ctx.graphs
         given = [x for x, trained in zip(grads, graphs._is_trained) if trained]
+        if ctx.done or torch.is_grad_enabled():
+            what = "for a second time" if ctx.done else "with create_graph=True"
+            return None, None, *graphs.backward_as_written(ctx.leaves, given, what)
+        for part in [x for ref in ctx.parts if (x := ref()) is not None]:
+            if part.retains_grad or part._backward_hooks:
+                raise RuntimeError(
+                    "dfgnn.run --capture: the gradient of a model's result of which another one is made was "
+                    "asked for (retain_grad, register_hook), which its CUDA graph does not have: run the "
+                    "script without --capture"
+                )
+        ctx.done = True
         return None, None, *graphs.backward(given)

@@ -13,6 +13,7 @@ elsewhere (global variables, lists, Python's random numbers) has to stay the sam
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 import weakref
@@ -24,19 +25,22 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ..graph import Graph
 from .call_graphs import PLAIN, CallGraphs, Snapshot
-from .compiled import agree, trains
+from .compiled import agree, draws_elsewhere, is_generator, trains
 from .models import Models
-from .sample import milliseconds, said, tensors_of, unseen
+from .sample import milliseconds, random_state, said, tensors_of, unseen
 
 #: Equal calls before one is captured; CUDA graphs of one model at most, each of which holds its own memory;
 #: how much faster is faster.
 _AFTER, _MOST, _FASTER = 3, 4, 1.05
 #: Calls that could not be replayed, after which no further one is looked at, which takes time.
 _MOST_LEFT = 50
+#: Objects in a list or dict of an attribute up to which it is looked at.
+_MOST_SEEN = 64
+_OF_MODULES = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -56,7 +60,11 @@ class Captured:
             self.calls[module] = calls = _Calls(module, self.debug)
             weakref.finalize(module, calls.forget)
             self.rows_of.setdefault(type(module), []).append(self.calls[module])
-        return self.calls[module](call, module, args, kwargs)
+        return self.calls[module](partial(self._as_written, call), module, args, kwargs)
+
+    def _as_written(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self.models.inside():
+            return call(*args, **kwargs)
 
     def rows(self) -> list[dict[str, Any]]:
         """Of each model: calls, how many of them were replayed, milliseconds as written and replayed, and why
@@ -94,14 +102,18 @@ class _Calls:
     def _graphs(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> CallGraphs | None:
         if self.given_up or not module.training or not trains():
             return None
-        leaves = tree_leaves((args, kwargs))
+        leaves, tree = tree_flatten((args, kwargs))
         reason = next((reason for x in leaves if (reason := _unfit(x))), "")
         state = None if reason else self.state.now()
         if state is None:
             self._left(reason or "its modules have hooks")
             return None
-        key = (*map(_key, leaves), *_autocast(), *state)
+        key = (tree, *map(_key, leaves), *_autocast(), *state)
         graphs = self.graphs.get(key)
+        if graphs is not None and graphs.given_up:
+            self.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
+            self.graphs.clear()
+            return None
         if graphs is not None and not graphs.is_current():
             del self.graphs[key]
         elif key in self.graphs:
@@ -141,27 +153,45 @@ class _Calls:
         if any(part._compiled_call_impl is not None for part in module.modules()):
             self.reason, self.given_up = "it is compiled", True
             return None
+        if self.state.has_generator() or any(draws_elsewhere(type(part)) for part in module.modules()):
+            self.reason, self.given_up = "it draws from a random generator of its own", True
+            return None
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.reason, self.given_up = "several processes train together", True
             return None
-        snapshot, attributes = Snapshot(module, devices.pop()), self.state.plain()
+        snapshot, attributes = Snapshot(module, device := devices.pop()), self.state.plain()
+        containers = self.state.containers()
+        held = [x for *_, x in attributes if isinstance(x, Tensor)]
         leaves = tree_leaves((args, kwargs))
-        before = _random(), self.state.now(), [*map(_key, leaves)]
+        before = _random(device), self.state.now(), [*map(_key, leaves)]
 
         def restore() -> None:
             snapshot.restore()
             for own, name, value in attributes:
                 own[name] = value
+            for own, name, x, contents in containers:
+                own[name] = x
+                if not _same(x, contents):
+                    x.clear()
+                    x.extend(contents) if isinstance(x, list) else x.update(contents)
 
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = CallGraphs(
-                    call, module, args, kwargs, snapshot, self.state.results, self.modified, self.debug
+                    call, module, args, kwargs, snapshot, self.state.results, held, self.modified, self.debug
                 )
                 restore()
+                drawn = random_state(device.type == "cuda")
                 expected = graphs.results(graphs.written)
-                if (_random(), self.state.now(), [*map(_key, leaves)]) != before:
-                    raise RuntimeError("it draws Python's random numbers, or changes attributes")
+                graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
+                graphs.draws |= _autocast()[0]  # what is computed later is so outside of autocast
+                if (_random(device), self.state.now(), [*map(_key, leaves)]) != before:
+                    raise RuntimeError("it draws random numbers on the host, or changes attributes")
+                if any(own.get(name) is not x or not _same(x, y) for own, name, x, y in containers):
+                    raise RuntimeError("it changes lists or dicts in attributes")
+                snapshot.restore()
+                if not agree(expected, graphs.results(graphs.written)):
+                    raise RuntimeError("it reads what its last call has left in attributes")
                 restore()
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
@@ -185,8 +215,9 @@ class _State:
         self._module = weakref.ref(module)
         self._owned = [part.__dict__ for part in module.modules()]
         self._children = self._ids()
-        self.results: list[tuple[dict[str, Any], str]] = []
-        self._known: set[tuple[int, str]] = set()
+        # Attributes to which each of the last two calls has assigned tensors, and the last one.
+        self._results: set[tuple[int, str]] = set()
+        self._assigned: set[tuple[int, str]] = set()
 
     def _ids(self) -> list[int]:
         return [id(x) for own in self._owned for x in own["_modules"].values()]
@@ -195,8 +226,11 @@ class _State:
         """Where modules were added or taken away since."""
         self._owned = [part.__dict__ for part in module.modules()]
         self._children = self._ids()
-        self._known.clear()
-        self.results.clear()
+        self._results, self._assigned = set(), set()
+
+    @property
+    def results(self) -> list[tuple[dict[str, Any], str]]:
+        return [(self._owned[k], name) for k, name in sorted(self._results)]
 
     def _tensors(self) -> dict[tuple[int, str], int]:
         return {
@@ -208,18 +242,27 @@ class _State:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """A context of a call, at whose end the attributes are known that it has assigned."""
+        """A context of a call, at whose end the attributes are known to which calls assign."""
         before = self._tensors()
         yield
-        for key, now in self._tensors().items():
-            if before.get(key) != now and key not in self._known:
-                self._known.add(key)
-                self.results.append((self._owned[key[0]], key[1]))
+        assigned = {key for key, now in self._tensors().items() if before.get(key) != now}
+        self._results, self._assigned = assigned & self._assigned, assigned
 
     def plain(self) -> list[tuple[dict[str, Any], str, Any]]:
         """All attributes that are numbers, texts, tensors and the like."""
         kept = (*PLAIN, Tensor, nn.Parameter)
         return [(own, name, x) for own in self._owned for name, x in own.items() if type(x) in kept]
+
+    def has_generator(self) -> bool:
+        """Whether an attribute is a generator of random numbers, which a sample would advance."""
+        return any(is_generator(x) for own in self._owned for x in own.values())
+
+    def containers(self) -> list[tuple[dict[str, Any], str, Any, Any]]:
+        """All lists, dicts and sets in attributes, by module and name, and copies of them."""
+        return [
+            (own, name, x, copy.copy(x)) for own in self._owned for name, x in own.items()
+            if name not in _OF_MODULES and isinstance(x, (list, dict, set))
+        ]  # fmt: skip
 
     def now(self) -> tuple[Any, ...] | None:
         """None: with hooks, which are to be called each time."""
@@ -231,20 +274,37 @@ class _State:
             if any(map(own.get, _HOOKS)):
                 return None
             for name, value in own.items():
-                if (k, name) in self._known:
+                if (k, name) in self._results:
                     continue
                 if type(value) in PLAIN:
-                    found.append(value)
+                    found += type(value), value
                 elif isinstance(value, Tensor):
-                    found += id(value), value._version
+                    found += id(value), value._version, value.data_ptr()
+                elif type(value) in (list, dict) and name not in _OF_MODULES and len(value) <= _MOST_SEEN:
+                    found += map(_seen, value)
+                    found += map(_seen, value.values()) if type(value) is dict else ()
             for x in own["_parameters"].values():
                 if x is not None:
-                    found += x.data_ptr(), x.requires_grad
+                    if x._backward_hooks:
+                        return None
+                    found += id(x), x.data_ptr(), x.requires_grad
             for x in own["_buffers"].values():
                 if x is not None:  # the versions of single numbers change in training: those of BatchNorm
                     counted = x.numel() > 1 and not x.is_floating_point()
                     found += x.data_ptr(), x._version if counted else 0
         return tuple(found)
+
+
+def _seen(x: Any) -> Any:
+    """What is seen of an object in a list or dict."""
+    return x if type(x) in PLAIN else id(x)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two containers hold the same objects."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
 
 
 def _unfit(x: Any) -> str:
@@ -275,7 +335,8 @@ def _key(x: Any) -> Any:
         return type(x), str(x) if isinstance(x, slice) else x
     if type(x) is Graph:
         return id(x)
-    return id(x), *[_place(y) if isinstance(y, Tensor) else (type(y), y) for y in _parts(x)]
+    leaves, tree = tree_flatten(x.to_dict() if hasattr(x, "to_dict") else vars(x))
+    return id(x), tree, *[_place(y) if isinstance(y, Tensor) else (type(y), y) for y in leaves]
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:
@@ -289,10 +350,12 @@ def _autocast() -> tuple[Any, ...]:
     return on, torch.get_autocast_dtype("cuda") if on else None
 
 
-def _random() -> Any:
+def _random(device: torch.device) -> Any:
+    """The states of the generators on the host, of PyTorch's only beside a GPU."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy else (None, b"", 0)
-    return random.getstate(), bytes(drawn[1]), drawn[2]
+    of_torch = b"" if device.type == "cpu" else bytes(torch.get_rng_state().numpy())
+    return random.getstate(), bytes(drawn[1]), drawn[2], of_torch
 
 
 @contextmanager

@@ -269,7 +269,7 @@ def _unfit(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> str:
         return "it holds other modules that pass messages"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "several processes train together"
-    if _draws_elsewhere(cls):
+    if draws_elsewhere(cls):
         return "it draws from a random generator of its own, which a sample would advance"
     given = [*args, *kwargs.values()]
     if any(type(x).__module__.startswith(("dgl", "dfgnn.compat")) for x in given):
@@ -306,13 +306,18 @@ def agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tens
     return True
 
 
-def _draws_elsewhere(cls: Any) -> bool:
+def draws_elsewhere(cls: Any) -> bool:
     """Whether the code of a class names a generator of random numbers that is not the module's."""
     named = [f.__globals__.get(name) for f in _functions(cls) for name in f.__code__.co_names]
     held = [cell.cell_contents for f in _functions(cls) for cell in f.__closure__ or () if _filled(cell)]
+    return any(map(is_generator, (*named, *held)))
+
+
+def is_generator(x: Any) -> bool:
+    """Whether it is a generator of random numbers."""
     numpy = sys.modules.get("numpy")
     of_numpy = (numpy.random.Generator, numpy.random.RandomState) if numpy else ()
-    return any(isinstance(x, (torch.Generator, random.Random, *of_numpy)) for x in (*named, *held))
+    return isinstance(x, (torch.Generator, random.Random, *of_numpy))
 
 
 def _filled(cell: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,15 +33,21 @@ class Models:
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if self._inside or torch.compiler.is_compiling():
                 return call(module, *args, **kwargs)
-            self._inside = True
-            try:
+            with self.inside():
                 if not torch.is_grad_enabled() or not self._passes_messages(module):
                     return call(module, *args, **kwargs)
                 return self.called(call, module, args, kwargs)
-            finally:
-                self._inside = False
 
         nn.Module.__call__ = __call__  # type: ignore[method-assign, assignment]
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """A context of a model's call, in which no module is a model."""
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
 
     def remove(self) -> None:
         if self._call is not None:
