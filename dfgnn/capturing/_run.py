@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..runtime import torch_internals as internals
@@ -98,7 +99,9 @@ class Body:
         snapshot = Snapshot(self.model, self.optimizer, self.device)
         current = torch.cuda.current_stream(self.device)
         self._stream.wait_stream(current)
-        forget_streams(tensors_of(self.model, self.optimizer))
+        # DistributedDataParallel listens to what adds up gradients, which would be replaced.
+        if not any(isinstance(part, DistributedDataParallel) for part in self.model.modules()):
+            forget_streams(tensors_of(self.model, self.optimizer))
         try:
             with torch.cuda.stream(self._stream):
                 for _ in range(1 if constants is None else LEARNING_RUNS):
