@@ -144,22 +144,25 @@ class _Calls:
         self.reason, self.left = reason, self.left + 1
         self.given_up = self.left > _MOST_LEFT
 
+    def _unfit(self, module: nn.Module, devices: set[torch.device]) -> str:
+        """Why calls of this model cannot be captured."""
+        if len(devices) != 1 or not self.debug and any(x.type != "cuda" for x in devices):
+            return "its tensors are not on one GPU"
+        if any(part._compiled_call_impl is not None for part in module.modules()):
+            return "it is compiled"
+        if self.state.has_generator() or any(draws_elsewhere(type(part)) for part in module.modules()):
+            return "it draws from a random generator of its own"
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return "several processes train together"
+        return ""
+
     def _captured(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> CallGraphs | None:
         tensors = tensors_of(args, kwargs, list(module.parameters()))
-        devices = {x.device for x in tensors}
-        if len(devices) > 1 or not self.debug and any(x.type != "cuda" for x in devices):
-            self.reason, self.given_up = "its tensors are not on one GPU", True
+        self.reason = self._unfit(module, {x.device for x in tensors})
+        if self.reason:
+            self.given_up = True
             return None
-        if any(part._compiled_call_impl is not None for part in module.modules()):
-            self.reason, self.given_up = "it is compiled", True
-            return None
-        if self.state.has_generator() or any(draws_elsewhere(type(part)) for part in module.modules()):
-            self.reason, self.given_up = "it draws from a random generator of its own", True
-            return None
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.reason, self.given_up = "several processes train together", True
-            return None
-        snapshot, attributes = Snapshot(module, device := devices.pop()), self.state.plain()
+        snapshot, attributes = Snapshot(module, device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
         held = [x for *_, x in attributes if isinstance(x, Tensor)]
         leaves = tree_leaves((args, kwargs))

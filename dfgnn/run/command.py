@@ -224,8 +224,7 @@ class _Run:
                 sys.stderr = None  # type: ignore[assignment]  # or Python fails in flushing it, with status 120
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The command. Exceptions of the script, SystemExit too, propagate; the report is made at exit."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dfgnn.run", description="Run a script of yours with dfgnn's layers, unchanged."
     )
@@ -256,6 +255,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("script", help="the script, or with -m the module")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     rest.required = False  # else argparse would name it, too, when the script is missing
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command. Exceptions of the script, SystemExit too, propagate; the report is made at exit."""
+    parser = _parser()
     words = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(words)
     first = len(words) - len(args.arguments)
