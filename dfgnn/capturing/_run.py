@@ -152,8 +152,7 @@ def no_waiting(constants: Constants | None) -> Iterator[None]:
             "dfgnn.capture: the step waits for the device, which a CUDA graph cannot hold: look at the line "
             f"of loss_fn or before_step above{waited and f' ({waited})'}. Shapes that depend on values "
             "(x[mask], unique), .item(), prints and tensors made from numbers on the host do that, unless "
-            "the batch stays the same and the values come of it and other constants alone; in a compiled "
-            "model also int(index.max()), which softmax of torch_geometric asks without num_nodes"
+            "the batch stays the same and the values come of it and other constants alone"
         ) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
