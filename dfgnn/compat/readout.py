@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,28 +66,8 @@ def readout_edges(
     return _read(_of_edges(graph, etype), feat, weight, op)
 
 
-def sum_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
-    return readout_nodes(graph, feat, weight, ntype=ntype, op="sum")
-
-
-def mean_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
-    return readout_nodes(graph, feat, weight, ntype=ntype, op="mean")
-
-
-def max_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
-    return readout_nodes(graph, feat, weight, ntype=ntype, op="max")
-
-
-def sum_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
-    return readout_edges(graph, feat, weight, etype=etype, op="sum")
-
-
-def mean_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
-    return readout_edges(graph, feat, weight, etype=etype, op="mean")
-
-
-def max_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
-    return readout_edges(graph, feat, weight, etype=etype, op="max")
+sum_nodes, mean_nodes, max_nodes = (partial(readout_nodes, op=op) for op in ("sum", "mean", "max"))
+sum_edges, mean_edges, max_edges = (partial(readout_edges, op=op) for op in ("sum", "mean", "max"))
 
 
 def softmax_nodes(graph: DGLGraph, feat: str, *, ntype: str | None = None) -> Tensor:

@@ -124,40 +124,32 @@ def first_seen(x: Tensor) -> Tensor:
     return values[at.argsort()]
 
 
-def in_subgraph(
-    graph: DGLGraph,
-    nodes: Any,
-    *,
-    relabel_nodes: bool = False,
-    store_ids: bool = True,
-    output_device: Any = None,
-) -> Any:
-    """The edges into these nodes; options: as for :func:`edge_subgraph`."""
-    edges = _edges_at("in_subgraph", graph, nodes, 1)
-    return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
+def _subgraph_at(name: str, end: int) -> Any:
+    """The function of this name: of the edges that begin (end 0) or end (1) at given nodes."""
+
+    def subgraph(
+        graph: DGLGraph,
+        nodes: Any,
+        *,
+        relabel_nodes: bool = False,
+        store_ids: bool = True,
+        output_device: Any = None,
+    ) -> Any:
+        kept = _nodes(name, graph, nodes, mask=False)
+        query = (graph.out_edges, graph.in_edges)[end]
+        edges = {
+            k: query(kept[ends[end]], "eid", graph.canonical_etypes[k]).long()
+            for k, ends in enumerate(graph._ends)
+        }
+        return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
+
+    subgraph.__name__ = subgraph.__qualname__ = name
+    way = ("out of", "into")[end]
+    subgraph.__doc__ = f"The edges {way} these nodes; options: as for :func:`edge_subgraph`."
+    return subgraph
 
 
-def out_subgraph(
-    graph: DGLGraph,
-    nodes: Any,
-    *,
-    relabel_nodes: bool = False,
-    store_ids: bool = True,
-    output_device: Any = None,
-) -> Any:
-    """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
-    edges = _edges_at("out_subgraph", graph, nodes, 0)
-    return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
-
-
-def _edges_at(where: str, graph: DGLGraph, nodes: Any, end: int) -> dict[int, Tensor]:
-    """The ids of the edges that begin (end 0) or end (1) at these nodes, by the relations' places."""
-    kept = _nodes(where, graph, nodes, mask=False)
-    query = (graph.out_edges, graph.in_edges)[end]
-    return {
-        k: query(kept[ends[end]], "eid", graph.canonical_etypes[k]).long()
-        for k, ends in enumerate(graph._ends)
-    }
+in_subgraph, out_subgraph = _subgraph_at("in_subgraph", 1), _subgraph_at("out_subgraph", 0)
 
 
 def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: Any = None) -> Any:
