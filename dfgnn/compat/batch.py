@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ..nn.dgl import DGLError
 from .base import ALL, is_all
 from .frames import Frame
 from .graph import DGLGraph
+from .ids import by_type
 
 
 def batch(graphs: Sequence[DGLGraph], ndata: Any = ALL, edata: Any = ALL) -> DGLGraph:
@@ -99,10 +100,7 @@ def _split(
 ) -> list[list[int]]:
     if given is None:
         given = {kind: default(kind) for kind in kinds}
-    elif not isinstance(given, Mapping):
-        if len(kinds) != 1:
-            raise DGLError(f"dgl.unbatch: {name}: expected a dictionary by type, {list(kinds)}")
-        given = {kinds[0]: given}
+    given = by_type("dgl.unbatch", name, kinds, given)
     if set(given) != set(kinds):
         raise DGLError(f"dgl.unbatch: {name}: expected the types {list(kinds)}, got {list(given)}")
     found = [torch.as_tensor(given[kind]).tolist() for kind in kinds]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ..graph.hetero import Relation
 from ..nn.dgl import DGLError
 from .editing import Editing
 from .frames import Data, Edges, Frame, Nodes, Scheme
-from .ids import Ends, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids
+from .ids import Ends, by_type, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids
 from .passing import Passing
 from .queries import WITHOUT_IDS, Queries
 
@@ -363,19 +363,11 @@ class DGLGraph(Queries, Passing, Editing, Casts):
 
     def set_batch_num_nodes(self, val: Any) -> None:
         """val: the graphs' numbers of nodes, or a dictionary of such by type."""
-        if not isinstance(val, Mapping) and len(self._ntypes) != 1:
-            raise DGLError(
-                f"DGLGraph.set_batch_num_nodes: val: expected a dictionary by type, {self._ntypes}"
-            )
-        self._batch_num_nodes = dict(val) if isinstance(val, Mapping) else {self._ntypes[0]: val}
+        self._batch_num_nodes = dict(by_type("DGLGraph.set_batch_num_nodes", "val", self._ntypes, val))
 
     def set_batch_num_edges(self, val: Any) -> None:
         """val: the graphs' numbers of edges, or a dictionary of such by canonical type."""
-        if not isinstance(val, Mapping) and len(self._etypes) != 1:
-            raise DGLError(
-                f"DGLGraph.set_batch_num_edges: val: expected a dictionary by type, {self.canonical_etypes}"
-            )
-        given = val if isinstance(val, Mapping) else {None: val}
+        given = by_type("DGLGraph.set_batch_num_edges", "val", self.canonical_etypes, val)
         self._batch_num_edges = {self.to_canonical_etype(etype): x for etype, x in given.items()}
 
     # ---- in Python --------------------------------------------------------------------------------------

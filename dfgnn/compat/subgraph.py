@@ -10,18 +10,13 @@ from torch import Tensor
 
 from ..nn.dgl import DGLError
 from .graph import DGLGraph
+from .ids import by_type
 
 
 def _by_type(where: str, graph: DGLGraph, given: Any, of: str) -> Mapping[Any, Any]:
-    """Ids by type; without types they belong to the only one."""
     if graph.is_block:
         raise DGLError(f"dgl.{where}: graph: expected no block")
-    kinds = graph.ntypes if of == "nodes" else graph.canonical_etypes
-    if isinstance(given, Mapping):
-        return given
-    if len(kinds) != 1:
-        raise DGLError(f"dgl.{where}: {of}: expected a dictionary by type, one of {kinds}")
-    return {kinds[0]: given}
+    return by_type(f"dgl.{where}", of, graph.ntypes if of == "nodes" else graph.canonical_etypes, given)
 
 
 def _chosen(where: str, graph: DGLGraph, of: str, x: Any, size: int) -> Tensor:

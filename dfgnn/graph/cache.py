@@ -206,6 +206,17 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     return value
 
 
+def of_segments(sizes: Tensor, num_rows: int) -> Graph:
+    """The graph that leads from each of ``num_rows`` rows to its segment, of which the first has the first
+    sizes[0] rows, and so on; cached as long as ``sizes`` lives."""
+
+    def build() -> Graph:
+        indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
+        return Graph.from_csr(indptr, torch.arange(num_rows, device=sizes.device), num_rows, validate=False)
+
+    return once((sizes,), ("segments", num_rows), build)
+
+
 def _found(parts: tuple[Tensor, ...], key: tuple) -> tuple[tuple, Any] | None:
     """(more_state, value) as cached for these tensors in their current state, or None."""
     entry = _cache.get(tuple(map(id, parts)))
