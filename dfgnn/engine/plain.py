@@ -188,48 +188,6 @@ def spmm(ends: Ends, weight: Tensor, feat: Tensor) -> Tensor:
     return _reference.spmm(ends, weight.to(acc), feat.to(acc)).to(feat.dtype)
 
 
-def blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    key_offsets: Tensor,
-    key_bias: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """(out, stats) of `block_attention_forward`, with a score for every pair of a block."""
-    acc = acc_type(query.dtype)
-    for given, count in ((offsets, query.shape[0]), (key_offsets, key.shape[0])):
-        if bool((given.diff() < 0).any()) or given[0] < 0 or given[-1] > count:
-            raise RuntimeError("dfgnn::block_attention: offsets: expected numbers that rise, up to the rows")
-    empty = query.new_empty(0, dtype=acc)
-    out = empty.new_zeros(*query.shape[:2], value.shape[2])
-    stats = empty.new_zeros(*query.shape[:2], 2)
-    stats[..., 0] = torch.inf
-    parts, places = [], []
-    rows_of, keys_of = offsets.tolist(), key_offsets.tolist()
-    for begin, end, first, last in zip(rows_of, rows_of[1:], keys_of, keys_of[1:]):
-        if begin == end or first == last:
-            continue
-        q, (k, v) = query[begin:end].to(acc), (x[first:last].to(acc) for x in (key, value))
-        scores = torch.einsum("nhd,mhd->nhm", q, k) * scale
-        if key_bias is not None:
-            scores = scores + key_bias[first:last].t()
-        top = scores.detach().amax(-1, keepdim=True)
-        seen = top > -torch.inf
-        weights = torch.where(seen, (scores - torch.where(seen, top, 0)).exp(), 0)
-        total = weights.sum(-1, keepdim=True)
-        rows = torch.einsum("nhm,mhd->nhd", weights / torch.where(seen, total, 1), v)
-        of_rows = torch.cat([torch.where(seen, top, torch.inf), torch.where(seen, total, 1).log()], -1)
-        parts.append((rows, of_rows))
-        places.append(torch.arange(begin, end))
-    if parts:
-        place = torch.cat(places)
-        out = out.index_copy(0, place, torch.cat([rows for rows, _ in parts]))
-        stats = stats.index_copy(0, place, torch.cat([of_rows for _, of_rows in parts]))
-    return out.to(query.dtype), stats
-
-
 # ---- a sink -----------------------------------------------------------------------------------------------
 
 

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, library
 
-from ..engine import plain
 from ..runtime import eager, rules
-from ..runtime import library as compiled_library
 from ..runtime import ops as _ops
 
 forward_op, backward_op = _ops.operator("block_attention_forward"), _ops.operator("block_attention_backward")
@@ -47,8 +45,6 @@ class Inputs(NamedTuple):
 def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     """(out [N, H, Dv], stats [N, H, 2]): the logarithm of the sum of a row's exponentials is the sum of its
     two numbers, of which only this sum is differentiable. A row without mass has (inf, 0)."""
-    if not compiled_library.compiled:
-        return plain.blocks(*inputs, scale)
     if eager.is_eager(inputs.query) or eager.transformed(*inputs):
         out, stats = rules.apply(_Attention(scale), *inputs)
     else:
