@@ -68,7 +68,7 @@ class _Attention(rules.Rule):
         return *tensors, *results
 
     def gradients(self, need, saved, grad_out, grad_stats):
-        return _first(need[5], saved, self.scale, grad_out, grad_stats, _by_rule)
+        return _first(need[5], saved, self.scale, grad_out, grad_stats)
 
     def vmap(self, info, dims, *inputs):
         return _folded(info, dims, inputs, lambda *x: rules.apply(self, *x))
@@ -104,29 +104,29 @@ class _Second(_Gradient):
         return ()
 
     def gradients(self, need, saved, *grads):
-        return _no_third(None, *grads)
+        raise NotImplementedError(
+            "block_attention: third derivatives are not computed; dfgnn.reference.block_attention has them"
+        )
 
 
-def _by_rule(*args: Any) -> Any:
-    *tensors, scale, need_bias = args
-    return rules.apply(_Gradient(scale, need_bias), *tensors)
+def _run(rule: rules.Rule, op: Any, *args: Any) -> Any:
+    """What the rule and the operator both compute of (tensors, scale, need_bias): eagerly by the rule."""
+    if eager.is_eager(args[2]) or eager.transformed(*args[:-2]):
+        return rules.apply(rule, *args[:-2])
+    return op(*args)
 
 
 def _first(
-    need_bias: bool,
-    saved: Any,
-    scale: float,
-    grad_out: Tensor | None,
-    grad_stats: Tensor | None,
-    backward: Any,
+    need_bias: bool, saved: Any, scale: float, grad_out: Tensor | None, grad_stats: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs. saved: the inputs, out and stats; backward: what calls the operator."""
+    """The gradients of the inputs. saved: the inputs, out and stats."""
     if grad_out is None and grad_stats is None:
         return (None,) * 6
     grad_out = torch.zeros_like(saved[6]) if grad_out is None else grad_out
     of_sum = None if grad_stats is None else grad_stats[..., 1]
     need_bias = need_bias and saved[5] is not None
-    query, key, value, bias = backward(grad_out, of_sum, *saved, scale, need_bias)
+    rule = _Gradient(scale, need_bias)
+    query, key, value, bias = _run(rule, backward_op, grad_out, of_sum, *saved, scale, need_bias)
     return query, key, value, None, None, bias if need_bias else None
 
 
@@ -147,12 +147,10 @@ def _of_first(
         features = [x.float() for x in features]
     grad, q, k, v, o, a, c, e = features
     of_bias = grads[3] if has_bias else None
-    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e, of_bias)
-    if eager.is_eager(query) or eager.transformed(*args):
-        results = rules.apply(_Second(scale, need_bias), *args)
-    else:
-        results = second_op(*args, scale, need_bias)
-    of_grad, tau, *found, of_bias = results
+    of_grad, tau, *found, of_bias = _run(
+        _Second(scale, need_bias), second_op, grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats,
+        a, c, e, of_bias, scale, need_bias,
+    )  # fmt: skip
     of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
     of_sum = None if of_sum is None else tau
     return of_grad, of_sum, *found, None, None, of_bias if need_bias else None, None, None
@@ -195,8 +193,7 @@ def _mapped(rule: Any, info: Any, dims: tuple[int | None, ...], tensors: Any) ->
 # ---- operators behind the dispatcher ---------------------------------------------------------------------
 
 
-@library.register_fake(forward_op)
-def _(query, key, value, offsets, key_offsets, key_bias, scale):
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     rows, heads, _ = query.shape
     return (
         query.new_empty(rows, heads, value.shape[2]),
@@ -204,8 +201,8 @@ def _(query, key, value, offsets, key_offsets, key_bias, scale):
     )
 
 
-def _gradients(query: Tensor, key: Tensor, value: Tensor, need_bias: bool) -> tuple[Tensor, ...]:
-    bias = (key.shape[0], key.shape[1]) if need_bias else (0,)
+def _backward_fake(grad_out: Tensor, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
+    bias = (key.shape[0], key.shape[1]) if rest[-1] else (0,)
     return (
         query.new_empty(query.shape),
         key.new_empty(key.shape),
@@ -214,47 +211,14 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, need_bias: bool) -> tu
     )
 
 
-@library.register_fake(backward_op)
-def _(
-    grad_out, grad_log_sum, query, key, value, offsets, key_offsets, key_bias, out, stats, scale, need_bias
-):
-    return _gradients(query, key, value, need_bias)
-
-
-@library.register_fake(second_op)
-def _(grad_out, grad_log_sum, query, key, value, *rest):
+def _second_fake(grad_out: Tensor, _: Any, query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tau = query.new_empty(query.shape[:2], dtype=_ops.acc_type(query.dtype))
-    return grad_out.new_empty(grad_out.shape), tau, *_gradients(query, key, value, rest[-1])
+    return grad_out.new_empty(grad_out.shape), tau, *_backward_fake(grad_out, None, query, *rest)
 
 
-def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _backward(ctx: Any, grad_out: Tensor | None, grad_stats: Tensor | None) -> tuple[Tensor | None, ...]:
-    need_bias, saved = ctx.needs_input_grad[5], ctx.saved_tensors
-    return *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward_op), None
-
-
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.scale, ctx.need_bias = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-
-
-def _second(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    need_bias, saved = ctx.needs_input_grad[7], ctx.saved_tensors
-    return *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads), None, None
-
-
-def _no_third(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    raise NotImplementedError(
-        "block_attention: third derivatives are not computed; dfgnn.reference.block_attention has them"
-    )
-
-
-library.register_autograd(forward_op, _backward, setup_context=_save_forward)
-library.register_autograd(backward_op, _second, setup_context=_save_backward)
-library.register_autograd(second_op, _no_third)
+library.register_fake(forward_op, _forward_fake)
+library.register_fake(backward_op, _backward_fake)
+library.register_fake(second_op, _second_fake)
+rules.register(forward_op, _Attention, len(Inputs._fields))
+rules.register(backward_op, _Gradient, len(Inputs._fields) + 4)
+rules.register(second_op, _Second, len(Inputs._fields) + 8)

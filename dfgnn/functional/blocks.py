@@ -165,13 +165,12 @@ def block_attention(
     return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
 
 
-def _by_reference(
-    query: Tensor, key: Tensor, value: Tensor, offsets: Tensor, key_offsets: Tensor, **options: Any
-) -> Tensor:
+def _by_reference(query: Tensor, key: Tensor, value: Tensor, *offsets: Tensor, **options: Any) -> Tensor:
     """The result without kernels, with sums in the accumulation type."""
-    block_pairs.check_offsets(offsets, key_offsets, len(query), len(key))
-    wide = (_ops.as_type(x, _ops.acc_type(query.dtype)) for x in (query, key, value))
-    out: Tensor = reference.block_attention(*wide, offsets, key_offsets, **options)
+    of_queries, of_keys = offsets
+    block_pairs.check_offsets(of_queries, of_keys, len(query), len(key))
+    wide: Any = [_ops.as_type(x, _ops.acc_type(query.dtype)) for x in (query, key, value)]
+    out: Tensor = reference.block_attention(*wide, *offsets, **options)
     return _ops.as_type(out, query.dtype)
 
 

@@ -214,7 +214,7 @@ def of_segments(sizes: Tensor, num_rows: int) -> Graph:
         indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
         return Graph.from_csr(indptr, torch.arange(num_rows, device=sizes.device), num_rows, validate=False)
 
-    return once((sizes,), ("segments", num_rows), build)
+    return once((sizes,), ("rows of segments", num_rows), build)
 
 
 def _found(parts: tuple[Tensor, ...], key: tuple) -> tuple[tuple, Any] | None:

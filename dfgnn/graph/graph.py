@@ -18,7 +18,8 @@ from ..plan.fixed import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
 from ..runtime.compiling import untraced
-from ..sparse.csr import CSR, DegreeStats
+from ..sparse.csr import CSR
+from ..sparse.degrees import DegreeStats
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side, Structure
 from . import build, derived, fixed_capacity

@@ -75,7 +75,7 @@ def _check_in_degrees(number: int) -> None:
 
 
 _check_number = python_operator(
-    "check_in_degrees", "(SymInt number) -> ()", _check_in_degrees, lambda number: None
+    "check_in_degrees", "(SymInt number) -> ()", _check_in_degrees, lambda number: None, autograd=True
 )
 torch.fx.node.has_side_effect(_check_number)
 

@@ -300,6 +300,7 @@ _matmul = python_operator(
     _matmul_of_types,
     lambda x, weight, types: x.new_empty(x.shape[0], weight.shape[2]),
     torch.Tag.cudagraph_unsafe,  # for a new tensor of types it waits for the GPU
+    autograd=True,
 )
 _outer = python_operator(
     "typed_outer",
@@ -307,6 +308,7 @@ _outer = python_operator(
     _outer_of_types,
     lambda x, y, types, num_types: x.new_empty(num_types, x.shape[1], y.shape[1]),
     torch.Tag.cudagraph_unsafe,
+    autograd=True,
 )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..runtime.compiling import not_compiled, untraced
 from . import csr as _csr
 from .csr import CSR
+from .degrees import DegreeStats, degree_stats
 from .structure import Side, Structure
 
 __all__ = ["FixedStructure"]
@@ -210,7 +211,7 @@ class FixedStructure(Structure):
             degrees = degrees[: int(self.counts[1])]
         return bool((degrees == 0).any())
 
-    def degree_stats(self, reverse: bool) -> _csr.DegreeStats:
+    def degree_stats(self, reverse: bool) -> DegreeStats:
         """Statistics of all rows, in use or not. Waits for the device."""
         degrees = self.degrees(reverse)
-        return _csr.degree_stats(degrees, int(degrees.sum()))
+        return degree_stats(degrees, int(degrees.sum()))

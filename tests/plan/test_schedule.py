@@ -12,8 +12,8 @@ from dfgnn.plan import Shape, choose, cost, items, on_gpu
 from dfgnn.plan.device import Device
 from dfgnn.plan.direction import Direction
 from dfgnn.runtime.arguments import ops
-from dfgnn.sparse import csr as _csr
-from dfgnn.sparse.csr import CSR, DegreeStats
+from dfgnn.sparse.csr import CSR
+from dfgnn.sparse.degrees import Degrees, DegreeStats, degrees_of
 
 FLOAT, BF16 = torch.float32, torch.bfloat16
 
@@ -177,7 +177,7 @@ def test_the_short_way_chooses_what_the_long_one_does(seed):
         for bound in (2**k for k in range(5, 11)):
             found = direction.items(bound, False, 1)
             cuts[bound] = len(found.items) - num_rows, len(found.splits)
-        side.know(_csr.Degrees(direction.stats, cuts))
+        side.know(Degrees(direction.stats, cuts))
         for shape in shapes:
             plan = choose.plan(direction, shape)
             name, bound, by_length, cut = on_gpu.chosen(direction, shape, False)
@@ -227,7 +227,8 @@ def test_kernels_plan_what_tensors_do(name, parts):
         made = {"skewed": skewed, "long_degrees": long_degrees, "many_rows": many_rows}
         csr, num_cols = made[name](), 4000
     on_gpu = CSR(csr.indptr.cuda(), csr.indices.cuda(), None)
-    assert _csr.degrees_of(on_gpu)[0] == _csr.degrees_of(csr)[0]
+    num_edges = len(csr.indices)
+    assert degrees_of(on_gpu.indptr, num_edges)[0] == degrees_of(csr.indptr, num_edges)[0]
     for indices in (csr.indices, csr.indices.flip(0)):
         falls = ops.falls(on_gpu.indptr, indices.contiguous().cuda())
         assert falls.item() == items.falls_in_tensors(csr.indptr, indices)
