@@ -81,6 +81,14 @@ class DGLGraph(Queries, Passing, Editing, Casts):
         made._init(*parts, **options)
         return made
 
+    def _with(self, graphs: Sequence[Graph], *frames: Any, **changed: Any) -> Any:
+        """A graph of these edges and features, with this one's types, sizes and relations, but for ``changed``
+        ones."""
+        parts = {"sizes": self._sizes, "ends": self._ends, **changed}
+        return DGLGraph._of(
+            self._ntypes, parts["sizes"], self._etypes, parts["ends"], graphs, self._idtype, *frames
+        )
+
     def _init(
         self, ntypes: Sequence[str], sizes: Sequence[int], etypes: Sequence[str],
         ends: Sequence[tuple[int, int]], graphs: Sequence[Graph], idtype: Any = torch.int64,

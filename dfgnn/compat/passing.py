@@ -136,7 +136,7 @@ class Passing:
         place = self.get_ntype_id(ntype)
         frame, kind = self._node_frames[place], self._ntypes[place]
         if is_all(v):
-            frame.update(func(NodeBatch(self.nodes(kind), kind, frame)))
+            self._apply_at(place, func)
         else:
             v = self._ids(v, frame.rows, "apply_nodes", "v")
             frame.put(v, func(NodeBatch(v, kind, frame.part(v))))

@@ -48,9 +48,7 @@ def _part(
     """The graph of these nodes (None: of all, which keep their ids) and edges."""
     parts = graph._selected(nodes or {}, edges, store_ids and nodes is not None, store_ids)
     sizes, graphs, node_frames, edge_frames = parts
-    made = DGLGraph._of(
-        graph._ntypes, sizes, graph._etypes, graph._ends, graphs, graph.idtype, node_frames, edge_frames
-    )
+    made = graph._with(graphs, node_frames, edge_frames, sizes=sizes)
     return made if device is None else made.to(device)
 
 

@@ -447,12 +447,10 @@ def find(
         return graph if given is None else _typed(graph, given, num_src)
     if number <= _AS_SOURCES:
         return _by_edges(kept(given), _AS_SOURCES - number, num_dst)
-    assert given is not None
-    given = kept(given)
-    assert given is not None
-    if is_made(given, number):
-        return in_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)
-    graph, _ = graph_of(given, num_src, num_dst, self_loops)
+    edges: Any = kept(given)
+    if is_made(edges, number):
+        return in_cuda_graphs.graph_of(edges, num_src, num_dst, num_edges)
+    graph, _ = graph_of(edges, num_src, num_dst, self_loops)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph

@@ -31,6 +31,7 @@ docs/internals/second_derivatives.md derives the formulas. One operator computes
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -239,21 +240,19 @@ def sink_gradients(
     sink: Tensor,
     tensors: Tensors,
     grads: tuple[Tensor, Tensor | None],
-    out: Tensor,
-    stats: Tensor,
-    attention: Tensor | None,
+    made: tuple[Tensor, Tensor, Tensor | None],
     found: tuple,
     at_edges: Callable[[Tensor], Tensor],
 ) -> tuple[tuple, Tensor]:
-    """The backward operator's results with a sink, and the gradient of the sink. found: the operator's
-    results. at_edges: gathers rows of destinations for each edge.
+    """The backward operator's results with a sink, and the gradient of the sink. made: out, stats and
+    attention of forward.  found: the operator's results.  at_edges: gathers rows of destinations for edges.
 
     The operator computes the gradient of additive attention's alpha_dst from the edges with z > 0 (z: the
     score before the LeakyReLU) alone, because the gradients ds_ij of a row's scores add up to 0. With a sink
     they add up to beta delta, which is added here, times the slope. Where there is a gradient of the
     attention or an edge gate, the operator adds up all ds_ij itself, and nothing is missing.
     """
-    grad_out, grad_attention = grads
+    (grad_out, grad_attention), (out, stats, attention) = grads, made
     top, log_sum = stats.unbind(-1)
     share = torch.exp(sink - top - log_sum)
     of_row = share * (grad_out.to(share.dtype) * out).sum(-1)
@@ -271,7 +270,7 @@ def eager_sink_gradients(call: Any, sink: Tensor, tensors: Tensors, grads, out, 
     graph = call.graph
     stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
     return sink_gradients(
-        call.score, call.numbers, sink, tensors, grads, out, stats, attention, found,
+        call.score, call.numbers, sink, tensors, grads, (out, stats, attention), found,
         lambda x: x.index_select(0, _destinations(graph)),
     )  # fmt: skip
 
@@ -355,12 +354,15 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
     return found
 
 
+@dataclass(slots=True, eq=False)
 class _Call(rules.Rule):
     """The operator of (stats, the primals, the grads of `backward_of_backward`). Third derivatives and
     torch.func.vmap go through plain operations."""
 
-    def __init__(self, graph: Any, score: int, numbers: Numbers, wanted: Collection[str]):
-        self.graph, self.score, self.numbers, self.wanted = graph, score, numbers, wanted
+    graph: Any
+    score: int
+    numbers: Numbers
+    wanted: Collection[str]
 
     def forward(self, stats, *tensors):
         primals, grads = _named(tensors)

@@ -6,6 +6,7 @@ Compilers, torch.func and export call the operators through torch's dispatcher, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -55,11 +56,9 @@ def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
 # ---- formulas --------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class _Attention(rules.Rule):
-    __slots__ = ("scale",)
-
-    def __init__(self, scale: float):
-        self.scale = scale
+    scale: float
 
     def forward(self, *inputs):
         return _ops.call(forward_op, *inputs, self.scale)
@@ -74,13 +73,12 @@ class _Attention(rules.Rule):
         return _folded(info, dims, inputs, lambda *x: rules.apply(self, *x))
 
 
+@dataclass(slots=True, eq=False)
 class _Gradient(rules.Rule):
     """The backward operator, of (grad_out, grad_log_sum, the inputs, out, stats)."""
 
-    __slots__ = "need_bias", "scale"
-
-    def __init__(self, scale: float, need_bias: bool):
-        self.scale, self.need_bias = scale, need_bias
+    scale: float
+    need_bias: bool
 
     def forward(self, *tensors):
         return _ops.call(backward_op, *tensors, self.scale, self.need_bias)

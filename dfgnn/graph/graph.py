@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..plan import Plan, Planner, Shape
-from ..plan.fixed import FixedPlanner
+from ..plan.planner import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
 from ..runtime.compiling import untraced

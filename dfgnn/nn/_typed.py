@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -204,13 +205,12 @@ def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int)
     return torch.cat(parts).index_select(0, place)
 
 
+@dataclass(slots=True, eq=False)
 class _TypedMatmul(Rule):
     """Computes `typed_matmul` of x and weight."""
 
-    __slots__ = "groups", "num_rows"
-
-    def __init__(self, groups: list[Group], num_rows: int):
-        self.groups, self.num_rows = groups, num_rows
+    groups: list[Group]
+    num_rows: int
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         out = x.new_empty(self.num_rows, weight.shape[1], weight.shape[3])

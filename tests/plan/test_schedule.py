@@ -8,7 +8,7 @@ from graph_checks import canonical
 from graphs import GRAPHS
 
 from dfgnn import Graph, functional
-from dfgnn.plan import Shape, choose, cost, items, on_gpu
+from dfgnn.plan import Shape, choose, cost, handles, items
 from dfgnn.plan.device import Device
 from dfgnn.plan.direction import Direction
 from dfgnn.runtime.arguments import ops
@@ -171,7 +171,7 @@ def test_the_short_way_chooses_what_the_long_one_does(seed):
             for heads, dim in ((1, 8), (4, 16), (8, 8), (3, 128))
             for dtype, layer in ((FLOAT, "gat"), (FLOAT, "dot"), (FLOAT, "gatv2"), (BF16, "gatv2"))
         ]
-        assert on_gpu.chosen(direction, shapes[0], False) is None  # the degrees have not been read yet
+        assert handles.chosen(direction, shapes[0], False) is None  # the degrees have not been read yet
         side = structure.src if reverse else structure.dst
         cuts = {}
         for bound in (2**k for k in range(5, 11)):
@@ -180,14 +180,14 @@ def test_the_short_way_chooses_what_the_long_one_does(seed):
         side.know(Degrees(direction.stats, cuts))
         for shape in shapes:
             plan = choose.plan(direction, shape)
-            name, bound, by_length, cut = on_gpu.chosen(direction, shape, False)
+            name, bound, by_length, cut = handles.chosen(direction, shape, False)
             assert (name, bound, sum(cut)) == (plan.schedule, plan.max_edges, plan.num_slots)
             length = plan.items[:, 2] - plan.items[:, 1]
             assert by_length or name == "natural" or plan.stats.cv < cost.ALIKE
             assert not by_length or (length[1:] <= length[:-1]).all()
             assert plan.heads_per_tile == 0 and plan.source_parts == 1
-    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # tiles are a candidate
-    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), True) is not None
+    assert handles.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # tiles are a candidate
+    assert handles.chosen(direction, Shape(4, 32, BF16, "dot"), True) is not None
 
 
 def long_degrees(device="cpu") -> CSR:
