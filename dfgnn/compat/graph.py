@@ -82,7 +82,7 @@ class DGLGraph(Queries, Passing, Editing, Casts):
         return made
 
     def _with(self, graphs: Sequence[Graph], *frames: Any, **changed: Any) -> Any:
-        """A graph of these edges and features, with this one's types, sizes and relations, but for ``changed``
+        """A graph of these edges and features, with its types, sizes and relations, but for ``changed``
         ones."""
         parts = {"sizes": self._sizes, "ends": self._ends, **changed}
         return DGLGraph._of(

@@ -18,9 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["DeadRankError", "dead_rank", "named", "watch"]
-
-
 # ---- processes that end ----------------------------------------------------------------------------------
 
 _KEY = "dfgnn/ended"  # in the store: how many processes have ended; below it, each one's message

@@ -37,8 +37,6 @@ from ._watch import named
 from .partition import load
 from .parts import Nodes, Part, Partition
 
-__all__ = ["DistributedGraph"]
-
 _WIRES = (None, torch.float16, torch.bfloat16)
 _ALMOST_ALL = 0.9  # a process that needs more than this share of another's rows gets them all
 _MASK_EDGES = 2**20  # a dropout mask is made for at most this number of edges at a time

@@ -23,11 +23,9 @@ from ..graph.fixed_capacity import of_buffer
 from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import is_exporting
 from ..runtime.cuda_graphs import in_captured_step
 from ..runtime.rules import ByRule, Rule
-
-__all__ = ["EdgeList", "is_traced"]
+from ..runtime.torch_internals import is_exporting
 
 
 def is_traced(edge_index: Any) -> bool:

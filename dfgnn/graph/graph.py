@@ -27,8 +27,6 @@ from .constructors import Constructors
 from .part import GraphPart
 from .reorder import Reordering, reorder
 
-__all__ = ["CSR", "DegreeStats", "Graph"]
-
 # Unique number -> a weak reference to the graph; compiled code refers to graphs by these numbers. It is no
 # WeakValueDictionary, which would call several Python functions per graph.
 OF_NUMBER: dict[int, weakref.ref[Graph]] = {}

@@ -27,8 +27,6 @@ from ..sparse.structure import Side
 from . import Graph, build
 from .fixed_capacity import OF_BUFFER
 
-__all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake", "tell_of_cuts"]
-
 # Maximum number of edges of a graph that is sorted at every replay. The attention of a larger one runs
 # outside of CUDA graphs, with the cached graph and plans that suit its degrees: its launches cost little.
 # Measured on an H200, two layers of GAT, in and outside: 492,000 edges 1.48 and 2.85 ms, 2 million 3.4 and

@@ -22,8 +22,6 @@ from ..runtime.compiling import not_compiled, untraced
 from ..sparse import csr as _csr
 from .build import of_edges
 
-__all__ = ["METHODS", "Permutation", "Reordering"]
-
 _WHERE = "Graph.reorder"
 # This type stands for `Graph`, which imports this module and so cannot be imported here.
 G = TypeVar("G")

@@ -15,8 +15,8 @@ from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import is_exporting
 from ..runtime.ops import python_operator
+from ..runtime.torch_internals import is_exporting
 from ._errors import DGLError, wrong_argument, wrong_features
 
 

@@ -13,18 +13,6 @@ from ..runtime import torch_internals as internals
 from ..runtime.eager import in_autocast
 from ._upstream import is_from
 
-__all__ = [
-    "LINEAR",
-    "all_hooked",
-    "folded_terms",
-    "folds",
-    "is_lazy",
-    "is_plain",
-    "is_untouched",
-    "plain_linear",
-    "score_terms",
-]
-
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
 all_hooked = internals.has_any_global_hook
 

@@ -16,9 +16,10 @@ from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager
 from ..runtime import rules, transforms
-from ..runtime.compiling import is_exporting, not_compiled
+from ..runtime.compiling import not_compiled
 from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
+from ..runtime.torch_internals import is_exporting
 from ._terms import under_autocast
 
 Rows = slice | Tensor  # a set of rows: a range, or their indices without repetition

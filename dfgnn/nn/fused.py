@@ -45,8 +45,6 @@ from .whole import gated
 from .whole.spec import LayerSpec, spelled
 from .whole.traced import folds, traced_layer
 
-__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of", "refuse_parameters"]
-
 # Reasons why a layer is not computed by one operator, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"
 _PROJECTION = (

@@ -16,19 +16,6 @@ import torch
 from torch import Tensor
 
 from . import torch_internals as internals
-from .torch_internals import is_exporting
-
-__all__ = [
-    "has_numbers",
-    "in_a_mode",
-    "is_exporting",
-    "is_plain",
-    "not_compiled",
-    "sums_of_rows",
-    "untraced",
-    "without_gradient",
-]
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 

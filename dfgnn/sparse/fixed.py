@@ -18,8 +18,6 @@ from .csr import CSR
 from .degrees import DegreeStats, degree_stats
 from .structure import Side, Structure
 
-__all__ = ["FixedStructure"]
-
 
 class FixedStructure(Structure):
     """A `Structure` whose edges may be replaced by others, up to its capacity.

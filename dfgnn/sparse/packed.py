@@ -11,8 +11,6 @@ from ..runtime.compiling import not_compiled, untraced
 from ..runtime.ops import coo_to_csr
 from ..runtime.torch_internals import without_frame
 
-__all__ = ["CPU_BOUND", "PackedGraph"]
-
 # Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
 CPU_BOUND = 4096
 # The tensor (`PackedGraph._tensor`) begins with the struct Header of csrc/torch/cpu_structure.cpp, in int64:

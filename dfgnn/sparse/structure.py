@@ -15,8 +15,6 @@ from .csr import CSR
 from .degrees import Degrees, DegreeStats
 from .packed import PackedGraph
 
-__all__ = ["Side", "Structure"]
-
 _CPU = torch.device("cpu")
 
 

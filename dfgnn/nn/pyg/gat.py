@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ... import functional
 from ...runtime.attention_options import EdgeTerm
-from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
+from ...runtime.torch_internals import is_exporting
 from .._errors import check_fits, projected
 from .._terms import folded_terms, is_plain, score_terms
 from ..fused import is_first_rows, refuse_parameters

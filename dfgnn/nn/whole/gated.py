@@ -24,8 +24,6 @@ from ...runtime.arguments import LayerTensors
 from ...runtime.eager import needs_backward
 from .spec import LayerSpec, spelled
 
-__all__ = ["gated_layer", "why_not"]
-
 _linear = internals.linear
 _sigmoid_backward = _ops.aten.sigmoid_backward.default
 _WEIGHTS = tuple(LayerTensors._fields.index(f"{name}_weight") for name in ("query", "key", "value", "skip"))

@@ -17,12 +17,10 @@ from ...engine.argument_checks import DTYPES
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors
-from ...runtime.compiling import is_exporting
 from ...runtime.eager import needs_backward
+from ...runtime.torch_internals import is_exporting
 from .._terms import is_lazy, plain_linear
 from .spec import LayerSpec, spelled
-
-__all__ = ["MOST_UNFOLDED", "Rows", "folds", "traced_layer"]
 
 #: Device type -> the largest number of elements of projected edge attributes with which they are computed,
 #: although the projection could be folded into the attention (see `engine.edge_projection`): folding takes

@@ -20,8 +20,6 @@ from ...runtime.eager import in_autocast, needs_backward
 from ..fused import can_fuse
 from .traced import Rows
 
-__all__ = ["TypedSpec", "typed_attention", "typed_layer"]
-
 _hardtanh_backward = _ops.aten.hardtanh_backward.default
 
 
