@@ -239,7 +239,8 @@ def test_refused(device, how, change):
         other.grad = None
         counts.append((trained(model, 7, calls, way), other.grad, random.random()))
     same(counts[0][0], counts[1][0])
-    assert counts[0][1:] == counts[1][1:]
+    torch.testing.assert_close(counts[0][1], counts[1][1])  # sums of a GPU differ in the last bits
+    assert counts[0][2] == counts[1][2]
     if REFUSED[change] is not None or device == "cuda":
         assert not replayed(how), str(how.rows())
         assert (REFUSED[change] or "") in how.rows()[0]["reason"]
