@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map
 
-from ..runtime import torch_internals as internals
 from ..runtime import cuda_graphs
+from ..runtime import torch_internals as internals
 from ..runtime.cuda_graphs import Recorder, captured_step
 from . import samples
 from .constants import LEARNING_RUNS, Constants

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,12 @@ from .sample import tensors_of
 
 #: What is the same object, or an equal one, in each call: neither a tensor nor something that holds them.
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice)
+
+
+class _Given(NamedTuple):
+    """A result that is an argument: which one."""
+
+    place: int
 
 
 def _tensors(out: list[Any]) -> list[Tensor]:
@@ -86,6 +92,9 @@ class CallGraphs:
         with buffers_stay(module):
             out, self._out_tree = tree_flatten(self._call(module, *args, **kwargs))
         out += [own[name] for own, name in self._assigned]
+        places = {id(x): k for k, x in enumerate(self._static) if isinstance(x, Tensor)}
+        # A result that is an argument is that of each call.
+        out = [_Given(places[id(x)]) if id(x) in places else x for x in out]
         self._live = _trained(out)
         return out
 
@@ -138,7 +147,7 @@ class CallGraphs:
     def _check(self, out: list[Any]) -> None:
         """Raises RuntimeError for what two CUDA graphs cannot give back."""
         for x in out:
-            if not isinstance(x, Tensor) and type(x) not in PLAIN:
+            if not isinstance(x, (Tensor, _Given)) and type(x) not in PLAIN:
                 raise RuntimeError(f"it returns a {type(x).__name__}")
         if any(self._static[k]._version for k in self._places):
             raise RuntimeError("it modifies its arguments")
@@ -172,7 +181,7 @@ class CallGraphs:
         tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
         trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
         trained[0].grad_fn.parts = [weakref.ref(x) for x, part in zip(trained, self._is_part) if part]
-        out = list(self._out_leaves)
+        out = [leaves[x.place] if type(x) is _Given else x for x in self._out_leaves]
         for k, place in self._places_of_tensors:
             out[k] = tensors[place]
         count = self._out_tree.num_leaves
@@ -196,9 +205,8 @@ class CallGraphs:
 
     def results(self, call: Callable[[], Any]) -> tuple[list[Tensor], list[Tensor]]:
         """What a call returns, and its gradients."""
-        outputs = tensors_of(call())
-        trained = [x for x in outputs if x.requires_grad]
-        leaves = tree_leaves(self._arguments)
+        leaves, outputs = tree_leaves(self._arguments), tensors_of(call())
+        trained = [x for x in outputs if x.requires_grad and not any(x is y for y in leaves)]
         inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
         grads = torch.autograd.grad(trained, inputs, [x.detach() for x in trained], allow_unused=True)
         return [x.detach() for x in outputs], [x for x in grads if x is not None]
