@@ -44,8 +44,8 @@ from ..runtime import eager as _eager
 from ..runtime import ops as _ops
 from ..runtime import rules
 from ..runtime.arguments import Numbers
-from ..runtime.compiling import sums_of_rows
 from ..runtime.rules import Rule, rows_at
+from ..runtime.tracing import sums_of_rows
 from . import compiler_graph as _edges
 from . import operators, paths
 from . import plain as _plain

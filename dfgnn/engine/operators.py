@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import torch_internals as internals
-from ..runtime import transforms
+from ..runtime import tracing
 from ..runtime.arguments import (
     PLAN_LAYERS,
     SCORES,
@@ -137,7 +137,7 @@ class DispatchedCall:
         backward = self.graph_args.rev_indices is not None
         edges = self.return_attention or any(x is not None for x in edge)
         edges = edges or needs_rows(self.score, self.numbers.negative_slope)
-        with transforms.untransformed():
+        with tracing.untransformed():
             args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
         return DispatchedCall(
             self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive

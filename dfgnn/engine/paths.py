@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..graph import Graph, GraphPart
-from ..runtime import eager, transforms
+from ..runtime import eager, tracing
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     PLAN_LAYERS,
@@ -210,7 +210,7 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
     # Under torch.func one cannot see which tensors are differentiated, so that backward may be needed.
     backward = torch.is_grad_enabled() if transformed else eager.needs_backward(tensors)
     positive = _saves_positive(inputs, backward, transformed)
-    with transforms.untransformed():
+    with tracing.untransformed():
         edges = return_attention or any(x is not None for x in tensors[4:-1])
         edges = edges or needs_rows(score, numbers.negative_slope)
         args = graph_args(graph, score, tensors.value, edges, backward, schedule)

@@ -40,7 +40,7 @@ from torch import Tensor
 from .. import reference
 from ..graph import Graph
 from ..runtime import ops as _ops
-from ..runtime import rules, transforms
+from ..runtime import rules, tracing
 from ..runtime.arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
@@ -95,7 +95,7 @@ def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
         raise NotImplementedError(
             "a graph of fixed capacity has first derivatives only, and no reference functions"
         )
-    with transforms.untransformed():
+    with tracing.untransformed():
         edge_index = graph.edge_index
         return Ends(edge_index.flip(0), graph.num_src) if reverse else Ends(edge_index, graph.num_dst)
 
@@ -392,7 +392,7 @@ class _Call(rules.Rule):
 
     def run(self, primals: dict[str, Any], grads: dict[str, Tensor | None], stats: Tensor) -> Gradients:
         given = _cotangents(primals, grads)
-        with torch.no_grad(), transforms.untransformed():
+        with torch.no_grad(), tracing.untransformed():
             found = self._by_operator(primals, given, stats)
             return {name: _like(primals[name], x) for name, x in found.items()}
 

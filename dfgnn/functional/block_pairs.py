@@ -12,9 +12,8 @@ from ..engine.compiler_graph import EdgeList, is_traced
 from ..graph import Graph
 from ..graph import cache as _kept
 from ..runtime import ops as _ops
-from ..runtime.compiling import without_gradient
 from ..runtime.rules import rows_at
-from ..runtime.transforms import any_batched
+from ..runtime.tracing import any_batched, without_gradient
 from .dot import dot
 from .gat import gat
 from .pieces import sddmm

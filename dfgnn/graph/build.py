@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.compiling import not_compiled, untraced, without_gradient
+from ..runtime.tracing import not_compiled, untraced, without_gradient
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR, EDGE_INDEX, UserEdges
 from ..sparse.fixed import FixedStructure

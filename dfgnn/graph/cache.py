@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..runtime import torch_internals as internals
-from ..runtime import transforms
-from ..runtime.compiling import has_numbers, in_a_mode, not_compiled, untraced, without_gradient
+from ..runtime import tracing
 from ..runtime.library import long_checksum, short_checksum
+from ..runtime.tracing import has_numbers, in_a_mode, not_compiled, untraced, without_gradient
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 from ..sparse.packed import PackedGraph
@@ -376,7 +376,7 @@ def _build(
         return of_edges(Graph, edges), edges.edge_map
 
 
-@transforms.untransformed()
+@tracing.untransformed()
 def _build_of_sparse(
     matrix: Any, num_src: int, num_dst: int, self_loops: bool, where: str
 ) -> tuple[Graph, Tensor | None]:

@@ -17,7 +17,7 @@ from ..plan import Plan, Planner, Shape
 from ..plan.planner import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
-from ..runtime.compiling import untraced
+from ..runtime.tracing import untraced
 from ..sparse.csr import CSR
 from ..sparse.degrees import DegreeStats
 from ..sparse.fixed import FixedStructure

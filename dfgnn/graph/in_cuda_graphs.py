@@ -20,7 +20,7 @@ from torch import Tensor
 from ..plan import items
 from ..plan.plans import Items
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import is_plain
+from ..runtime.tracing import is_plain
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR
 from ..sparse.structure import Side

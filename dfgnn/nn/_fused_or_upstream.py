@@ -20,9 +20,9 @@ from ..engine import paths
 from ..graph import Graph
 from ..graph.of_dgl import is_dgl
 from ..runtime import torch_internals as internals
-from ..runtime.transforms import any_batched
+from ..runtime.tracing import any_batched
 from ._errors import CALL_ERRORS, blame_parameters, check_sizes
-from ._terms import all_hooked, is_untouched
+from ._linear import all_hooked, is_untouched
 from ._upstream import Called, upstream
 from .fused import made_by
 from .prepared import again, prepare

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..graph import Graph
 from ..sparse.fixed import FixedStructure
 from ._errors import blaming, check_constructor, wrong_argument
-from ._terms import is_plain
+from ._linear import is_plain
 from .whole.typed import TypedSpec, typed_attention, typed_layer
 
 _WHERE = "ExphormerAttention"

@@ -40,7 +40,7 @@ from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
 from ..runtime.rules import recorded_gradients
 from ._errors import check_parameters, check_sizes
-from ._terms import all_hooked, plain_linear
+from ._linear import all_hooked, plain_linear
 from .whole import gated
 from .whole.spec import LayerSpec, spelled
 from .whole.traced import folds, traced_layer

@@ -12,7 +12,7 @@ import torch
 
 from ..runtime import ops as _ops
 from ..runtime.arguments import GraphArgs, GraphHandle
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Structure
 from . import choose, cost, handles

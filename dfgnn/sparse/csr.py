@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import ops as _ops
-from ..runtime.compiling import not_compiled, untraced, without_gradient
+from ..runtime.tracing import not_compiled, untraced, without_gradient
 from .degrees import Degrees, degrees_from
 from .packed import PackedGraph
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from . import csr as _csr
 from .csr import CSR
 from .degrees import DegreeStats, degree_stats

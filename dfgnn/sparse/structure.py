@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.arguments import GraphHandle
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from . import csr as _csr
 from . import degrees as _degrees
 from .csr import CSR

@@ -13,10 +13,10 @@ from ...engine import plain as _plain
 from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
 from ...runtime import eager as _eager
+from .._base import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._errors import projected
 from .._graph import names_of_ends, rows_in_use, split_ends
-from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
-from .._terms import is_plain
+from .._linear import is_plain
 
 
 class EGATConv(GraphLayer):

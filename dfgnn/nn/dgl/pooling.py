@@ -11,8 +11,8 @@ from ... import functional
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph.cache import of_segments
+from .._base import FusedLayer
 from .._errors import wrong_argument
-from .._layer import FusedLayer
 
 
 class GlobalAttentionPooling(FusedLayer):

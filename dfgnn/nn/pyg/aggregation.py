@@ -14,9 +14,8 @@ from torch_geometric.utils import softmax
 from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
-from ...runtime.compiling import without_gradient
 from ...runtime.torch_internals import FakeTensor
-from ...runtime.transforms import any_batched
+from ...runtime.tracing import any_batched, without_gradient
 from .._fused_or_upstream import warn, why_changed
 from .._upstream import Called
 from ._base import LIBRARY

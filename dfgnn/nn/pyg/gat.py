@@ -13,7 +13,7 @@ from ...runtime.attention_options import EdgeTerm
 from ...runtime.eager import in_autocast, without_autocast
 from ...runtime.torch_internals import is_exporting
 from .._errors import check_fits, projected
-from .._terms import folded_terms, is_plain, score_terms
+from .._linear import folded_terms, is_plain, score_terms
 from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._base import FusedConv

@@ -13,7 +13,7 @@ from ... import functional
 from ...engine.edge_maps import rows_of_sources
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, check_takes
-from .._terms import is_plain
+from .._linear import is_plain
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import check_rows, graph_of

@@ -13,7 +13,7 @@ from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
-from .._terms import is_plain
+from .._linear import is_plain
 from ..fused import refuse_parameters
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds

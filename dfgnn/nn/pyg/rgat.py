@@ -11,9 +11,9 @@ from ... import functional
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm
-from ...runtime.transforms import any_batched
+from ...runtime.tracing import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
-from .._terms import is_plain
+from .._linear import is_plain
 from .._typed import Pairs
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import attention_result, given_attributes

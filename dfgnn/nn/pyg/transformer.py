@@ -14,7 +14,7 @@ from ...graph import Graph, GraphPart
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import in_autocast
 from .._errors import check_fits, projected, wrong_argument
-from .._terms import is_plain
+from .._linear import is_plain
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
 from ._base import FusedConv

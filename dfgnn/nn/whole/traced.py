@@ -19,7 +19,7 @@ from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors
 from ...runtime.eager import needs_backward
 from ...runtime.torch_internals import is_exporting
-from .._terms import is_lazy, plain_linear
+from .._linear import is_lazy, plain_linear
 from .spec import LayerSpec, spelled
 
 #: Device type -> the largest number of elements of projected edge attributes with which they are computed,

@@ -1,4 +1,5 @@
-"""Folding: score terms <W x, a> of additive attention as <W^T a, x>, and which linear layers allow it."""
+"""Which linear modules are plain products, and folding: score terms <W x, a> of additive attention as
+<W^T a, x>."""
 
 from __future__ import annotations
 
