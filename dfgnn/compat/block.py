@@ -176,5 +176,5 @@ def renumbered(
         edge_frames.append(part)
     return DGLBlock._of(
         [*g._ntypes, *g._ntypes], sizes, g._etypes, [(begin, count + end) for begin, end in g._ends], graphs,
-        g.idtype, frames, edge_frames, count,
+        g.idtype, (frames, edge_frames), count,
     )  # fmt: skip

@@ -135,7 +135,7 @@ def metapath_reachable_graph(g: DGLGraph, metapath: Sequence[Any]) -> DGLGraph:
     return DGLGraph._of(
         [g._ntypes[k] for k in order], [g._sizes[k] for k in order], ["_E"],
         [(order.index(kinds[0]), order.index(kinds[1]))], [graph], g.idtype,
-        [g._node_frames[k].copy() for k in order],
+        ([g._node_frames[k].copy() for k in order], None),
     )  # fmt: skip
 
 

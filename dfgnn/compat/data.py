@@ -140,13 +140,6 @@ def _of_file(saved: Mapping[str, Any]) -> DGLGraph:
     edge_frames = [Frame(g.num_edges, x) for g, x in zip(graphs, saved["features"])]
     kind = DGLBlock if saved["block"] else DGLGraph
     return kind._of(
-        saved["ntypes"],
-        sizes,
-        saved["etypes"],
-        ends,
-        graphs,
-        saved["idtype"],
-        frames,
-        edge_frames,
+        saved["ntypes"], sizes, saved["etypes"], ends, graphs, saved["idtype"], (frames, edge_frames),
         saved["sides"],
-    )
+    )  # fmt: skip

@@ -149,13 +149,7 @@ def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: An
     """The graph of these relations and the types at their ends; it shares the features."""
     chosen = [graph.get_etype_id(etype) for etype in etypes]
     kinds = sorted({kind for k in chosen for kind in graph._ends[k]})
-    made = DGLGraph._of(
-        [graph._ntypes[k] for k in kinds], [graph._sizes[k] for k in kinds],
-        [graph._etypes[k] for k in chosen],
-        [tuple(kinds.index(kind) for kind in graph._ends[k]) for k in chosen],
-        [graph._graphs[k] for k in chosen],
-        graph.idtype, [graph._node_frames[k] for k in kinds], [graph._edge_frames[k] for k in chosen],
-    )  # fmt: skip
+    made = graph._only(kinds, chosen, DGLGraph)
     return made if output_device is None else made.to(output_device)
 
 
