@@ -48,7 +48,7 @@ class Path(NamedTuple):
     run: Callable[[AttentionInputs], Results]  # carries out a call that it takes
 
 
-class Recorder:
+class PathRecorder:
     """A record of attention calls, made while it is the module's `recorder`."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def describe(score: str, value: Tensor) -> str:
 
 
 #: Where calls are recorded while :func:`dfgnn.explain` runs one; None, which costs nothing, at other times.
-recorder: Recorder | None = None
+recorder: PathRecorder | None = None
 
 
 def declined(path: str, reason: str) -> Any:
