@@ -244,8 +244,8 @@ class Forms:
     # ---- segments that offsets give ----------------------------------------------------------------------
 
     def without_offsets(self, graph: Graph) -> bool:
-        """Turns what gathers from and sums into segments that offsets give (``repeat_interleave`` of their
-        differences, ``segment_reduce``) into gathers and sums by an index. Says whether there is any."""
+        """Where offsets give segments, gathers (``repeat_interleave`` of their differences) and sums
+        (``segment_reduce``) become those by an index. Says whether there are any."""
         made: dict[Hashable, Node] = {}
         for node in list(graph.nodes):
             called, given = name(node), arguments(node)

@@ -383,9 +383,10 @@ class _Linear(_Rule):
 
 
 class _Sums(_Rule):
-    """Computes, with s_e = weight_e sigma_e [H, D]: the sums of s_e over the edges of each source and of each
-    destination, [N, H, D]; W^T s_e of each edge [E, d], or None without W; and sum_e s_e x_e^T [H D, d], or
-    None without x."""
+    """Computes sums of s_e = weight_e sigma_e [H, D], where sigma_e is the LeakyReLU's slope at each of the
+    edge's products, 1 or ``slope`` as ``positive`` says: over the edges of each source and of each
+    destination, [N, H, D]; W^T s_e of each edge [E, d], or None without W = ``proj``; and sum_e s_e x_e^T
+    [H D, d], or None without the edges' attributes x = ``attr``."""
 
     __slots__ = ()
 

@@ -69,7 +69,7 @@ def graph_of(
 
     A second call with the same tensor gives the same graph, without waiting for the device; the first one
     waits, to check the indices. See :func:`once` for when it is made anew. Models call this once per layer
-    and step, so that a hit takes two Python frames. Where Dynamo records, `graph_of_uncompiled` has to be
+    and step, so that a hit takes three Python frames: this, `_found` and `state_of`. Where Dynamo records, `graph_of_uncompiled` has to be
     called instead.
 
     Args:
@@ -256,7 +256,7 @@ def _of_plain(x: Tensor, key: tuple) -> tuple[Graph, Tensor | None] | None:
 
 
 def _put(parts: tuple[Tensor, ...], state: tuple, key: tuple, more_state: tuple, value: Any) -> None:
-    """Caches a value that `once` or `of_tensor` has made, until one of the tensors is freed."""
+    """Caches a value that `once` or `_of_plain` has made, until one of the tensors is freed."""
     place = tuple(map(id, parts))
 
     def forget(ref, lock=_lock, cache=_cache):  # bound as defaults: globals may be gone when Python ends

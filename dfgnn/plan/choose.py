@@ -15,8 +15,8 @@ schedules differ in the order of the work items and in how many rows a warp take
                    64 or 128 elements, additive or dot attention without edge tensors, dropout or returned
                    attention (dot: without a negative_slope, too), and no edge twice.
 
-On the CPU, threads take equal numbers of edges of the natural order, so ``natural`` is the only schedule
-there.
+On the CPU, threads take parts of equal cost of the natural order (edges, and 4 for each work item), so
+``natural`` is the only schedule there.
 
 ``plan`` estimates the cost of every candidate and takes the cheapest; a schedule that the caller names is
 taken or refused with an error, never replaced. ``"natural<=512"`` also sets the maximum edges per work item,

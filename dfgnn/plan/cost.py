@@ -170,7 +170,7 @@ def saves_alpha_ds(shape: Shape, destinations: Direction) -> bool:
 # ---- schedules -------------------------------------------------------------------------------------
 
 
-_ON_CPU = "threads take equal numbers of edges"
+_ON_CPU = "threads take work items of equal cost"
 
 
 def grouped_below(heads: int, backward: bool) -> int:

@@ -10,7 +10,7 @@ import torch
 # How many warps of the kernels on rows, and blocks of those on tiles, fit a multiprocessor's registers.
 _WARPS, _BLOCKS = 20, 4
 # Shared memory of a block of tiles with heads of 64 elements, rounded up (TileLayout in
-# csrc/cuda/attention/tiles.cuh).
+# csrc/cuda/attention/tile_operands.cuh).
 _BLOCK_BYTES = 48 * 1024
 
 

@@ -183,10 +183,11 @@ def compiled_calls(module: Any) -> list[str]:
     return [name for name in names if module.__dict__.get(name) is not None]
 
 
-#: Of torch 2.11, seen on a GPU with dfgnn's operators. A graph that is cut at an operator which a CUDA graph
-#: cannot contain adds rows up in memory that another of its parts has cleared, and gets other numbers: such
-#: a graph runs without CUDA graphs. Tiles from an analysis of strides let a sum over the rows of a slice read
-#: at addresses that are not aligned.
+#: Options of Inductor that are off because of defects of torch 2.11, seen on a GPU with dfgnn's operators.
+#: graph_partition cuts a graph at an operator that a CUDA graph cannot contain; such a graph then added rows
+#: up in memory that another of its parts had cleared, and got other numbers. Without it, it runs without CUDA
+#: graphs. coalesce_tiling_analysis chooses tiles with which a sum over the rows of a slice read at addresses
+#: that are not aligned.
 _AVOIDED = {"graph_partition": False, "triton.coalesce_tiling_analysis": False}
 
 
