@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .graph import Graph
+from .runtime.arguments import draw_seed
 from .runtime.attention_options import (
     OF_LAYERS,
     AttentionResult,
@@ -219,7 +220,7 @@ def attend(
     attention = softmax_by(score, dst, graph.num_dst, given.get("sink"))
     dropout_p = given.get("dropout_p", 0.0)
     if dropout_p > 0:
-        seed = _seed(given.get("generator"), value.device)
+        seed = draw_seed(value.device, given.get("generator"))
         mask = dropout_mask(seed, graph.num_edges, score.shape[1], dropout_p, value.device)
         attention = attention * mask.to(attention.dtype)
     if "weight" in given:
@@ -295,12 +296,6 @@ def dropout_mask(
     return (bits >= math.floor(p * 2**32)).to(torch.float64) / (1 - p)
 
 
-def _seed(generator: torch.Generator | Tensor | None, device: torch.device) -> Tensor:
-    if isinstance(generator, Tensor):
-        return generator
-    return torch.randint(0, 2**62, (1,), device=device, generator=generator)
-
-
 def philox(
     key: int | Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, rounds: int = 7
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -360,7 +355,7 @@ def block_attention(
     key_offsets = offsets if key_offsets is None else key_offsets
     heads = query.shape[1]
     out = query.new_zeros(query.shape[0], heads, value.shape[2])
-    seed = _seed(generator, query.device) if dropout_p > 0 else None
+    seed = draw_seed(query.device, generator) if dropout_p > 0 else None
     attention = [value.new_zeros(0, heads)]
     bounds = torch.stack([offsets[:-1], offsets[1:], key_offsets[:-1], key_offsets[1:]], 1).tolist()
     pairs = 0

@@ -16,7 +16,7 @@ from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import library as _library
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
-from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NO_EDGES, EdgeArgs, EdgeTerms
+from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NO_EDGES, EdgeArgs, EdgeTerms, draw_seed
 from ..runtime.attention_options import AttentionResult, EdgeTerm, Projected
 from ..runtime.eager import in_autocast, transformed, without_autocast
 from ..sparse.csr import no_tensor
@@ -134,11 +134,7 @@ class Checker(FeatureChecker):
         elif generator is not None:
             what = "a torch.Generator or a tensor, the seed"
             raise self.error(TypeError, "generator", what, type(generator).__name__)
-        if dropout_p == 0:
-            return None
-        if isinstance(generator, Tensor):
-            return generator
-        return torch.randint(0, 2**62, (1,), device=self.device, generator=generator)
+        return None if dropout_p == 0 else draw_seed(self.device, generator)
 
     def kernel_options(self, given: Any, known: tuple[str, ...] = ("schedule",)) -> dict[str, Any]:
         """The dict ``kernel_options``, or an empty one."""

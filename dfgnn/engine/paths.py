@@ -27,6 +27,7 @@ from ..runtime.arguments import (
     AttentionInputs,
     LayerNumbers,
     LayerTensors,
+    draw_seed,
     needs_rows,
 )
 from ..runtime.eager import PLAIN_TYPES, is_eager
@@ -330,7 +331,7 @@ def unchecked(
     if dropout_p:
         if not 0 < dropout_p <= 1:
             return None
-        tensors = *tensors, torch.randint(0, 2**62, (1,), device=graph._device)
+        tensors = *tensors, draw_seed(graph._device)
     edges = dropout_p > 0 or needs_rows(score, slope)
     planner = graph._planner
     handle = planner.handle(heads, dim, dtype, PLAN_LAYERS[score], "auto", edges, backward)

@@ -69,8 +69,8 @@ def graph_of(
 
     A second call with the same tensor gives the same graph, without waiting for the device; the first one
     waits, to check the indices. See :func:`once` for when it is made anew. Models call this once per layer
-    and step, so that a hit takes three Python frames: this, `_found` and `state_of`. Where Dynamo records, `graph_of_uncompiled` has to be
-    called instead.
+    and step, so that a hit takes three Python frames: this, `_found` and `state_of`. Where Dynamo records,
+    `graph_of_uncompiled` has to be called instead.
 
     Args:
         edge_index: int32 or int64 ``[2, E]`` tensor or EdgeIndex, with ``self_loops`` also one of

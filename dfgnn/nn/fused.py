@@ -34,6 +34,7 @@ from ..runtime.arguments import (
     SCORES,
     LayerNumbers,
     LayerTensors,
+    draw_seed,
     needs_rows,
 )
 from ..runtime.attention_options import EdgeTerm
@@ -201,10 +202,6 @@ def _draws_seed(layer: Any, spec: LayerSpec, graph: Any, x: Tensor) -> bool:
     )
 
 
-def draw_seed(graph: Graph) -> Tensor:
-    return torch.randint(0, 2**62, (1,), device=graph._device)
-
-
 def fused_layer(
     layer: Any,
     spec: LayerSpec,
@@ -230,14 +227,14 @@ def fused_layer(
         return traced_layer(spec, graph, x, x_dst), None
     seed = None
     if with_attention and _draws_seed(layer, spec, graph, x):
-        seed = draw_seed(graph)
+        seed = draw_seed(graph._device)
     found = checked_tensors(layer, spec, graph, x, x_dst)
     if type(found) is str:
         refuse_parameters(layer, spec)
         return declined("layer", found), seed
     t, dtype = found
     if spec.dropout_p > 0:
-        t = t._replace(seed=draw_seed(graph) if seed is None else seed)
+        t = t._replace(seed=draw_seed(graph._device) if seed is None else seed)
     if paths.recorder is not None:
         paths.recorder.took("layer", type(layer).__name__)
     if spec.score == "gate":

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 
 from ..engine import paths
 from ..runtime import torch_internals as internals
+from ..runtime.arguments import draw_seed
 from ..runtime.eager import PLAIN_TYPES
 from . import fused
 
@@ -179,7 +180,7 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
         sizes = call.shape[0], known.weight.shape[0]
         if call.score != "additive" and fused.folds(edge_attr, *sizes, call.score):
             return None
-    seed = fused.draw_seed(graph) if call.drops else None
+    seed = draw_seed(graph._device) if call.drops else None
     try:
         out = call.run(graph, x, x_dst if call.two_ends else None, edge_attr, seed)
     except (RuntimeError, NotImplementedError):  # wrong arguments: the long way has the error in words

@@ -168,6 +168,14 @@ SCORE_OF_NUMBER = {score.number: name for name, score in SCORE_TABLE.items()}
 SCORE_OF_LAYER = {score.layer: name for name, score in SCORE_TABLE.items()}
 
 
+def draw_seed(device: torch.device, generator: torch.Generator | torch.Tensor | None = None) -> torch.Tensor:
+    """The argument `seed` of operators with dropout, int64 [1]: drawn on the device, so that nothing waits
+    for it, and a replayed CUDA graph draws anew; or ``generator``, where that is such a tensor."""
+    if isinstance(generator, torch.Tensor):
+        return generator
+    return torch.randint(0, 2**62, (1,), device=device, generator=generator)
+
+
 def needs_rows(score: str, negative_slope: float) -> bool:
     """Whether kernels on rows have this score, but those on tiles do not: a LeakyReLU of dot products."""
     return score == "dot" and negative_slope != 1

@@ -16,7 +16,7 @@ from ...engine import compiler_attention, compiler_graph
 from ...engine.argument_checks import DTYPES
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
-from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors
+from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors, draw_seed
 from ...runtime.eager import needs_backward
 from ...runtime.torch_internals import is_exporting
 from .._linear import is_lazy, plain_linear
@@ -158,7 +158,7 @@ def traced_layer(spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None) -
 
 
 def _seed(spec: LayerSpec, x: Tensor) -> Tensor | None:
-    return torch.randint(0, 2**62, (1,), device=x.device) if spec.dropout_p > 0 else None
+    return draw_seed(x.device) if spec.dropout_p > 0 else None
 
 
 def _bias(spec: LayerSpec, rows: Rows, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
