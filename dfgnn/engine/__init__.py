@@ -4,7 +4,8 @@
 ``paths``             the ways to carry out a call, in order of preference; eager calls that need no checks
 ``operators``         the only module that knows the order of the operators' arguments
 ``autograd``          the autograd functions of attention, of whole layers, and of several operations as one
-``plain``             what kernels do not compute: attention in plain operations, sinks, second derivatives
+``plain``             what kernels do not compute: attention in plain operations, and sinks
+``second_order``      the backward of attention's backward: an operator, and plain operations behind it
 ``edge_maps``         maps along the edges on every path: sampled products and weighted sums, rows of edges'
                       ends, sums of edges' rows, and products of edges' features with nodes' rows
 ``edge_projection``   dot attention with terms of the edges in key and value

@@ -49,7 +49,7 @@ from ..runtime.eager import (
     top_hooks,
 )
 from ..runtime.ops import typed
-from . import plain
+from . import plain, second_order
 from .operators import DispatchedCall, EagerCall, backward_op, forward_op
 
 _NUM_TENSORS = len(Tensors._fields)
@@ -204,7 +204,7 @@ class TransformedBackward(torch.autograd.Function):
     def backward(ctx, *grads):
         call = ctx.call
         primals = dict(zip((*_BACKWARD_TENSORS[: 2 + _NUM_TENSORS], "stats"), ctx.saved_tensors))
-        found = plain.backward_of_backward(
+        found = second_order.backward_of_backward(
             call.graph, SCORES[call.score], call.numbers, primals, BackwardResults(*grads)._asdict(),
             [name for name, needed in zip(_BACKWARD_TENSORS, ctx.needs_input_grad[2:]) if needed],
         )  # fmt: skip
