@@ -30,7 +30,7 @@ from .prepared import again, prepare
 from .whole.spec import LayerSpec, spelled
 
 
-def fused_or_upstream(cls: type, forward: Any) -> Any:
+def fused_or_dgl(cls: type, forward: Any) -> Any:
     """The forward of a layer: ``forward``, or that of DGL's layer (`upstream_runs`). It first tries the usual
     call, ``layer(graph, x)`` (`nn.prepared`). Its errors name a parameter that has got another shape."""
 
@@ -88,7 +88,7 @@ class FusedLayer(nn.Module):
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
         if "forward" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
             says_errors(cls.forward, "As :meth:`GATConv.forward`.")
-            cls.forward = fused_or_upstream(cls, cls.forward)  # type: ignore[method-assign]
+            cls.forward = fused_or_dgl(cls, cls.forward)  # type: ignore[method-assign]
 
     @classmethod
     def why_not(cls, layer: nn.Module) -> str | None:

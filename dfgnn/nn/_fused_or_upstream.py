@@ -80,7 +80,7 @@ _HOOKS = tuple(
 )
 
 
-def fused_or_upstream(cls: Any, fused: Callable[..., Any], for_upstream: Callable[[Any], Any]) -> Any:
+def fused_or_pyg(cls: Any, fused: Callable[..., Any], for_upstream: Callable[[Any], Any]) -> Any:
     """The forward of a layer: ``fused``, or torch_geometric's, with a warning that says why, once per class
     and reason. for_upstream: makes an argument what torch_geometric's forward takes."""
 

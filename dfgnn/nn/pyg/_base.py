@@ -15,7 +15,7 @@ from torch_geometric.nn.dense.linear import Linear
 
 from ...graph import Graph, cache
 from .._errors import check_constructor, says_errors
-from .._fused_or_upstream import METHODS, fused_or_upstream, methods_of, warn, why_upstream
+from .._fused_or_upstream import METHODS, fused_or_pyg, methods_of, warn, why_upstream
 from .._linear import LINEAR
 from .._upstream import Called, is_from
 from ..fused import fused_layer, refuse_parameters
@@ -74,7 +74,7 @@ class FusedConv:
             cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
             forward: Any = cls.forward  # type: ignore[attr-defined]
             says_errors(forward, "TypeError, ValueError: an argument is not as described, or sizes differ.")
-            cls.forward = fused_or_upstream(cls, forward, for_upstream)  # type: ignore[attr-defined]
+            cls.forward = fused_or_pyg(cls, forward, for_upstream)  # type: ignore[attr-defined]
 
     @classmethod
     def why_not(cls, layer: MessagePassing) -> str | None:
@@ -112,16 +112,17 @@ class FusedConv:
         return self.concat or self.heads == 1
 
     def _fused(
-        self, spec: LayerSpec, graph: Any, x: Tensor, x_dst: Tensor | None, end: Any, wanted: bool
+        self, spec: LayerSpec, graph: Any, x_src: Tensor, own_dst: Tensor | None, x_dst: Any, wanted: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The result of `fused_layer`, with what follows it; and its seed. end: destinations' features."""
-        out, seed = fused_layer(self, spec, graph, x, x_dst, wanted)
+        """The result of `fused_layer`, with what follows it; and its seed. x_dst: destinations' features;
+        own_dst: those that the operator reads, None where they are x_src or not read."""
+        out, seed = fused_layer(self, spec, graph, x_src, own_dst, wanted)
         if out is not None:
             size, bias = self.out_channels, getattr(self, "bias", None)
             mean = not self._joins_heads() and bias is not None and bias.shape != (size,)
             if out.shape[-1] != self.heads * size or mean:
                 refuse_parameters(self, spec)
-            out = self._finish(out, end)
+            out = self._finish(out, x_dst)
         return out, seed
 
     def _keeps_features(self) -> bool:

@@ -85,8 +85,8 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         out = seed = None
         if x_dst is not None:
             spec = self._spec(edge_attr, is_square)
-            end = None if x_dst is x_src or (spec.query is None and spec.skip is None) else x_dst
-            out, seed = self._fused(spec, graph, x_src, end, x_dst, wanted)
+            own_dst = None if x_dst is x_src or (spec.query is None and spec.skip is None) else x_dst
+            out, seed = self._fused(spec, graph, x_src, own_dst, x_dst, wanted)
             if out is not None and not wanted:
                 return out
         # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.

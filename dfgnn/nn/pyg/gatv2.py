@@ -73,9 +73,9 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
         wanted = wants_attention(return_attention_weights)
         edge_attr = self._attributes(edge_index, edge_attr, graph, edge_map)
-        destinations = None if x_dst is x_src else x_dst
+        own_dst = None if x_dst is x_src else x_dst
         spec = self._spec(x, edge_attr)
-        out, seed = self._fused(spec, graph, x_src, destinations, x_dst, wanted)
+        out, seed = self._fused(spec, graph, x_src, own_dst, x_dst, wanted)
         if out is not None and not wanted:
             return out
         # Modules are called in torch_geometric's order: a lazy module draws its parameters at its first call.
