@@ -267,7 +267,7 @@ def refuse_transforms_of_shared_graphs(*tensors: Tensor | None) -> None:
 GraphLike: TypeAlias = Graph | GraphPart | Tensor | Any
 
 
-def graph_of(function: str, given: Any, src: Any = None, dst: Any = None) -> Any:
+def given_graph(function: str, given: Any, src: Any = None, dst: Any = None) -> Any:
     """The graph of a function's first argument: the argument itself if it is a Graph, GraphPart or EdgeList;
     the cached Graph of a DGLGraph or ``edge_index``; while a compiler records, an EdgeList. Anything else is
     returned unchanged, and `Checker` raises an error.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..runtime import fake_kernels
 from ..runtime import ops as _ops
 from ..runtime.arguments import (
     PLAN_LAYERS,
@@ -45,11 +46,13 @@ def _results(op) -> str:
 
 
 def _forward_fake(plan, num_dst, num_edges, heads, score, value, *args):
-    return _ops.forward_fake(num_dst, num_edges, heads, value, *args[-2:])
+    return fake_kernels.forward_fake(num_dst, num_edges, heads, value, *args[-2:])
 
 
 def _backward_fake(plan, num_dst, num_edges, heads, grad_out, grad_attention, score, *args):
-    return _ops.backward_fake(num_edges, heads, score, Tensors(*args[: len(Tensors._fields)]), args[-1])
+    return fake_kernels.backward_fake(
+        num_edges, heads, score, Tensors(*args[: len(Tensors._fields)]), args[-1]
+    )
 
 
 compiler_graph.define_planned(

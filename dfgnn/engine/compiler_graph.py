@@ -447,7 +447,7 @@ def find(
         return _by_edges(kept(given), _AS_SOURCES - number, num_dst)
     edges: Any = kept(given)
     if is_made(edges, number):
-        return in_cuda_graphs.graph_of(edges, num_src, num_dst, num_edges)
+        return in_cuda_graphs.unpacked(edges, num_src, num_dst, num_edges)
     graph, _ = graph_of(edges, num_src, num_dst, self_loops)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")

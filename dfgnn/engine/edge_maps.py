@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ..graph import Graph, GraphPart, RangedGraph
 from ..graph.derived import edges_as_sources
+from ..runtime import fake_kernels, rules
 from ..runtime import ops as _ops
-from ..runtime import rules
 from ..runtime import torch_internals as internals
 from ..runtime.eager import in_plain_operations, transformed
 from ..runtime.ops import acc_type
@@ -299,7 +299,7 @@ _DOT = define(
         run=operators.edge_dot,
         shape=lambda rows, attr, scale: (*rows.shape[1:], rows.dtype),
         plain=_dot_in_tensors,
-        empty=lambda graph, rows, attr, scale: _ops.edge_dot_fake(rows, graph.num_edges),
+        empty=lambda graph, rows, attr, scale: fake_kernels.edge_dot_fake(rows, graph.num_edges),
         gradients=(
             lambda graph, grad, rows, attr, scale: edge_sum(graph, grad, attr, rows.shape[2]) * scale,
             lambda graph, grad, rows, attr, scale: edge_outer(graph, grad, rows, attr.shape[1], scale),

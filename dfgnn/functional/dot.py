@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..engine import argument_checks, edge_projection, paths
-from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, with_feat
+from ..engine.argument_checks import Checker, GraphLike, for_device, given_graph, with_feat
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime.arguments import BIAS_AFTER, Numbers, Tensors
@@ -104,7 +104,7 @@ def dot_attention(
         out = dot_attention(graph, q, k, v, edge=edge)
     """
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, key, query)
+        graph = given_graph(function, graph, key, query)
     if edge is None and not return_attention and paths.are_none(options):
         numbers = {"slope": negative_slope, "scale": scale, "dropout_p": dropout_p}
         out = paths.unchecked(graph, "dot", value, (key, query), **numbers)
@@ -207,7 +207,7 @@ def agnn_attention(
     """
     function = "agnn_attention"
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, value, query)
+        graph = given_graph(function, graph, value, query)
     check = Checker(function, graph, "value", value)
     graph = check.graph
     check.tensor("value", value, [(graph.num_src, None, None)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import Tensor
 
 from ..engine import edge_scores
-from ..engine.argument_checks import Checker, GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, given_graph
 from ..graph import Graph
 from ..runtime.attention_options import AttentionResult, SinkOptions, public
 from ..runtime.batches import batched
@@ -98,7 +98,7 @@ def flex_attention(
     """
     function = "flex_attention"
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, key, query)
+        graph = given_graph(function, graph, key, query)
     check = Checker(function, graph, "query", query)
     graph = check.graph
     if not callable(score_fn):

@@ -13,8 +13,8 @@ from ..engine.argument_checks import (
     GraphLike,
     check_term,
     for_device,
+    given_graph,
     given_terms,
-    graph_of,
     projected,
     with_feat,
 )
@@ -119,7 +119,7 @@ def gat_attention(
         out = gat_attention(edge_index, value, score_src, score_dst, edge=EdgeTerm(score=lin_edge(edge_attr)))
     """
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, value, score_dst)
+        graph = given_graph(function, graph, value, score_dst)
     if (
         edge is None
         and not return_attention
@@ -247,7 +247,7 @@ def gatv2_attention(
     """
     function = "gatv2_attention"
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, key, query)
+        graph = given_graph(function, graph, key, query)
     if edge is None and not return_attention and paths.are_none(options):
         others = att, query
         out = paths.unchecked(graph, "additive_v2", key, others, slope=negative_slope, dropout_p=dropout_p)

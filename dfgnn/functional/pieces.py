@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from ..engine import by_index, edge_maps
-from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, without_padding
+from ..engine.argument_checks import Checker, GraphLike, for_device, given_graph, without_padding
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
@@ -36,7 +36,7 @@ def edge_softmax(
         if out is not None:
             return out
     if type(graph) is not Graph:
-        graph = graph_of("edge_softmax", graph)
+        graph = given_graph("edge_softmax", graph)
     if plain and by_index.takes_of(graph, score) and score.shape[0] == graph.num_edges:
         return by_index.softmax(score, graph.edge_index[1], graph.num_dst, masked=True)
     check = Checker("edge_softmax", graph, "score", score)
@@ -82,7 +82,7 @@ def sddmm(graph: GraphLike, query: Tensor, key: Tensor) -> Tensor:
     :func:`gat_attention` does.
     """
     if type(graph) is not Graph:
-        graph = graph_of("sddmm", graph, key, query)
+        graph = given_graph("sddmm", graph, key, query)
     check = Checker("sddmm", graph, "query", query)
     graph = check.graph
     check.tensor("query", query, [(graph.num_dst, None, None)])
@@ -102,7 +102,7 @@ def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
     of times: its gradients are :func:`sddmm` and itself. Deterministic; raises as :func:`gat_attention` does.
     """
     if type(graph) is not Graph:
-        graph = graph_of("spmm", graph, value)
+        graph = given_graph("spmm", graph, value)
     check = Checker("spmm", graph, "value", value)
     graph = check.graph
     check.tensor("value", value, [(graph.num_src, None, None)])

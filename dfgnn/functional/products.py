@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from torch import Tensor
 
 from ..engine import edge_scores
-from ..engine.argument_checks import Checker, GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, given_graph
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.attention_options import BiasOptions, EdgeProductResult, public
@@ -92,7 +92,7 @@ def edge_product_attention(
     """
     function = "edge_product_attention"
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, key, query)
+        graph = given_graph(function, graph, key, query)
     check = Checker(function, graph, "query", query)
     graph = check.graph
     check.tensor("query", query, [(graph.num_dst, None, None)])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine.argument_checks import Checker, GraphLike, graph_of
+from ..engine.argument_checks import Checker, GraphLike, given_graph
 from ..graph import Graph
 from ..graph.derived import has_edges_as_sources
 from ..runtime import ops as _ops
@@ -70,7 +70,7 @@ def score_attention(graph: Any, score: Tensor, value: Tensor, **options: Any) ->
     """
     function = "score_attention"
     if type(graph) is not Graph:
-        graph = graph_of(function, graph, value)
+        graph = given_graph(function, graph, value)
     check = Checker(function, graph, "value", value)
     graph = check.graph
     rows, num_edges = graph.num_src, graph.num_edges

@@ -3,7 +3,7 @@
 A replay runs no Python, so that it cannot look a graph up by its ``edge_index``. Instead an operator
 (`structure`) computes both CSRs, and on a GPU their work items, by kernels that the host does not wait for.
 They are one tensor, the packed structure, whose size follows from the shape of ``edge_index``. The operators
-of attention make a Graph of it (`graph_of`) while they are recorded. Nothing may hold that Graph afterwards,
+of attention make a Graph of it (`unpacked`) while they are recorded. Nothing may hold that Graph afterwards,
 because its memory is the CUDA graph's.
 """
 
@@ -135,7 +135,7 @@ def structure_fake(edge_index: Tensor, num_src: Any, num_dst: Any, self_loops: b
     return edge_index.new_empty(size, dtype=torch.int32)
 
 
-def graph_of(packed: Tensor, num_src: int, num_dst: int, room: int) -> Graph:
+def unpacked(packed: Tensor, num_src: int, num_dst: int, room: int) -> Graph:
     """The Graph of a packed structure. room: its capacity."""
     shapes = _shapes(room, num_src, num_dst, packed.is_cuda)
     split = packed.split_with_sizes(list(map(_size, shapes)))

@@ -67,7 +67,7 @@ def test_it_is_made_once(device, monkeypatch):
 def test_a_graph_costs_nothing(device, monkeypatch):
     """A Graph is used directly: the function that looks up the graph of an edge_index is not called."""
     graph = make_graph("random", device)
-    monkeypatch.setattr(_attention, "graph_of", None)
+    monkeypatch.setattr(_attention, "given_graph", None)
     for name in ("gat", "gatv2", "dot", "agnn"):
         calls(graph)[name](graph)
 

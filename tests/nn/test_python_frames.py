@@ -58,7 +58,7 @@ def test_a_hit_of_the_graph_cache(form, self_loops):
     """From a layer's question to the graph that is kept: at most six frames, and the cache answers without
     leaving its file. The loops of a Graph are kept beside it."""
     layer, x, edge_index = pyg.GATConv(4, 2), torch.zeros(NODES, 4), FORMS[form](edges())
-    files = frames(lambda: _x_and_edge_index.graph_of(layer, edge_index, x, x, None, self_loops))
+    files = frames(lambda: _x_and_edge_index.layer_graph(layer, edge_index, x, x, None, self_loops))
     ours = [name for name in files if name != "torch"]
     if form == "Graph":
         assert len(files) <= 12, files
@@ -70,7 +70,7 @@ def test_a_hit_of_the_graph_cache(form, self_loops):
 def test_a_miss_is_seen():
     """Frames of a miss exceed those of a hit, so that the limits above are those of hits."""
     layer, x = pyg.GATConv(4, 2), torch.zeros(NODES, 4)
-    assert len(frames(lambda: _x_and_edge_index.graph_of(layer, edges(), x, x, None, True))) > 15
+    assert len(frames(lambda: _x_and_edge_index.layer_graph(layer, edges(), x, x, None, True))) > 15
 
 
 # Layer and kind of call -> (most frames of a training step, most of them within dfgnn's files). Autocast

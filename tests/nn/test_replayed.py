@@ -318,7 +318,7 @@ def test_shapes_told_to_compilers(device, loops, num_src, num_dst, num_edges):
     args = ends, num_src, num_dst, loops
     library.opcheck(ops.edge_structure, args, test_utils=("test_schema", "test_faketensor"))
     room = num_edges + (min(num_src, num_dst) if loops else 0)
-    graph = _replayed.graph_of(ops.edge_structure(*args), num_src, num_dst, room)
+    graph = _replayed.unpacked(ops.edge_structure(*args), num_src, num_dst, room)
     kept = ends[:, ends[0] != ends[1]] if loops else ends
     more = torch.arange(min(num_src, num_dst) if loops else 0, device=device)
     want = torch.cat([kept, more.expand(2, -1)], 1)
@@ -334,17 +334,17 @@ def test_nothing_is_kept_of_a_graph(device):
     _, ends = given(0, device)
     made = ops.edge_structure(ends, 40, 40, True)
     x, vectors = torch.randn(40, 16, device=device), torch.randn(2, 1, 2, 8, device=device)
-    refs, graph_of = [], _replayed.graph_of
+    refs, unpacked = [], _replayed.unpacked
 
     def watched(*args):
-        graph = graph_of(*args)
+        graph = unpacked(*args)
         refs.append(weakref.ref(graph))
         return graph
 
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_replayed, "graph_of", watched)
+            patch.setattr(_replayed, "unpacked", watched)
             args = made, -1, 40, 40, True, 240
             tensors = x, *vectors, None, None
             args += 2, 8, torch.float32, "gat", "auto", False, True

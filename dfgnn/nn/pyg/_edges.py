@@ -39,9 +39,9 @@ def edge_attributes(
     attributes with a weight integers become numbers only by a mean for the loops, as in torch_geometric's;
     else TypeError is raised.
 
-    Loops that the graph was given (``edge_map`` as from ``graph_of``) get ``fill_value``, or, for the name of
-    a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge has
-    several of them, and else say only that the edge exists, as in message passing.
+    Loops that the graph was given (``edge_map`` as from ``layer_graph``) get ``fill_value``, or, for the name
+    of a reduction, that of the edges into their node. A sparse tensor's values are attributes where an edge
+    has several of them, and else say only that the edge exists, as in message passing.
     """
     if isinstance(graph, EdgeList):
         edge_map = graph.edge_map

@@ -50,7 +50,7 @@ def relations_of(
     Waits for the device where they are made: to check the values and to count the pairs.
 
     Args:
-        edge_index: as in ``graph_of``; a sparse tensor has the sizes given here.
+        edge_index: as in ``layer_graph``; a sparse tensor has the sizes given here.
         edge_type: int32 or int64 ``[E]``, each in 0 .. num_relations - 1, in the order of the edges; None:
             the values of a sparse tensor.
         sizes: (num_src, num_dst, num_relations).
@@ -167,7 +167,7 @@ def join(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst: dict[str,
     Waits for the device where it is made: to check the values and to count the sources.
 
     Args:
-        edge_index_dict: edges as in ``graph_of``, by (source type, name, destination type).
+        edge_index_dict: edges as in ``layer_graph``, by (source type, name, destination type).
         num_src: number of nodes of each type that is a source.
         num_dst: likewise of destinations, in the order in which their rows follow one another.
 

@@ -63,7 +63,7 @@ def check_rows(layer: nn.Module, name: str, x: Any) -> None:
         raise ValueError(f"{where}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
 
 
-def graph_of(
+def layer_graph(
     layer: nn.Module,
     edge_index: Any,
     x_src: Tensor,

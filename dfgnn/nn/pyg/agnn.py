@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import functional
 from ...runtime.eager import without_autocast
 from ._base import FusedConv
-from ._x_and_edge_index import check_rows, graph_of
+from ._x_and_edge_index import check_rows, layer_graph
 
 
 class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
@@ -48,7 +48,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
             ``[N, F]``.
         """
         check_rows(self, "x", x)
-        graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
+        graph, _ = layer_graph(self, edge_index, x, x, self_loops=self.add_self_loops)
         with without_autocast(x):  # it would compute norms in float32
             out = self.attention(graph, x.unsqueeze(-2), beta=self.beta).squeeze(-2)
         return out.to(torch.promote_types(x.dtype, self.beta.dtype))  # the dtypes may differ under autocast

@@ -19,7 +19,7 @@ from ...runtime import torch_internals as internals
 from .._errors import wrong_argument
 from .._fused_or_upstream import warn
 from ._base import LIBRARY, FusedConv, is_batch, over_batch
-from ._x_and_edge_index import check_rows, for_upstream, graph_of
+from ._x_and_edge_index import check_rows, for_upstream, layer_graph
 
 
 class FAConv(FusedConv, torch_geometric.nn.FAConv):
@@ -83,7 +83,7 @@ class FAConv(FusedConv, torch_geometric.nn.FAConv):
             raise wrong_argument(self, "edge_weight", "a tensor [E] in a layer with normalize=False", "None")
         if self.normalize and not recording:
             edge_index, edge_weight = self._normalized(edge_index, x)
-        graph, _ = graph_of(self, edge_index, x, x)
+        graph, _ = layer_graph(self, edge_index, x, x)
         of_loops = None
         if edge_weight is None:
             edge_weight, of_loops = self._weights(graph, edge_index, x.dtype)

@@ -18,7 +18,7 @@ from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._base import FusedConv
 from ._edges import edge_attributes
-from ._x_and_edge_index import ends, graph_of, wants_attention
+from ._x_and_edge_index import ends, layer_graph, wants_attention
 
 
 class GATConv(FusedConv, torch_geometric.nn.GATConv):
@@ -74,7 +74,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         """
         x_src, x_dst = ends(self, x)
         wanted = wants_attention(return_attention_weights)
-        graph, edge_map = graph_of(self, edge_index, x_src, x_dst, size, self.add_self_loops)
+        graph, edge_map = layer_graph(self, edge_index, x_src, x_dst, size, self.add_self_loops)
         if self.lin_edge is not None:
             edge_attr = edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         else:

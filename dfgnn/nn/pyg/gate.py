@@ -16,7 +16,7 @@ from .._errors import check_fits, check_takes
 from .._linear import is_product
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._x_and_edge_index import check_rows, graph_of
+from ._x_and_edge_index import check_rows, layer_graph
 
 
 class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
@@ -65,7 +65,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         check_rows(self, "x", x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
-        graph, _ = graph_of(self, edge_index, x, x)
+        graph, _ = layer_graph(self, edge_index, x, x)
         attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x.dtype)
         if attr is None:
             raise ValueError("GATEConv: edge_attr: expected [E, edge_dim], got None")

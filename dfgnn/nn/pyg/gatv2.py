@@ -19,7 +19,7 @@ from ..whole.spec import LayerSpec
 from ..whole.traced import folds
 from ._base import FusedConv
 from ._edges import edge_attributes, given_attributes
-from ._x_and_edge_index import both_ends, graph_of, wants_attention
+from ._x_and_edge_index import both_ends, layer_graph, wants_attention
 
 
 class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
@@ -70,7 +70,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
             As :meth:`GATConv.forward`.
         """
         x_src, x_dst = both_ends(self, x)
-        graph, edge_map = graph_of(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
+        graph, edge_map = layer_graph(self, edge_index, x_src, x_dst, self_loops=self.add_self_loops)
         wanted = wants_attention(return_attention_weights)
         edge_attr = self._attributes(edge_index, edge_attr, graph, edge_map)
         own_dst = None if x_dst is x_src else x_dst

@@ -12,7 +12,7 @@ from ...engine.edge_maps import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._x_and_edge_index import ends, graph_of
+from ._x_and_edge_index import ends, layer_graph
 from .aggregation import SoftmaxAggregation, scores_of
 
 
@@ -68,7 +68,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
                 what = "[N, F] in training, where a batch norm counts the rows of one set"
                 raise wrong_argument(self, "x", what, "[B, N, F]", NotImplementedError)
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
-        graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
+        graph, _ = layer_graph(self, edge_index, x_src, x_dst, size)
         if hasattr(self, "lin_src"):
             x_src = projected(self, "x", self.lin_src, x_src)
         joins = None if hasattr(self, "lin_edge") else x_src.dtype

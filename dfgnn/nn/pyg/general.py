@@ -16,7 +16,7 @@ from .._errors import check_fits, projected, wrong_argument
 from .._linear import plain_linear
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._x_and_edge_index import both_ends, graph_of
+from ._x_and_edge_index import both_ends, layer_graph
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
 
@@ -83,7 +83,7 @@ class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
         x_src, x_dst = both_ends(self, x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr, size), x)
-        graph, _ = graph_of(self, edge_index, x_src, x_dst, size)
+        graph, _ = layer_graph(self, edge_index, x_src, x_dst, size)
         attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is not None and self.in_edge_channels is None:
             raise wrong_argument(self, "edge_attr", "None in a layer without in_edge_channels", "a tensor")

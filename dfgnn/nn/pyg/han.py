@@ -13,7 +13,7 @@ from torch_geometric.nn.conv.han_conv import group
 from ... import functional
 from .._errors import projected
 from ._base import FusedConv, is_batch, over_batch
-from ._x_and_edge_index import check_rows, graph_of
+from ._x_and_edge_index import check_rows, layer_graph
 
 
 class HANConv(FusedConv, torch_geometric.nn.HANConv):
@@ -70,7 +70,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
             src, _, dst = edge_type
             name = "__".join(edge_type)
             # Sizes are those of the projected rows: a hook on the projection may return more than it got.
-            graph, _ = graph_of(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
+            graph, _ = layer_graph(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
             score_src = (feats[src] * self.lin_src[name]).sum(-1)
             score_dst = (feats[dst] * self.lin_dst[name]).sum(-1)
             out = self.attention(

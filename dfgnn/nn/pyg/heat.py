@@ -19,7 +19,7 @@ from .._sums_in_16_bits import HALF, rows_of_types
 from .._typed import check_types, groups_of, is_recorded, typed_linear
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._x_and_edge_index import check_rows, graph_of
+from ._x_and_edge_index import check_rows, layer_graph
 
 
 class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
@@ -84,7 +84,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         check_rows(self, "x", x)
         if is_batch(x):
             return over_batch(lambda x: self.forward(x, edge_index, node_type, edge_type, edge_attr), x)
-        graph, _ = graph_of(self, edge_index, x, x)
+        graph, _ = layer_graph(self, edge_index, x, x)
         attr = edge_attributes(self, edge_index, edge_attr, graph)
         if attr is None:
             raise ValueError("HEATConv: edge_attr: expected [E, edge_dim], got None")

@@ -18,7 +18,7 @@ from ..fused import fused_layer
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
-from ._x_and_edge_index import both_ends, graph_of
+from ._x_and_edge_index import both_ends, layer_graph
 
 
 class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
@@ -78,7 +78,7 @@ class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
             return over_batch(lambda x: self.forward(x, edge_index, edge_attr), x)
         if isinstance(edge_index, GraphPart):
             raise wrong_argument(self, "edge_index", "a whole graph", edge_index.kind, NotImplementedError)
-        graph, _ = graph_of(self, edge_index, x_src, x_dst)
+        graph, _ = layer_graph(self, edge_index, x_src, x_dst)
         attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x_src.dtype)
         if (attr is None) != (self.edge_dim is None):
             wanted = "None in a layer without edge_dim" if attr is not None else "a tensor [E, edge_dim]"

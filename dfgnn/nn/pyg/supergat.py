@@ -16,7 +16,7 @@ from ...sparse import csr as _csr
 from .._errors import projected, wrong_argument
 from .._linear import score_terms
 from ._base import FusedConv, is_batch, over_batch
-from ._x_and_edge_index import check_rows, graph_of
+from ._x_and_edge_index import check_rows, layer_graph
 
 
 class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
@@ -71,7 +71,7 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
                 what = "[N, F] in training, where logits of samples are kept"
                 raise wrong_argument(self, "x", what, "[B, N, F]", NotImplementedError)
             return over_batch(lambda x: self.forward(x, edge_index, neg_edge_index, batch), x)
-        graph, _ = graph_of(self, edge_index, x, x, self_loops=self.add_self_loops)
+        graph, _ = layer_graph(self, edge_index, x, x, self_loops=self.add_self_loops)
         negatives = None
         if self.training and neg_edge_index is not None:
             negatives = _graph_of_samples("neg_edge_index", neg_edge_index, len(x))

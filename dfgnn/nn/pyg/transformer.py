@@ -19,7 +19,7 @@ from ..whole.spec import LayerSpec
 from ..whole.traced import folds
 from ._base import FusedConv
 from ._edges import edge_attributes, given_attributes, promoted
-from ._x_and_edge_index import both_ends, for_upstream, graph_of
+from ._x_and_edge_index import both_ends, for_upstream, layer_graph
 
 
 class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
@@ -71,7 +71,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
             pair of ``edge_index`` and ``[E, H]``, or a SparseTensor of both.
         """
         x_src, x_dst = both_ends(self, x)
-        graph, _ = graph_of(self, edge_index, x_src, x_dst)
+        graph, _ = layer_graph(self, edge_index, x_src, x_dst)
         want_attention = isinstance(return_attention_weights, bool)
         fused, seed = self._whole(edge_index, graph, x_src, x_dst, edge_attr, want_attention)
         if fused is not None and not want_attention:
