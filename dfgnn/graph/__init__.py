@@ -1,5 +1,5 @@
 """Graph, its constructors (``build``, ``convert``), the graphs cached by ``edge_index`` (``cache``), other
-orders of nodes (``reorder``), several types of nodes and edges (``hetero``), fixed capacity (``fixed_capacity``),
+orders of nodes (``reorder``), several types of nodes and edges (``hetero``), graphs of ``fixed_capacity``,
 parts of a graph that several processes share (``part``), graphs of 2**31 edges or more (``ranges``), and
 mini-batches of sampled neighbourhoods (``sampling``, ``hops``)."""
 
