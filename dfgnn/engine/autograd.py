@@ -415,7 +415,7 @@ class Layer(EagerFunction):
 
 
 @called_directly
-class FusedFunction(EagerFunction):
+class SeveralOperators(EagerFunction):
     """Attention with edge terms, and layers whose edges have gates or types: several operators, which one
     node of the autograd graph calls below autograd.
 

@@ -43,7 +43,7 @@ from ..runtime.arguments import (
     Tensors,
 )
 from . import compiler_graph, edge_maps, operators, paths
-from .autograd import FusedFunction
+from .autograd import SeveralOperators
 from .paths import attend
 
 # ---- the ways to compute the attention -------------------------------------------------------------------
@@ -106,7 +106,7 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
 
 class _Separate:
     """Computes the output by the engine's attention and products along edges, if there is a term in the value
-    and no gate. Its methods are those that `node.FusedFunction` calls."""
+    and no gate. Its methods are those that `autograd.SeveralOperators` calls."""
 
     def __init__(self, inputs: AttentionInputs, terms: EdgeTerms):
         self.graph, self.numbers, self.schedule = inputs.graph, inputs.numbers, inputs.schedule
@@ -395,5 +395,5 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     given = run.given(tensors, terms)
     if not train:
         return _ops.call(run.forward, given)[0], weights
-    apply = FusedFunction.at_once if _eager.is_eager(value) else FusedFunction.apply
+    apply = SeveralOperators.at_once if _eager.is_eager(value) else SeveralOperators.apply
     return apply(run, *given), weights

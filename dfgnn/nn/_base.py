@@ -66,7 +66,7 @@ def renamed(name: str) -> property:
     return property(lambda self: getattr(self, name), lambda self, value: setattr(self, name, value))
 
 
-class FusedLayer(nn.Module):
+class DGLLayer(nn.Module):
     """A layer that may have DGL's class of the same name as its last base (:mod:`dfgnn.nn.dgl`).
 
     So it is constructed by ``nn.Module.__init__(self)``: ``super()`` would be DGL's. It has the attributes of
@@ -107,7 +107,7 @@ class FusedLayer(nn.Module):
         return self._parameters.values()
 
 
-class GraphLayer(FusedLayer):
+class GraphLayer(DGLLayer):
     """A layer that refuses destinations without in-edges unless ``allow_zero_in_degree``."""
 
     _allow_zero_in_degree: bool

@@ -119,7 +119,7 @@ def why_upstream(layer: Any, cls: Any, values: tuple[Any, ...] = ()) -> str | No
     """None if the fused forward does what this layer of message passing is set up for, and takes these
     arguments; else the reason why torch_geometric's has to run.
 
-    cls: the fused class that the layer has, or is to get instead of torch_geometric's (`pyg._base.FusedConv`,
+    cls: the fused class that the layer has, or is to get instead of torch_geometric's (`pyg._base.PyGLayer`,
     whose attributes say what is usual).
     """
     recording = internals.is_dynamo_recording() or internals.compiler._is_compiling_flag
@@ -216,7 +216,7 @@ def _is_changed(method: Any, name: str, cls: Any) -> bool:
 
 
 def upstream_runs(layer: Any, graph: Any, *features: Any) -> bool:
-    """Whether DGL's forward must run in place of a `FusedLayer`'s; says why, once per class and reason.
+    """Whether DGL's forward must run in place of a `DGLLayer`'s; says why, once per class and reason.
 
     features: the other arguments, those of nodes first.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
-from .._base import FusedLayer
+from .._base import DGLLayer
 from .._errors import check_takes
 from .._graph import as_graph, split_ends
 from .._linear import is_untouched
@@ -18,7 +18,7 @@ from .._sums_in_16_bits import normalized, rows_of_types
 from .._typed import TypedLinear, check_types, first_types, groups_of, is_recorded, typed_sources
 
 
-class HGTConv(FusedLayer):
+class HGTConv(DGLLayer):
     r"""Heterogeneous graph transformer layer (Hu et al., "Heterogeneous Graph Transformer", WWW 2020).
 
     .. math::

@@ -11,11 +11,11 @@ from ... import functional
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph.cache import of_segments
-from .._base import FusedLayer
+from .._base import DGLLayer
 from .._errors import wrong_argument
 
 
-class GlobalAttentionPooling(FusedLayer):
+class GlobalAttentionPooling(DGLLayer):
     r"""A sum over the nodes of each graph of a batch, weighted by a softmax of a gate (Li et al., "Gated
     Graph Sequence Neural Networks", ICLR 2016).
 

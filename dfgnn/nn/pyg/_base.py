@@ -29,8 +29,8 @@ LINEAR.append(Linear)
 _METHODS_OF_BASE = {name: getattr(MessagePassing, name) for name in METHODS}
 
 
-class FusedConv:
-    """Mixin of the layers: ``class GATConv(FusedConv, torch_geometric.nn.GATConv)``.
+class PyGLayer:
+    """Mixin of the layers: ``class GATConv(PyGLayer, torch_geometric.nn.GATConv)``.
 
     Adds no state, so that an instance of torch_geometric's class becomes a fused layer, and one again, by
     assigning ``__class__``.
@@ -63,7 +63,7 @@ class FusedConv:
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
-        if FusedConv in cls.__bases__:
+        if PyGLayer in cls.__bases__:
             library = _upstream(cls)
             # Without methods that were replaced before. Those of MessagePassing are the library's, too.
             cls._methods_of_library = {
@@ -183,7 +183,7 @@ class FusedConv:
         cls = type(self)
         library = _upstream(cls)
         self.inspector.get_source(library)  # it caches sources by class name, which both classes share
-        if FusedConv in cls.__bases__:
+        if PyGLayer in cls.__bases__:
             self.inspector._cls = library
             self.__class__ = library
             try:
@@ -202,7 +202,7 @@ class FusedConv:
         # torch.jit.script calls this method for a module to compile in place of self. It cannot compile the
         # fused forward, so that it gets a copy of torch_geometric's class. A user's subclass, which may
         # change the results, is not replaced.
-        if FusedConv not in type(self).__bases__:
+        if PyGLayer not in type(self).__bases__:
             return self
         warn(type(self), LIBRARY, "TorchScript")
         plain = copy.copy(self)
@@ -211,8 +211,8 @@ class FusedConv:
 
 
 def _upstream(cls: type) -> Any:
-    """The library's class to which FusedConv was added."""
-    return cls.__mro__[cls.__mro__.index(FusedConv) + 1]
+    """The library's class to which PyGLayer was added."""
+    return cls.__mro__[cls.__mro__.index(PyGLayer) + 1]
 
 
 def is_batch(x: Any) -> bool:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ... import functional
 from ...runtime.eager import without_autocast
-from ._base import FusedConv
+from ._base import PyGLayer
 from ._x_and_edge_index import check_rows, layer_graph
 
 
-class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
+class AGNNConv(PyGLayer, torch_geometric.nn.AGNNConv):
     r"""Attention by similarity (Thekumparampil et al., "Attention-based Graph Neural Network for
     Semi-Supervised Learning", 2018).
 

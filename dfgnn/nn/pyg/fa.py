@@ -18,11 +18,11 @@ from ...graph.cache import once, parts_of
 from ...runtime import torch_internals as internals
 from .._errors import wrong_argument
 from .._fused_or_upstream import warn
-from ._base import LIBRARY, FusedConv, is_batch, over_batch
+from ._base import LIBRARY, PyGLayer, is_batch, over_batch
 from ._x_and_edge_index import check_rows, for_upstream, layer_graph
 
 
-class FAConv(FusedConv, torch_geometric.nn.FAConv):
+class FAConv(PyGLayer, torch_geometric.nn.FAConv):
     r"""Frequency adaptive convolution (Bo et al., "Beyond Low-Frequency Information in Graph Convolutional
     Networks", AAAI 2021), whose scores are not normalised.
 

@@ -16,12 +16,12 @@ from .._errors import check_fits, projected
 from .._linear import folded_terms, is_product, score_terms
 from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
-from ._base import FusedConv
+from ._base import PyGLayer
 from ._edges import edge_attributes
 from ._x_and_edge_index import ends, layer_graph, wants_attention
 
 
-class GATConv(FusedConv, torch_geometric.nn.GATConv):
+class GATConv(PyGLayer, torch_geometric.nn.GATConv):
     r"""Graph attention layer (Velickovic et al., "Graph Attention Networks", ICLR 2018).
 
     .. math::

@@ -14,12 +14,12 @@ from ...engine.edge_maps import rows_of_sources
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, check_takes
 from .._linear import is_product
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import check_rows, layer_graph
 
 
-class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
+class GATEConv(PyGLayer, torch_geometric.nn.models.attentive_fp.GATEConv):
     r"""The attention with edge features of AttentiveFP (Xiong et al., "Pushing the Boundaries of Molecular
     Representation for Drug Discovery with the Graph Attention Mechanism", 2020).
 

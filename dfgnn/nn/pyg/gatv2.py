@@ -17,12 +17,12 @@ from .._linear import is_product
 from ..fused import refuse_parameters
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
-from ._base import FusedConv
+from ._base import PyGLayer
 from ._edges import edge_attributes, given_attributes
 from ._x_and_edge_index import both_ends, layer_graph, wants_attention
 
 
-class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
+class GATv2Conv(PyGLayer, torch_geometric.nn.GATv2Conv):
     r"""Graph attention layer with dynamic attention (Brody, Alon and Yahav, "How Attentive are Graph
     Attention Networks?", ICLR 2022).
 

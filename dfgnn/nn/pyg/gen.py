@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from ... import functional
 from ...engine.edge_maps import by_edges, rows_of_sources
 from .._errors import projected, wrong_argument
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import ends, layer_graph
 from .aggregation import SoftmaxAggregation, scores_of
 
 
-class GENConv(FusedConv, torch_geometric.nn.GENConv):
+class GENConv(PyGLayer, torch_geometric.nn.GENConv):
     r"""Generalised graph convolution with a softmax over each channel (Li et al., "DeeperGCN: All You Need to
     Train Deeper GCNs", 2020).
 

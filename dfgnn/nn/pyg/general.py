@@ -14,14 +14,14 @@ from ...functional.dot import dot
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, projected, wrong_argument
 from .._linear import plain_linear
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import both_ends, layer_graph
 
 _SLOPE = 0.2  # of the LeakyReLU around the scores
 
 
-class GeneralConv(FusedConv, torch_geometric.nn.GeneralConv):
+class GeneralConv(PyGLayer, torch_geometric.nn.GeneralConv):
     r"""The layer of a design space (You et al., "Design Space for Graph Neural Networks", NeurIPS 2020), with
     ``attention=True``.
 

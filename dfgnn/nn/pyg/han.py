@@ -12,11 +12,11 @@ from torch_geometric.nn.conv.han_conv import group
 
 from ... import functional
 from .._errors import projected
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._x_and_edge_index import check_rows, layer_graph
 
 
-class HANConv(FusedConv, torch_geometric.nn.HANConv):
+class HANConv(PyGLayer, torch_geometric.nn.HANConv):
     r"""Heterogeneous graph attention (Wang et al., "Heterogeneous Graph Attention Network", WWW 2019).
 
     GAT over the edges of each type, then an attention over the types of edges into a type of nodes. A drop-in

@@ -17,12 +17,12 @@ from .._errors import check_takes, projected
 from .._linear import is_untouched, plain_linear
 from .._sums_in_16_bits import HALF, rows_of_types
 from .._typed import check_types, groups_of, is_recorded, typed_linear
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import check_rows, layer_graph
 
 
-class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
+class HEATConv(PyGLayer, torch_geometric.nn.HEATConv):
     r"""Heterogeneous edge-enhanced attention (Mo et al., "Heterogeneous Edge-Enhanced Graph Attention Network
     for Multi-Agent Trajectory Prediction", 2021).
 

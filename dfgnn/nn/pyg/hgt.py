@@ -16,12 +16,12 @@ from .._errors import check_fits, wrong_argument
 from .._fused_or_upstream import foreign_tensor
 from .._linear import is_untouched
 from .._typed import Group, typed_matmul
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._relations import join
 from ._x_and_edge_index import check_rows, for_upstream, sizes_of
 
 
-class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
+class HGTConv(PyGLayer, torch_geometric.nn.HGTConv):
     r"""Heterogeneous graph transformer (Hu et al., "Heterogeneous Graph Transformer", WWW 2020).
 
     .. math::

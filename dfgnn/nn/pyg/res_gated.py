@@ -16,12 +16,12 @@ from .._errors import projected, wrong_argument
 from .._linear import is_untouched, plain_linear
 from ..fused import fused_layer
 from ..whole.spec import LayerSpec
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import both_ends, layer_graph
 
 
-class ResGatedGraphConv(FusedConv, torch_geometric.nn.ResGatedGraphConv):
+class ResGatedGraphConv(PyGLayer, torch_geometric.nn.ResGatedGraphConv):
     r"""Message passing with a gate for each channel (Bresson and Laurent, "Residual Gated Graph ConvNets",
     2017).
 

@@ -15,7 +15,7 @@ from ...runtime.tracing import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
 from .._linear import is_product
 from .._typed import Pairs
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._edges import attention_result, given_attributes
 from ._relations import Relations, relations_of
 from ._x_and_edge_index import both_ends, for_upstream, sizes_of
@@ -23,7 +23,7 @@ from ._x_and_edge_index import both_ends, for_upstream, sizes_of
 _MODS = "additive", "scaled", "f-additive", "f-scaled"
 
 
-class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
+class RGATConv(PyGLayer, torch_geometric.nn.RGATConv):
     r"""Relational graph attention (Busbridge et al., "Relational Graph Attention Networks", 2019).
 
     .. math::

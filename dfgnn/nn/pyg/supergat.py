@@ -15,11 +15,11 @@ from ...graph.build import from_coo
 from ...sparse import csr as _csr
 from .._errors import projected, wrong_argument
 from .._linear import score_terms
-from ._base import FusedConv, is_batch, over_batch
+from ._base import PyGLayer, is_batch, over_batch
 from ._x_and_edge_index import check_rows, layer_graph
 
 
-class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
+class SuperGATConv(PyGLayer, torch_geometric.nn.SuperGATConv):
     r"""Self-supervised graph attention (Kim and Oh, "How to Find Your Friendly Neighborhood", ICLR 2021).
 
     .. math::

@@ -17,12 +17,12 @@ from .._errors import check_fits, projected, wrong_argument
 from .._linear import is_product
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
-from ._base import FusedConv
+from ._base import PyGLayer
 from ._edges import edge_attributes, given_attributes, promoted
 from ._x_and_edge_index import both_ends, for_upstream, layer_graph
 
 
-class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
+class TransformerConv(PyGLayer, torch_geometric.nn.TransformerConv):
     r"""Graph transformer layer (Shi et al., "Masked Label Prediction: Unified Message Passing Model for
     Semi-Supervised Classification", IJCAI 2021).
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...engine import operators
-from ...engine.autograd import FusedFunction
+from ...engine.autograd import SeveralOperators
 from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
 from ...graph.derived import of_graph
@@ -234,4 +234,4 @@ class _Gated(NamedTuple):
 def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
     """The layer's result [N, C], from tensors that `fused.checked_tensors` and `why_not` have checked."""
     call = _Gated(graph, spec.mean, _by_heads(t.x))
-    return FusedFunction.at_once(call, *t) if needs_backward(t) else _ops.call(call.forward, t)[0]
+    return SeveralOperators.at_once(call, *t) if needs_backward(t) else _ops.call(call.forward, t)[0]

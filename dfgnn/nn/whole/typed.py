@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import functional
 from ...engine import operators
-from ...engine.autograd import FusedFunction
+from ...engine.autograd import SeveralOperators
 from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
@@ -148,7 +148,7 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
     train = needs_backward(tensors)
     handle = graph._planner.handle(heads, rows.size + rows.padding, x.dtype, "gat", "auto", True, train)
     call = _Typed(spec, handle, heads, rows)
-    return FusedFunction.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
+    return SeveralOperators.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]
 
 
 def typed_attention(spec: TypedSpec, projected: Tensor, factor: Tensor) -> Tensor:
