@@ -25,12 +25,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ..capturing.state import Snapshot
-from ..graph import Graph
 from ..runtime import cuda_graphs
-from .call_graphs import PLAIN, CallGraphs
+from .arguments import PLAIN, Arguments, Numbers
+from .call_graphs import CallGraphs
 from .compiled import agree, draws_elsewhere, is_generator, trains
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
@@ -82,9 +81,9 @@ class _Calls:
 
     def __init__(self, module: nn.Module):
         self.state = _State(module)
-        self.last: tuple[Any, ...] | None = None
+        self.last: tuple[Any, Numbers] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
-        self.graphs: dict[tuple[Any, ...], CallGraphs | None] = {}
+        self.graphs: dict[tuple[Any, ...], list[tuple[Numbers, CallGraphs | None]]] = {}
         self.count = self.replayed = self.left = self.captures = 0
         self.modified: dict[int, Any] = {}  # of `Constants`
         self.reason, self.milliseconds = "", [0.0, 0.0]
@@ -92,52 +91,60 @@ class _Calls:
 
     def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         self.count += 1
-        graphs = self._graphs(call, module, args, kwargs)
-        if graphs is None or not graphs.is_free():
+        arguments, graphs = self._graphs(call, module, args, kwargs)
+        if arguments is None or graphs is None or not graphs.is_free():
+            if self.given_up:
+                self.last = None
             with nullcontext() if self.given_up else self.state.noting():
                 return call(module, *args, **kwargs)
         self.replayed += 1
-        return graphs(args, kwargs)
+        return graphs(arguments)
 
-    def _graphs(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> CallGraphs | None:
+    def _graphs(
+        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[Arguments | None, CallGraphs | None]:
         if self.given_up or not module.training or not trains():
-            return None
-        leaves, tree = tree_flatten((args, kwargs))
-        reason = next((reason for x in leaves if (reason := _unfit(x))), "")
-        state = None if reason else self.state.now()
+            return None, None
+        arguments = Arguments(args, kwargs)
+        state = None if arguments.unfit else self.state.now()
         if state is None:
-            self._left(reason or "its modules have hooks")
-            return None
-        key = (tree, *map(_key, leaves), *_autocast(), *state)
-        graphs = self.graphs.get(key)
-        if graphs is not None and graphs.given_up:
-            self.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
-            self.graphs.clear()
-            return None
-        if graphs is not None and not graphs.is_current():
-            del self.graphs[key]
-        elif key in self.graphs:
-            return graphs
-        self.equal = self.equal + 1 if key == self.last else 0
-        self.last = key
+            self._left(arguments.unfit or "its modules have hooks")
+            return None, None
+        key, numbers = (arguments.key, *_autocast(), state), Numbers(arguments.leaves)
+        captured = self.graphs.setdefault(key, [])
+        for k, (held, graphs) in enumerate(captured):
+            if not held.equal(numbers):
+                continue
+            if graphs is not None and graphs.given_up:
+                self.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
+                self.graphs.clear()
+                return None, None
+            if graphs is None or graphs.is_current():
+                return arguments, graphs
+            del captured[k]
+            break
+        last, self.last = self.last, (key, numbers)
+        self.equal = self.equal + 1 if last is not None and key == last[0] and last[1].equal(numbers) else 0
         if self.equal < _AFTER:
             self._left(self.reason or "no call is equal to those before it")
-            return None
+            return None, None
         self.reason = ""
         if self.captures == _MOST:
             self._left(f"more than {_MOST} different calls came repeatedly")
-            return None
+            return None, None
         self.captures += 1
         try:
-            self.graphs[key] = self._captured(call, module, args, kwargs)
+            graphs = self._captured(call, module, arguments)
         except Exception as error:  # the call as written follows, which works, or raises the script's own
-            self.graphs[key], self.reason, self.given_up = None, said(error), True
-        return self.graphs[key]
+            graphs, self.reason, self.given_up = None, said(error), True
+        captured.append((numbers, graphs))
+        return arguments, graphs
 
     def forget(self) -> None:
         """Lets go of what the model has held."""
         self.graphs.clear()
         self.modified.clear()
+        self.last = None
         self.state = None  # type: ignore[assignment]
 
     def _left(self, reason: str) -> None:
@@ -156,8 +163,8 @@ class _Calls:
             return "several processes train together"
         return ""
 
-    def _captured(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> CallGraphs | None:
-        tensors = tensors_of(args, kwargs, list(module.parameters()))
+    def _captured(self, call: Callable, module: nn.Module, arguments: Arguments) -> CallGraphs | None:
+        tensors = tensors_of(arguments.leaves, list(module.parameters()))
         self.reason = self._unfit(module, {x.device for x in tensors})
         if self.reason:
             self.given_up = True
@@ -165,8 +172,7 @@ class _Calls:
         snapshot, attributes = Snapshot(module.buffers(), device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
         held = [x for *_, x in attributes if isinstance(x, Tensor)]
-        leaves = tree_leaves((args, kwargs))
-        before = _random(device), self.state.now(), [*map(_key, leaves)]
+        numbers, before = Numbers(arguments.leaves), (_random(device), self.state.now())
 
         def restore() -> None:
             snapshot.restore()
@@ -181,15 +187,17 @@ class _Calls:
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = CallGraphs(
-                    call, module, args, kwargs, snapshot, self.state.results, held, self.modified
+                    call, module, arguments, snapshot, self.state.results, held, self.modified
                 )
                 restore()
                 drawn = random_state(device.type == "cuda")
                 expected = graphs.results(graphs.written)
                 graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
                 graphs.draws |= _autocast()[0]  # what is computed later is so outside of autocast
-                if (_random(device), self.state.now(), [*map(_key, leaves)]) != before:
+                if (_random(device), self.state.now()) != before:
                     raise RuntimeError("it draws random numbers on the host, or changes attributes")
+                if not Numbers(arguments.leaves).are(numbers):
+                    raise RuntimeError("it modifies its arguments")
                 if any(own.get(name) is not x or not _same(x, y) for own, name, x, y in containers):
                     raise RuntimeError("it changes lists or dicts in attributes")
                 snapshot.restore()
@@ -308,44 +316,6 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))
-
-
-def _unfit(x: Any) -> str:
-    """Why a call with this argument cannot be replayed."""
-    if isinstance(x, Tensor):
-        plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_inference()
-        return "" if plain else f"an argument is a {type(x).__name__} of another kind"
-    if type(x) in (*PLAIN, Graph):
-        return ""
-    return next((f"an argument is a {type(x).__name__}" for y in _parts(x) if y is x or _unfit(y)), "")
-
-
-def _parts(x: Any) -> list[Any]:
-    """What an object holds, such as torch_geometric's Data; the object itself where that is not known."""
-    if hasattr(x, "to_dict") and hasattr(x, "edge_index"):
-        return tree_leaves(x.to_dict())
-    plain = hasattr(x, "__dict__") and not isinstance(x, (type, nn.Module)) and not callable(x)
-    parts = tree_leaves(vars(x)) if plain else [x]
-    return parts if all(type(y) in PLAIN or isinstance(y, Tensor) for y in parts) else [x]
-
-
-def _key(x: Any) -> Any:
-    """What has to be the same of an argument."""
-    if isinstance(x, Tensor):
-        layout = x.shape, x.stride(), x.dtype, x.device
-        return (*layout, x.requires_grad) if x.is_floating_point() else (*layout, *_place(x))
-    if type(x) in PLAIN:
-        return type(x), str(x) if isinstance(x, slice) else x
-    if type(x) is Graph:
-        return id(x)
-    leaves, tree = tree_flatten(x.to_dict() if hasattr(x, "to_dict") else vars(x))
-    return id(x), tree, *[_place(y) if isinstance(y, Tensor) else (type(y), y) for y in leaves]
-
-
-def _place(x: Tensor) -> tuple[Any, ...]:
-    """Which tensor it is, in which version; a view is known by its base."""
-    owner = x if x._base is None else x._base
-    return id(owner), owner._version, x.data_ptr(), x.shape, x.stride()
 
 
 def _autocast() -> tuple[Any, ...]:
