@@ -325,7 +325,8 @@ def test_refused(device, how, change):
         other.grad = None
         counts.append((trained(model, 7, calls, way), other.grad, random.random()))
     same(counts[0][0], counts[1][0])
-    assert counts[0][1:] == counts[1][1:]
+    torch.testing.assert_close(counts[0][1], counts[1][1])  # sums of a GPU differ in the last bits
+    assert counts[0][2] == counts[1][2]
     assert not replayed(how), str(how.rows())
     assert REFUSED[change] in how.rows()[0]["reason"]
 
