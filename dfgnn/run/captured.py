@@ -14,12 +14,14 @@ elsewhere (global variables, lists, Python's random numbers) has to stay the sam
 from __future__ import annotations
 
 import copy
+import operator
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,7 +44,6 @@ _MOST_LEFT = 50
 #: Objects in a list or dict of an attribute up to which it is looked at.
 _MOST_SEEN = 64
 _OF_MODULES = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Captured:
@@ -171,7 +172,6 @@ class _Calls:
             return None
         snapshot, attributes = Snapshot(module.buffers(), device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
-        held = [x for *_, x in attributes if isinstance(x, Tensor)]
         numbers, before = Numbers(arguments.leaves), (_random(device), self.state.now())
 
         def restore() -> None:
@@ -187,7 +187,7 @@ class _Calls:
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = CallGraphs(
-                    call, module, arguments, snapshot, self.state.results, held, self.modified
+                    call, module, arguments, snapshot, self.state.results, self.state.held(), self.modified
                 )
                 restore()
                 drawn = random_state(device.type == "cuda")
@@ -224,20 +224,75 @@ class _State:
 
     def __init__(self, module: nn.Module):
         self._module = weakref.ref(module)
-        self._owned = [part.__dict__ for part in module.modules()]
-        self._children = self._ids()
         # Attributes to which each of the last two calls has assigned tensors, and the last one.
         self._results: set[tuple[int, str]] = set()
         self._assigned: set[tuple[int, str]] = set()
+        self._numbers: dict[tuple[Any, ...], int] = {}  # what was seen of attributes -> its number
+        self._owned: list[dict[str, Any]] = []
+        self._look(module)
 
-    def _ids(self) -> list[int]:
-        return [id(x) for own in self._owned for x in own["_modules"].values()]
+    def _look(self, module: nn.Module) -> None:
+        """Finds all that belongs to the model; what changes of it without being replaced is kept apart."""
+        owned = [part.__dict__ for part in module.modules()]
+        if [*map(id, owned)] != [*map(id, self._owned)]:  # modules were added or taken away
+            self._owned, self._results, self._assigned = owned, set(), set()
+        inner = [[own[name] for own in self._owned] for name in ("_parameters", "_buffers", "_modules")]
+        self._dicts = [*self._owned, *chain(*inner)]
+        self._hooks = [
+            x for own in self._owned for name, x in own.items()
+            if name.endswith("hooks") and "state_dict" not in name and isinstance(x, dict)
+        ]  # fmt: skip
+        self._parameters = [x for parameters in inner[0] for x in parameters.values() if x is not None]
+        self._buffers = [x for buffers in inner[1] for x in buffers.values() if x is not None]
+        kept = {
+            (k, name): x for k, own in enumerate(self._owned) for name, x in own.items()
+            if (k, name) not in self._results
+        }  # fmt: skip
+        self._kept_tensors = [x for x in kept.values() if isinstance(x, Tensor)]
+        self._kept_containers = [
+            x for (_, name), x in kept.items()
+            if name not in _OF_MODULES and type(x) in (list, dict) and len(x) <= _MOST_SEEN
+        ]  # fmt: skip
+        places = {
+            (k, name): place
+            for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
+        }
+        self._places_of_results = [places[key] for key in self._results if key in places]
+        self._values = self._values_now()
+        by_content = set(map(id, self._kept_containers))
+        seen = tuple([type(x) if id(x) in by_content else _seen(x) for x in self._values])
+        self._number = self._numbers.setdefault(seen, len(self._numbers))
 
-    def _look_again(self, module: nn.Module) -> None:
-        """Where modules were added or taken away since."""
-        self._owned = [part.__dict__ for part in module.modules()]
-        self._children = self._ids()
-        self._results, self._assigned = set(), set()
+    def _values_now(self) -> list[Any]:
+        values = [*chain.from_iterable(map(dict.values, self._dicts))]
+        for place in self._places_of_results:
+            values[place] = None
+        return values
+
+    def now(self) -> tuple[Any, ...] | None:
+        """None: with hooks, which are to be called each time."""
+        module, values = self._module(), self._values_now()
+        same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        if module is not None and not same:
+            self._look(module)
+        if any(self._hooks) or any([x._backward_hooks for x in self._parameters]):
+            return None
+        found: list[Any] = [self._number]
+        for x in self._parameters:
+            found += x.data_ptr(), x.requires_grad
+        for x in self._buffers:  # the versions of single numbers change in training: those of BatchNorm
+            found += x.data_ptr(), x._version if x.numel() > 1 and not x.is_floating_point() else 0
+        for x in self._kept_tensors:
+            found += x.data_ptr(), x._version
+        for x in self._kept_containers:
+            found += map(_seen, x)
+            found += map(_seen, x.values()) if type(x) is dict else ()
+        return tuple(found)
+
+    def held(self) -> list[Any]:
+        """All objects of which `now` sees which they are."""
+        inner = [[*x, *x.values()] if type(x) is dict else x for x in self._kept_containers]
+        return [*self._values, *chain(*inner)]
 
     @property
     def results(self) -> list[tuple[dict[str, Any], str]]:
@@ -257,7 +312,9 @@ class _State:
         before = self._tensors()
         yield
         assigned = {key for key, now in self._tensors().items() if before.get(key) != now}
-        self._results, self._assigned = assigned & self._assigned, assigned
+        results, self._assigned = assigned & self._assigned, assigned
+        if results != self._results:
+            self._results, self._values = results, []  # which are looked at again
 
     def plain(self) -> list[tuple[dict[str, Any], str, Any]]:
         """All attributes that are numbers, texts, tensors and the like."""
@@ -275,40 +332,10 @@ class _State:
             if name not in _OF_MODULES and isinstance(x, (list, dict, set))
         ]  # fmt: skip
 
-    def now(self) -> tuple[Any, ...] | None:
-        """None: with hooks, which are to be called each time."""
-        module = self._module()
-        if module is not None and self._children != self._ids():
-            self._look_again(module)
-        found: list[Any] = [*self._children]
-        for k, own in enumerate(self._owned):
-            if any(map(own.get, _HOOKS)):
-                return None
-            for name, value in own.items():
-                if (k, name) in self._results:
-                    continue
-                if type(value) in PLAIN:
-                    found += type(value), value
-                elif isinstance(value, Tensor):
-                    found += id(value), value._version, value.data_ptr()
-                elif type(value) in (list, dict) and name not in _OF_MODULES and len(value) <= _MOST_SEEN:
-                    found += map(_seen, value)
-                    found += map(_seen, value.values()) if type(value) is dict else ()
-            for x in own["_parameters"].values():
-                if x is not None:
-                    if x._backward_hooks:
-                        return None
-                    found += id(x), x.data_ptr(), x.requires_grad
-            for x in own["_buffers"].values():
-                if x is not None:  # the versions of single numbers change in training: those of BatchNorm
-                    counted = x.numel() > 1 and not x.is_floating_point()
-                    found += x.data_ptr(), x._version if counted else 0
-        return tuple(found)
-
 
 def _seen(x: Any) -> Any:
-    """What is seen of an object in a list or dict."""
-    return x if type(x) in PLAIN else id(x)
+    """What is seen of an object: which it is, or which value."""
+    return (type(x), x) if type(x) in PLAIN else id(x)
 
 
 def _same(a: Any, b: Any) -> bool:
