@@ -39,8 +39,9 @@ from .sample import milliseconds, random_state, said, tensors_of, unseen
 #: Equal calls before one is captured; CUDA graphs of one model at most, each of which holds its own memory;
 #: how much faster is faster.
 _AFTER, _MOST, _FASTER = 3, 4, 1.05
-#: Calls that could not be replayed, after which no further one is looked at, which takes time.
-_MOST_LEFT = 50
+#: Calls that could not be replayed, after which no further one is looked at, which takes time: where some
+#: calls were replayed, and where none was.
+_MOST_LEFT = 50, 12
 #: Objects in a list or dict of an attribute up to which it is looked at.
 _MOST_SEEN = 64
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -150,7 +151,7 @@ class _Calls:
 
     def _left(self, reason: str) -> None:
         self.reason, self.left = reason, self.left + 1
-        self.given_up = self.left > _MOST_LEFT
+        self.given_up = self.left > _MOST_LEFT[not self.replayed]
 
     def _unfit(self, module: nn.Module, devices: set[torch.device]) -> str:
         """Why calls of this model cannot be captured."""
@@ -212,7 +213,7 @@ class _Calls:
             finally:
                 restore()
         if self.milliseconds[1] * _FASTER > self.milliseconds[0]:
-            self.reason = "its CUDA graphs are not faster"
+            self.reason, self.given_up = "its CUDA graphs are not faster", not self.replayed
             return None
         graphs.settle()
         return graphs
