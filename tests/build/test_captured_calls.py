@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.utils import softmax
 
-from dfgnn.run import captured
+from dfgnn.run import captured, gains
 from dfgnn.run.captured import Captured
 from dfgnn.runtime import cuda_graphs
 
@@ -484,3 +484,33 @@ def test_the_report():
     )
     assert "0 of 9 calls replayed as CUDA graphs: it is compiled" in told[1]
     assert captured.lines([]) == ["  --capture: no model with message passing was trained"]
+
+
+def test_what_it_would_gain(device, how, monkeypatch):
+    """--gain measures it on a copy; without, the report says whether the GPU waits for the host."""
+    model, x, edge_index = problem(device)
+    twin, found = copy.deepcopy(model), gains.Gains()
+    monkeypatch.setattr(gains, "COMPILE", "")  # which other tests measure
+    waits = gains.Waits()
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for one, part in ((model, found), (model, waits), (twin, None)):
+        if part:
+            part.install()
+        for _ in range(4):
+            sum(y.square().sum() for y in one(x, edge_index).values()).backward()
+        if part:
+            part.remove()
+    (row,) = found.rows()
+    assert 0 < row["lines"][gains.FLAG] < float("inf"), row
+    assert waits.calls == 4
+    assert waits.found["host"] > 0
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, 2 * q.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_the_report_of_waiting():
+    told = gains.of_waits({"class": "a.Model", "host": 5.0, "more": 0.5})
+    assert "a forward of a.Model took the host 5.00 ms, and the GPU 0.50 ms more" in told[0]
+    assert "python -m dfgnn.run --capture" in told[1]
+    assert gains.of_waits({"class": "a.Model", "host": 5.0, "more": 2.0}) == gains.of_waits({}) == []
