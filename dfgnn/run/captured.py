@@ -7,8 +7,8 @@ are copies of what the graphs hold, as are gradients, so that the script may kee
 
 A call is replayed while nothing has changed that Python would have seen: the tensors of integers and their
 versions, shapes and dtypes of the others (whose numbers are copied), plain arguments, which parameters train,
-numbers and tensors in the attributes of the modules, hooks. Otherwise it runs as written. What a model reads
-elsewhere (global variables, lists, Python's random numbers) has to stay the same, as for `dfgnn.capture`.
+attributes of the modules, hooks. Otherwise it runs as written. What a model reads elsewhere (global
+variables, objects in attributes) has to stay the same, as for `dfgnn.capture`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from ..capturing.state import Snapshot
 from ..runtime import cuda_graphs
-from .arguments import PLAIN, Arguments, Numbers
+from .arguments import PLAIN, Arguments, Made, Numbers
 from .call_graphs import CallGraphs
 from .compiled import agree, draws_elsewhere, is_generator, trains
 from .models import Models
@@ -57,11 +57,12 @@ class Captured:
         self.install, self.remove = self.models.install, self.models.remove
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        if module not in self.calls:
+        calls = self.calls.get(module)
+        if calls is None:
             self.calls[module] = calls = Calls(module)
             weakref.finalize(module, calls.forget)
-            self.rows_of.setdefault(type(module), []).append(self.calls[module])
-        return self.calls[module](partial(self._as_written, call), module, args, kwargs)
+            self.rows_of.setdefault(type(module), []).append(calls)
+        return calls(partial(self._as_written, call), module, args, kwargs)
 
     def _as_written(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.models.inside():
@@ -185,6 +186,11 @@ class Calls:
                     x.clear()
                     x.extend(contents) if isinstance(x, list) else x.update(contents)
 
+        def looks(made: Made) -> Any:
+            """A replay, which begins with looking at the model."""
+            self.state.now()
+            return graphs.replayed(made)
+
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = CallGraphs(
@@ -208,9 +214,7 @@ class Calls:
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
-                # A replay begins with looking at the model.
-                seen = lambda made: self.state.now() and graphs.replayed(made)
-                ways = [partial(graphs.results, way) for way in (graphs.written, seen)]
+                ways = [partial(graphs.results, graphs.written), partial(graphs.results, looks)]
                 self.milliseconds = milliseconds(ways, device.type == "cuda")
             finally:
                 restore()

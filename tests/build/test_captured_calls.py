@@ -253,6 +253,19 @@ def hook(step, model, x, edge_index):
     return x, edge_index
 
 
+def message_hook(step, model, x, edge_index):
+    if step == 5:
+        model.own.register_message_forward_hook(lambda module, args, out: out * 2)
+    return x, edge_index
+
+
+def other_forward(step, model, x, edge_index):
+    if step == 5:
+        forward = model.forward
+        model.forward = lambda *args: {name: y * 2 for name, y in forward(*args).items()}
+    return x, edge_index
+
+
 def other_shape(step, model, x, edge_index):
     return (x, edge_index) if step < 5 else (x[: N // 2], edge_index % (N // 2))
 
@@ -263,7 +276,7 @@ def other_share(step, model, x, edge_index):
 
 
 CHANGES = [modified_edges, other_edges, other_number, attribute, frozen, other_parameter, in_eval_mode, hook,
-           other_shape, other_share]  # fmt: skip
+           message_hook, other_forward, other_shape, other_share]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
