@@ -61,9 +61,12 @@ LACKS = {
     "gatv2": {"scale"},
 }
 PIECES = "edge_softmax", "sddmm", "spmm"
+# flex_attention and attention within blocks have criteria of their own, in test_adding_a_score.py and
+# test_block_attention.py.
+ACCURATE = [name for name, case in CASES.items() if "flex" not in name and not case.in_blocks]
 
 
-@covered(further=False, name=[n for n in CASES if "flex" not in n], dtype=DTYPES, shape=SHAPES, more=MORE)
+@covered(further=False, name=ACCURATE, dtype=DTYPES, shape=SHAPES, more=MORE)
 def test_accuracy(device, case, name, dtype, shape, more):
     """The results and all gradients: their error may be twice that of plain PyTorch in the same dtype."""
     turn = 5 * list(CASES).index(name) + 3 * SHAPES.index(shape) + DTYPES.index(dtype)
@@ -112,7 +115,7 @@ def test_autocast(device, case):
 PARTS = [
     *("gat shared", "gat without sources", "gatv2 vectors", "dot sink", "gat sink", "terms in values"),
     *("terms shared in values", "projection of values, folded", "projection of values, unfolded"),
-    *("products and scores", "spmm shared", "flex"),
+    *("products and scores", "spmm shared", "flex", "blocks, softcap"),
 ]
 
 
@@ -148,6 +151,7 @@ def test_derivatives(device, case):
 COMPILED = [
     *("gat edges", "gat sink", "gatv2", "dot edges", "dot at edges", "terms of heads"),
     *("products", "score at edges", "agnn beta", "flex", "softmax", "sddmm", "spmm shared"),
+    *("blocks", "blocks of pairs"),
     *("projections with biases, folded", "one projection, unfolded"),
 ]
 FORMS = [(name, ("graph", "edge_index")[k % 2]) for k, name in enumerate(COMPILED)]
@@ -241,7 +245,7 @@ def test_sets_of_features(device, case, shape):
 BATCHES = [(37, 120), (50, 400), (60, 5000), (3, 0), (50, 400)]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "flex" not in name])
+@pytest.mark.parametrize("name", ACCURATE)
 def test_fixed_capacity(device, case):
     """In a graph of fixed capacity, with one batch after the other, rows of nodes and edges that are not in
     use are 0, and so are their gradients."""
@@ -293,7 +297,9 @@ def test_padded_heads(case, monkeypatch):
     torch.testing.assert_close(run(case, graph, tensors), expected)
 
 
-@pytest.mark.parametrize("name", ["terms of heads", "projections, folded", "gat edges", "score"])
+@pytest.mark.parametrize(
+    "name", ["terms of heads", "projections, folded", "gat edges", "score", "blocks", "blocks of pairs"]
+)
 def test_exported(case):
     graph = make_graph("random")
     tensors = case.tensors(graph, 8, 5, 3, torch.float32, batch=False)
