@@ -278,6 +278,14 @@ def _function_cases():
         ("gat_attention", "edge.score", "of features", ValueError, "[5, 2]", EdgeTerm(score=feat)),
     ):
         yield _function_case(function, argument, wrong, error, "expected", words, edge=edge)
+    sets = rand(3, *_SRC)
+    for argument, wrong, words, changes in (
+        ("score_src", "of other sets", "a batch of 3", dict(value=sets, score_src=rand(4, *_SRC[:2]))),
+        ("edge.score", "of other dimensions", "a batch of 3",
+         dict(value=sets, edge=EdgeTerm(score=rand(2, 3, EDGES, HEADS)))),
+        ("value", "a set with one row too few", "shape", dict(value=sets[:, 1:])),
+    ):  # fmt: skip
+        yield _function_case("gat_attention", argument, wrong, ValueError, f"expected {words}", **changes)
     yield _function_case(
         "dot_attention", "scale", "of nodes", ValueError, "[5] or [5, 2]", "got [4, 2]",
         scale=rand(N_SRC, HEADS),
@@ -467,6 +475,7 @@ def _graph_cases():
     for argument, wrong, error, words, options in (
         ("layer", "unknown", ValueError, "got 'gcn'", dict(layer="gcn")),
         ("num_heads", "zero", ValueError, "got 0", dict(num_heads=0)),
+        ("head_dim", "a float", ValueError, "got 1.5", dict(head_dim=1.5)),
         ("dtype", "of integers", ValueError, "got torch.int64", dict(dtype=torch.int64)),
         ("seconds", "zero", ValueError, "got 0", dict(seconds=0)),
     ):

@@ -432,22 +432,6 @@ def test_files_that_are_something_else(text, tmp_path):
     assert path.read_text(errors="surrogateescape") == text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"layer": "gcn"}, "layer: expected one of gat, gatv2, dot, got 'gcn'"),
-        ({"num_heads": 0}, "num_heads: expected a positive integer, got 0"),
-        ({"head_dim": 1.5}, "head_dim: expected a positive integer, got 1.5"),
-        ({"dtype": torch.int32}, "dtype: expected one of torch.float32"),
-        ({"seconds": 0}, "seconds: expected a positive number, got 0"),
-    ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        skewed().autotune(**arguments)
-
-
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
 @pytest.mark.parametrize("name", ["power_law", "no_edges", "no_nodes"])
 def test_measured_for_real(device, layer, name):
