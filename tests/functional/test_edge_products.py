@@ -2,11 +2,8 @@
 
 import torch
 from graphs import make_graph
-from torch import library
 
 from dfgnn import functional
-from dfgnn.runtime import ops as _ops
-from dfgnn.runtime.arguments import ops
 
 NAMES = "query", "key", "value", "edge_attr"
 
@@ -27,15 +24,3 @@ def test_as_published(device):
     expected = torch.zeros_like(q).index_add(0, dst, weight * v[src]) / (sums + 1e-6)
     found = functional.edge_product_attention(graph, q, k, v, e, clamp=5.0)
     assert ((found - expected).abs() <= 1.5e-4 * found.abs() + 1e-12).all()
-
-
-def test_fake_kernels():
-    """The fake kernels tell compilers the shapes and dtypes that the operators return."""
-    graph = make_graph("mixed_degrees")
-    query, key, _, feat = make_inputs(graph, 3, 5, torch.bfloat16).values()
-    weight, args = torch.randn(graph.num_edges, 3), _ops.product_args(graph, key, False)
-    tests = ("test_schema", "test_faketensor")
-    for flag in (False, True):
-        library.opcheck(ops.edge_products.default, (query, key, feat, *args, 0.5, flag), test_utils=tests)
-        given = weight, feat if flag else None, query, key, feat, *args, 0.5, flag
-        library.opcheck(ops.edge_products_backward.default, given, test_utils=tests)

@@ -4,14 +4,12 @@ import pytest
 import torch
 from attention import DTYPES, Made, check, function, make_inputs, relative_error, rounding_band
 from graphs import GRAPHS, make_graph, tiny_graph
-from torch import library
 
 from dfgnn import Graph, functional, reference
 from dfgnn.engine import edge_maps as _edge_terms
 from dfgnn.engine import operators
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.plan.cost import lanes_per_head
-from dfgnn.runtime.arguments import ops
 
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
 
@@ -84,21 +82,6 @@ def test_products_of_any_order(device, heads):
     ):
         assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(call, inputs)
-
-
-def test_fake_kernels(device):
-    """The fake kernels tell compilers the shapes and dtypes that the operators return."""
-    graph = make_graph("mixed_degrees", device)
-    rows = torch.randn(graph.num_dst, 3, 8, device=device, dtype=torch.float16)
-    attr = torch.randn(graph.num_edges, 5, device=device, dtype=torch.float16)
-    weight = torch.randn(graph.num_edges, 3, device=device)
-    args = operators.edge_term_args(graph, 3, 8, torch.float16)
-    for op, given in (
-        (ops.edge_dot, (rows, attr, *args, 0.5)),
-        (ops.edge_sum, (weight, attr, *args, graph.num_dst, 8)),
-        (ops.edge_outer, (weight, rows, *args, 5, 0.5)),
-    ):
-        library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
 
 
 # ---- attention -------------------------------------------------------------------------------------------
