@@ -151,7 +151,7 @@ def main(device):
                 try:
                     op(*right[:k], wrong, *right[k + 1 :])
                 except RuntimeError as error:
-                    # The operator, and what is wrong. A size that a scalar does not have is an error of torch.
+                    # The operator, and what is wrong. A size that a scalar does not have is torch's error.
                     named = re.search(r"dfgnn::\w+: \w+|aoti_torch_get_size", str(error))
                     if device == "cpu" and not named:
                         raise SystemExit(f"{op}: argument {k} = {describe(wrong)}: {error}") from error

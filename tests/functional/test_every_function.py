@@ -332,3 +332,6 @@ def test_no_further_tensor_of_edges_and_channels(device, name):
         CASES[name](graph, leaves)[0].sum().backward()
     large = [n for n in made.sizes if n >= min(most, 4000 * 16)]
     assert max(made.sizes) <= most and len(large) <= number
+    with Made() as made:  # which notices a call that makes such a tensor
+        leaves["query"].detach()[graph.edge_index[1]] * 1
+    assert max(made.sizes) == 4000 * 4 * 64

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from attention import DTYPES, SCORES, function, make_inputs, relative_error, run
+from attention import DTYPES, SCORES, function, make_inputs, run
 from covering import covered, exhaustive
 from graphs import make_graph
 from torch import library
@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from dfgnn import functional, reference
-from dfgnn.plan import SCHEDULES
 
 ALL = {"term": True, "weight": "H"}
 
@@ -51,32 +50,6 @@ def test_two_runs_are_bitwise_equal(device, score, name, dtype):
 
 
 # ---- schedules -------------------------------------------------------------------------------------------
-
-
-@covered(
-    schedule=SCHEDULES,
-    score=SCORES,
-    name=["mixed_degrees", "super_row", "super_source", "power_law", "no_edges", "no_nodes", "isolated"],
-    shape=[(1, 4), (3, 8), (8, 32)],
-)
-def test_every_schedule_gives_the_same_results(device, score, schedule, name, shape):
-    """A schedule that does not exist for the device or the shape raises; no other is taken instead."""
-    graph, (heads, dim), dtype = make_graph(name, device), shape, torch.float64
-    inputs = make_inputs(score, graph, heads, dim, dtype, **ALL)
-    plan = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype)
-    if schedule not in {c.schedule for c in plan.candidates}:
-        assert schedule != "natural"
-        with pytest.raises(ValueError, match=f"{schedule}.*not available"):
-            function(score)(graph, **inputs, schedule=schedule)
-        return
-    forced = graph.plan(num_heads=heads, head_dim=dim, dtype=dtype, schedule=schedule)
-    assert forced.schedule == schedule and schedule in repr(forced)
-    seed = torch.tensor([9], device=device)
-    options = {"return_attention": True, "dropout_p": 0.3, "generator": seed}
-    expected = run(function(score, reference), graph, inputs, **options)
-    results = run(function(score), graph, inputs, schedule=schedule, **options)
-    for key, x in expected.items():
-        assert relative_error(results[key], x, 1.0) < 1e-10, key
 
 
 # ---- dropout ---------------------------------------------------------------------------------------------

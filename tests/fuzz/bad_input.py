@@ -376,21 +376,14 @@ def _graph_cases():
         ("edge_index[1]", "too large", ValueError, ("num_dst=3", "got 3"), torch.tensor([[0, 1], [0, 3]])),
     ):
         yield case("from_edge_index", argument, wrong, error, words, lambda value=value: edge_index(value, 3))
-    cached = Graph.cached
+    cached, one_edge = Graph.cached, torch.tensor([[1], [0]])
     for argument, wrong, error, words, value, size in (
         ("edge_index", "a list", TypeError, "got list", [[0], [0]], None),
         ("edge_index", "a Graph", TypeError, "got a Graph", block(), None),
         ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3), None),
-        (
-            "edge_index[0]",
-            "too large",
-            ValueError,
-            ("got 1", "1 rows were given"),
-            torch.tensor([[1], [0]]),
-            1,
-        ),
-        ("num_src", "a string", TypeError, "got str", torch.tensor([[1], [0]]), "2"),
-        ("num_src", "negative", ValueError, "got -1", torch.tensor([[1], [0]]), -1),
+        ("edge_index[0]", "too large", ValueError, ("got 1", "1 rows were given"), one_edge, 1),
+        ("num_src", "a string", TypeError, "got str", one_edge, "2"),
+        ("num_src", "negative", ValueError, "got -1", one_edge, -1),
     ):
         yield case("cached", argument, wrong, error, words, lambda v=value, s=size: cached(v, s))
     for argument, wrong, error, words, sizes in (
@@ -422,45 +415,32 @@ def _graph_cases():
         ("indices", "negative", "got -2", (ptr, idx - 2)),
     ):
         yield case("from_csr", argument, wrong, ValueError, words, lambda values=values: csr(*values))
-    yield case("from_csr", "eids", "repeated", ValueError, "more than once", lambda: csr(ptr, idx, eids=idx))
-    yield case("from_csr", "eids", "too few", ValueError, "got [2]", lambda: csr(ptr, idx, eids=idx[:2]))
-    yield case("from_csr", "eids", "too large", ValueError, "got 3", lambda: csr(ptr, idx, eids=idx + 2))
     large, one = torch.tensor([0, 2**31]), torch.zeros(1, dtype=torch.int64)
-    yield case(
-        "from_csr", "destination 0", "of 2**31 edges", ValueError, "expected fewer than 2**31 edges",
-        lambda: csr(large, one.expand(2**31), validate=False),
-    )  # fmt: skip
-    yield case(
-        "from_edge_index", "max(edge_index[0]) + 1", "2**31", ValueError, "got 2147483649",
-        lambda: edge_index(torch.stack([large, large])),
-    )  # fmt: skip
-    halves = coo(idx, idx, num_src=2**30, num_dst=2)
-    yield case("batch", "num_src", "2**31", ValueError, "got 2147483648", lambda: Graph.batch([halves] * 2))
-    yield case("from_scipy", "matrix", "a tensor", TypeError, "got Tensor", lambda: Graph.from_scipy(idx))
-    yield case(
-        "from_torch_sparse",
-        "matrix",
-        "dense",
-        TypeError,
-        "torch.strided",
-        lambda: Graph.from_torch_sparse(torch.eye(3)),
-    )
-    yield case(
-        "from_torch_sparse", "matrix", "None", TypeError, "NoneType", lambda: Graph.from_torch_sparse(None)
-    )
-    yield case(
-        "from_torch_sparse", "matrix", "of 3 dimensions", ValueError, "2 sparse dimensions, got",
-        lambda: Graph.from_torch_sparse(torch.ones(2, 2, 2).to_sparse()),
-    )  # fmt: skip
-    yield case(
-        "from_pyg", "num_nodes, num_src, num_dst", "beside a sparse one", ValueError, "which has sizes",
-        lambda: Graph.from_pyg(torch.eye(3).to_sparse(), num_nodes=3),
-    )  # fmt: skip
-    yield case("from_dgl", "graph", "a tensor", TypeError, "got Tensor", lambda: Graph.from_dgl(idx))
-    yield case("from_pyg", "data", "a list", TypeError, "got list", lambda: Graph.from_pyg([0, 1]))
-    yield case("batch", "graphs", "empty", ValueError, "got none", lambda: Graph.batch([]))
-    yield case("batch", "graphs", "a graph", TypeError, "got Graph", lambda: Graph.batch(block()))
-    yield case("batch", "graphs[1]", "a tensor", TypeError, "got Tensor", lambda: Graph.batch([block(), idx]))
+    halves, sparse = coo(idx, idx, num_src=2**30, num_dst=2), torch.ones(2, 2, 2).to_sparse()
+    of_sparse, sizes = Graph.from_torch_sparse, "num_nodes, num_src, num_dst"
+    for method, argument, wrong, error, words, call in (
+        ("from_csr", "eids", "repeated", ValueError, "more than once", lambda: csr(ptr, idx, eids=idx)),
+        ("from_csr", "eids", "too few", ValueError, "got [2]", lambda: csr(ptr, idx, eids=idx[:2])),
+        ("from_csr", "eids", "too large", ValueError, "got 3", lambda: csr(ptr, idx, eids=idx + 2)),
+        ("from_csr", "destination 0", "of 2**31 edges", ValueError, "expected fewer than 2**31 edges",
+         lambda: csr(large, one.expand(2**31), validate=False)),
+        ("from_edge_index", "max(edge_index[0]) + 1", "2**31", ValueError, "got 2147483649",
+         lambda: edge_index(torch.stack([large, large]))),
+        ("batch", "num_src", "2**31", ValueError, "got 2147483648", lambda: Graph.batch([halves] * 2)),
+        ("from_scipy", "matrix", "a tensor", TypeError, "got Tensor", lambda: Graph.from_scipy(idx)),
+        ("from_torch_sparse", "matrix", "dense", TypeError, "torch.strided", lambda: of_sparse(torch.eye(3))),
+        ("from_torch_sparse", "matrix", "None", TypeError, "NoneType", lambda: of_sparse(None)),
+        ("from_torch_sparse", "matrix", "of 3 dimensions", ValueError, "2 sparse dimensions, got",
+         lambda: of_sparse(sparse)),
+        ("from_pyg", sizes, "beside a sparse one", ValueError, "which has sizes",
+         lambda: Graph.from_pyg(torch.eye(3).to_sparse(), num_nodes=3)),
+        ("from_dgl", "graph", "a tensor", TypeError, "got Tensor", lambda: Graph.from_dgl(idx)),
+        ("from_pyg", "data", "a list", TypeError, "got list", lambda: Graph.from_pyg([0, 1])),
+        ("batch", "graphs", "empty", ValueError, "got none", lambda: Graph.batch([])),
+        ("batch", "graphs", "a graph", TypeError, "got Graph", lambda: Graph.batch(block())),
+        ("batch", "graphs[1]", "a tensor", TypeError, "got Tensor", lambda: Graph.batch([block(), idx])),
+    ):  # fmt: skip
+        yield case(method, argument, wrong, error, words, call)
 
     graph = block()
     for argument, wrong, error, words, options in (
