@@ -335,3 +335,24 @@ def test_no_further_tensor_of_edges_and_channels(device, name):
     with Made() as made:  # which notices a call that makes such a tensor
         leaves["query"].detach()[graph.edge_index[1]] * 1
     assert max(made.sizes) == 4000 * 4 * 64
+
+
+@pytest.mark.parametrize("given", ["Graph", "Graph on meta", "edge_index"])
+@cases
+def test_on_meta(case, given):
+    """Tensors on the device meta have shapes alone, and so have the results of every function there and their
+    gradients (of layers: tests/nn/test_every_layer.py)."""
+    graph = make_graph("isolated")
+    tensors = case.tensors(graph, 4, 5, 3, batch=False)
+    expected = case(graph, tensors)
+    leaves = {key: x.to("meta").requires_grad_() for key, x in tensors.items()}
+    edges = graph.to("meta") if given == "Graph on meta" else graph
+    if given == "edge_index":
+        edges = graph.edge_index.to("meta")
+        edges = Graph.cached(edges, num_src=graph.num_src, num_dst=graph.num_dst)
+    found = case(edges, leaves)
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in expected]
+    assert all(x.is_meta for x in found)
+    gradients = torch.autograd.grad(sum(x.sum() for x in found), [*leaves.values()], allow_unused=True)
+    for x, found in zip(leaves.values(), gradients):
+        assert found is None or found.is_meta and found.shape == x.shape

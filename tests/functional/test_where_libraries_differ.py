@@ -100,14 +100,6 @@ def test_torch_2_13_softmax_of_a_long_column():
     assert abs(functional.dot_attention(graph, one, one, one).item() - 1) < 1e-4
 
 
-def test_pyg_2_8_softmax_of_infinitely_low_scores():
-    graph = Graph.from_edge_index(torch.tensor([[0, 1], [0, 0]]), num_nodes=2)
-    score = torch.full((2, 1), -torch.inf)
-    assert not functional.edge_softmax(graph, score).any()
-    if PYG:
-        assert torch_geometric.utils.softmax(score, torch.zeros(2).long(), num_nodes=1).isnan().all()
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_torch_2_13_layer_norm_loses_its_gradient_in_16_bits(threads):
     """On a CPU the gradient of LayerNorm's weight depends on the number of threads, too."""
