@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from attention import DTYPES, Made, relative_error, rounding_band
+from attention import DTYPES, Made, loss_of, relative_error, rounding_band
 from covering import EXHAUSTIVE, covered, exhaustive, some
 from every_function import CASES, B
 from graphs import GRAPHS, make_graph, tiny_graph
@@ -22,11 +22,6 @@ cases = pytest.mark.parametrize("name", CASES)
 def case(name, monkeypatch):
     CASES[name].choose(monkeypatch)
     return CASES[name]
-
-
-def loss_of(results):
-    """A sum of the results with fixed weights that differ between elements."""
-    return sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in results)
 
 
 def run(case, graph, tensors, module=functional, modify=lambda x: x, autocast=None, **more):

@@ -9,15 +9,10 @@ import weakref
 import pytest
 import torch
 from graph_checks import check_graph, edge_order, small
-from graphs import GRAPHS
+from graphs import GRAPHS, edges
 
 from dfgnn.graph import CSR, DegreeStats, Graph
 from dfgnn.plan import Planner, Shape
-
-
-def edges(name, device="cpu", dtype=torch.int64):
-    src, dst, num_src, num_dst = GRAPHS[name]()
-    return src.to(device, dtype), dst.to(device, dtype), num_src, num_dst
 
 
 def csr_of(src, dst, num_dst):
