@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine import argument_checks as _edges
-from ..engine import edge_projection, paths
+from ..engine import argument_checks, edge_projection, paths
 from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, with_feat
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
@@ -135,7 +134,7 @@ def dot_attention(
     scale = 1 / math.sqrt(dim) if scale is None else scale
     check.number("scale", scale)
     check.number("negative_slope", negative_slope)
-    own, flags, terms, key_bias, value_bias = _edges.sort_out(check, edge, heads, dim, value_dim)
+    own, flags, terms, key_bias, value_bias = argument_checks.sort_out(check, edge, heads, dim, value_dim)
     per_edge, sink, schedule, out_bias = check.settings(options, heads, value_dim, dropout_p)
     if negative_slope != 1 and per_edge.edge_bias is not None:
         if terms is not None and terms.key is not None:  # which would be added where the bias is
