@@ -20,6 +20,7 @@ from ..runtime.attention_options import (
     EdgeOptions,
     EdgeTerm,
     ScoreOptions,
+    inner,
     public,
 )
 from ..runtime.batches import batched
@@ -152,7 +153,7 @@ def dot_attention(
 
 
 #: `dot_attention` for calls within the library, whose types do not state `OF_LAYERS` and the function's name.
-dot: Any = dot_attention
+dot: Any = inner(dot_attention)
 
 
 # fmt: off
@@ -234,6 +235,9 @@ def _per_edge(x: Any, graph: Any) -> bool:
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] == graph.num_src:
         return False  # before num_edges is read, whose value may be unknown while a compiler records
     return x.shape[0] == graph.num_edges
+
+
+agnn: Any = inner(agnn_attention)
 
 
 def _broadcasts(shape, wanted) -> bool:

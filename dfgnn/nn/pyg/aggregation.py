@@ -46,7 +46,7 @@ class FusedAggregation:
     """Mixin: a sum over the rows of a group with weights that a softmax makes of scores."""
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same module on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat.gat)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:
