@@ -106,7 +106,7 @@ class Calls:
     def _graphs(
         self, call: Callable, module: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[Arguments | None, CallGraphs | None]:
-        if self.given_up or not module.training or not trains():
+        if self.given_up or not module.training or not trains() or _is_captured():
             return None, None
         arguments = Arguments(args, kwargs)
         state = None if arguments.unfit else self.state.now()
@@ -363,6 +363,12 @@ def _random(device: torch.device) -> Any:
     drawn = numpy.random.get_state() if numpy else (None, b"", 0)
     of_torch = b"" if device.type == "cpu" else bytes(torch.get_rng_state().numpy())
     return random.getstate(), bytes(drawn[1]), drawn[2], of_torch
+
+
+def _is_captured() -> bool:
+    """Whether the script captures the call itself."""
+    on_gpu = torch.cuda.is_initialized()
+    return cuda_graphs.in_captured_step() or (on_gpu and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager
