@@ -3,7 +3,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
-#include "../cuda/attention/merge.h"
+#include "../cuda/attention/merge_parts.h"
 #include "../cuda/attention/terms.h"
 #include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"
@@ -80,6 +80,9 @@ struct CudaBackend {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
   }
   static constexpr auto cat = aoti_torch_cuda_cat;
+  static void baddbmm(const Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
+  }
   static void bmm(const Tensor& out, const Tensor& a, const Tensor& b) {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_bmm_out(out.get(), a.get(), b.get()));
   }
