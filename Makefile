@@ -17,6 +17,7 @@ RUN := $(VENV)/bin/python
 # ABRT, at which pytest prints the stacks of all threads. In the foreground, so that Ctrl-C and debuggers work.
 PYTEST = timeout --foreground --signal=ABRT --kill-after=60 $(LIMIT) $(RUN) -m pytest
 PIP := $(RUN) -m pip install --disable-pip-version-check --constraint constraints.txt
+BYTECODE := $(RUN) -m compileall -qq
 # Every score, dtype, lane layout and edge tensor once; not all combinations, which make test runs.
 ENGINE_TESTS = tests/functional/test_edge_options.py tests/functional/test_every_function.py \
   -k "options_together and (isolated or sorted or super_row) or wide_heads or test_mask \
@@ -140,12 +141,18 @@ torch:
 	$(PIP) --progress-bar=off --no-compile setuptools torch numpy tqdm
 	$(RUN) -c "import torch._dynamo"
 
-# The package itself is compiled by now, with its progress shown.
+# The package itself is compiled by now, with its progress shown. While pip installs, another core compiles the
+# bytecode of what is there; then both compile the rest. Files that are for newer Pythons are left out.
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.torch | build
-	$(PIP) --no-build-isolation --no-compile --editable '.[test,examples]'
-	# By all cores, where pip takes one; as there, files that are for newer Pythons are left out.
-	$(RUN) -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages || true
+	+$(MAKE) --no-print-directory -j2 packages bytecode
+	$(BYTECODE) -j 0 $(VENV)/lib/python3.*/site-packages || true
 	touch $@
+
+.PHONY: packages bytecode
+packages:
+	$(PIP) --no-build-isolation --no-compile --editable '.[test,examples]'
+bytecode:
+	$(BYTECODE) $(VENV)/lib/python3.*/site-packages/torch || true
 
 $(VENV)/.docs: pyproject.toml constraints.txt $(VENV)/.test
 	$(PIP) sphinx furo myst-parser sphinx-copybutton sphinx-design sphinx-mathjax-offline

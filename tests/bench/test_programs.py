@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import some
+from covering import exhaustive, some
 
 pytest.importorskip("torch_geometric", reason="the benchmarks compare with it")
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
@@ -153,6 +153,7 @@ def test_check_of_block_attention(program, monkeypatch, capsys):
     assert "BAD" in capsys.readouterr().out
 
 
+@exhaustive
 @pytest.mark.parametrize("program", ["reorder", "weather_mesh", "distributed"], indirect=True)
 def test_dry_on_cuda(program, one_process, tmp_path, monkeypatch):
     """scaling.py and cookbook.py have no branch for CUDA."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from covering import EXHAUSTIVE
+from covering import EXHAUSTIVE, exhaustive
 
 pytest.importorskip("torch_geometric", reason="the benchmarks compare with it")
 pytest.importorskip("numpy", reason="the benchmarks need numpy")
@@ -65,7 +65,7 @@ def run(path: Path, *more: str) -> dict:
 # ---- measuring -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@exhaustive
 def test_every_part_on_the_cpu(score, one_of_each, tmp_path, capsys):
     path = tmp_path / "cpu.json"
     results = run(path, "--device", "cpu")
