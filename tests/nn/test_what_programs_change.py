@@ -3,6 +3,7 @@ something around it: replaced functions, modules and modes, hooks, parametrizati
 of their own; and which gradients are None."""
 
 import contextlib
+import copy
 import functools
 import sys
 import warnings
@@ -20,6 +21,7 @@ from every_layer import (
     Layer,
     N,
     X,
+    arguments,
     assert_equal,
     both,
     edges_of,
@@ -263,6 +265,68 @@ def test_changes_of_a_linear_module(name, change):
         assert_equal(found[1], found[0])
         if name.split()[1] in ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"):
             assert of(name) == "dgl" or layer.why_not(layer) is None
+
+
+# ---- other modules of DGL's layers ----------------------------------------------------------------------
+
+PARTS = {
+    "leaky_relu hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    "leaky_relu pre-hook": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] - 1,)),
+    "leaky_relu forward": lambda m: setattr(m, "forward", lambda x: x.abs()),
+    "leaky_relu Tanh": lambda m: nn.Tanh(),
+    "attn_drop hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    "attn_drop Softsign": lambda m: nn.Softsign(),
+    "relation_att.1 hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    # What the engine does, too.
+    "feat_drop hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    "feat_drop Tanh": lambda m: nn.Tanh(),
+    "attn_drop Identity": lambda m: nn.Identity(),
+    "feat_drop Identity": lambda m: nn.Identity(),
+    "leaky_relu of another slope": lambda m: nn.LeakyReLU(0.7),
+}
+HONOURED = "feat_drop hook", "feat_drop Tanh", "Identity", "slope"
+
+
+def change_part(layer, change):
+    part = change.split()[0]
+    new = PARTS[change](layer.get_submodule(part))
+    if isinstance(new, nn.Module):
+        setattr(layer, part, new)
+
+
+def changes_of_parts():
+    for name in NAMES:
+        if of(name) == "dgl" and name.split()[1] in ("GATConv", "GATv2Conv", "EdgeGATConv", "HGTConv"):
+            for change in PARTS:
+                if ("HGT" in name) == ("relation" in change):
+                    yield name, change
+
+
+@pytest.mark.parametrize(("name", "change"), [*changes_of_parts()])
+def test_changes_of_other_modules(name, change):
+    """Before accelerate and after it: they take effect in the fused forward, or DGL's own forward runs with a
+    warning; with a dfgnn.Graph, which that cannot take, they raise."""
+    part, honoured = change.split()[0], any(word in change for word in HONOURED)
+    theirs, late = both(name)
+    change_part(theirs, change)
+    early = copy.deepcopy(theirs)
+    report = dfgnn.accelerate(early)
+    if honoured:
+        assert report.replaced
+    else:
+        (kept,) = report.kept
+        assert part.split(".")[0] in kept.reason and not report.replaced
+    change_part(late, change)
+    expected = results(theirs, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for layer in (early, late):
+            assert_equal(results(layer, name), expected)
+    found = [str(x.message) for x in said if issubclass(x.category, FallbackWarning)]
+    assert len(found) == (not honoured) and all(part.split(".")[0] in text for text in found)
+    if not honoured:
+        with pytest.raises(NotImplementedError, match=f"{name.split()[1]}: .*{part.split('.')[0]}.*DGL"):
+            late(*arguments(name))
 
 
 # ---- hooks ---------------------------------------------------------------------------------------------

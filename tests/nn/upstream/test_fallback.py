@@ -7,7 +7,8 @@ import warnings
 
 import pytest
 import torch
-from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
+from beside import assert_same, compare, pair, run
+from of_pyg import edges, torch_geometric
 
 import dfgnn
 from dfgnn.nn import (

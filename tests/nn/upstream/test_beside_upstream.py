@@ -23,7 +23,7 @@ from every_layer import (
     results,
     with_gradients,
 )  # fmt: skip
-from pyg_compare import torch_geometric
+from of_pyg import torch_geometric
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
