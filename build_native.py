@@ -69,6 +69,7 @@ LINK += ["--unresolved-symbols=ignore-all"] if CROSS else ["--no-undefined"]
 CUDA_SHIMS = [
     "aoti_torch_create_cuda_guard",
     "aoti_torch_cuda_addmm_out",
+    "aoti_torch_cuda_baddbmm_out",
     "aoti_torch_cuda_bmm_out",
     "aoti_torch_cuda_cat",
     "aoti_torch_cuda_guard_set_index",

@@ -16,7 +16,9 @@
 #include <tuple>
 
 #include "graphs.h"
+#include "heads.h"
 #include "linear.h"
+#include "narrow_terms.h"
 
 namespace dfgnn {
 
@@ -458,62 +460,6 @@ struct Attention : Graphs<Backend> {
 
   // ---- operators of eager calls ------------------------------------------------------------------
 
-  // The terms of an additive score that have the features' 16 bits. Kernels read terms in the accumulation
-  // type: forward writes them so into the memory that it keeps for backward.
-  struct NarrowTerms {
-    std::array<OptTensor, 2> given;  // of sources and destinations
-    std::array<void*, 2> wide{};
-
-    NarrowTerms(const Checker& check, const Inputs& in, Workspace& kept) {
-      const ScalarType type = in.type();
-      if (Score(in.score) != Score::additive || type == in.acc()) return;
-      const OptTensor* terms[] = {&in.src, &in.dst};
-      for (int k = 0; k < 2; ++k) {
-        const OptTensor& term = *terms[k];
-        if (!term || term->scalar_type() != type) continue;
-        check.tensor(k ? "dst" : "src", *term, {-1, -1}, {type});
-        given[k] = term;
-        kept.add(wide[k], true, {term->size(0), term->size(1)}, in.acc());
-      }
-    }
-    // Puts the wide ones in their places, which forward writes first.
-    void widen(Inputs& in, bool write) const {
-      for (int k = 0; k < 2; ++k) {
-        if (!given[k]) continue;
-        const Tensor made = on_memory(wide[k], in.value, sizes_of(*given[k]), in.acc());
-        if (write) copy(made, *given[k]);
-        (k ? in.dst : in.src) = made;
-      }
-    }
-    OptTensor gradient(int k, const OptTensor& wide_one) const {
-      return given[k] && wide_one ? OptTensor(as_type(*wide_one, given[k]->scalar_type())) : wide_one;
-    }
-  };
-
-  // `split` turns a layer's feature rows [n, heads * size] into [n, heads, size], `joined` turns them back.
-  // heads = 0 says that the caller's rows are [n, heads, size] already: both leave them as they are.
-  static void split(const Checker& check, OptTensor& t, int64_t heads) {
-    if (!heads || !t) return;
-    check.require(heads > 0 && t->dim() == 2 && t->size(1) % heads == 0,
-                  "heads: expected tensors of two dimensions, and of a multiple of ", heads, " columns");
-    t = reshaped(dense(*t), {t->size(0), heads, t->size(1) / heads});
-  }
-  static void split(const Checker& check, Tensor& t, int64_t heads) {
-    OptTensor some = t;
-    split(check, some, heads);
-    t = *some;
-  }
-  static OptTensor joined(const OptTensor& t, int64_t heads) {
-    if (!heads || !t || t->dim() < 3) return t;
-    return reshaped(*t, {t->size(0), t->size(1) * t->size(2)});
-  }
-  // Reshapes vectors, one per head, to [heads, size], unless heads = 0.
-  static OptTensor by_head(const Checker& check, const char* name, const OptTensor& t, int64_t heads) {
-    if (!heads || !t) return t;
-    check.require(t->numel() % heads == 0, name, ": expected a multiple of ", heads, " elements");
-    return reshaped(dense(*t), {heads, t->numel() / heads});
-  }
-
   static std::tuple<Tensor, Tensor, OptTensor> attend(
       int64_t number, int64_t heads, int64_t score, Tensor value, OptTensor src, OptTensor dst,
       OptTensor attn, OptTensor edge_bias, OptTensor edge_gate, OptTensor edge_mask, OptTensor edge_weight,
@@ -521,8 +467,8 @@ struct Attention : Graphs<Backend> {
       double dropout_p, int64_t flags, bool return_attention, bool save_positive) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend", value);
-    split(check, value, heads);
-    if (Score(score) != Score::additive) split(check, src, heads), split(check, dst, heads);
+    split_heads(check, value, heads);
+    if (Score(score) != Score::additive) split_heads(check, src, heads), split_heads(check, dst, heads);
     attn = by_head(check, "attn", attn, heads), out_bias = by_head(check, "out_bias", out_bias, heads);
     const auto graph = graph_of(check, number, value, false);
     Inputs in{score,           value,          src,         dst,       attn, edge_bias,
@@ -532,13 +478,13 @@ struct Attention : Graphs<Backend> {
     check.tensor("value", value, {-1, -1, -1}, {value.scalar_type()});
     p.score = Score(score);
     Workspace all = kept(check, p, in, save_positive);
-    const NarrowTerms terms(check, in, all);
+    const NarrowTerms<Inputs> terms(check, in, all);
     const OptTensor memory = all.make(value);
     terms.widen(in, true);
     fill(check, in, p, graph->sizes[2]);
     p.csr = graph->csr;
     const Outputs made = run_forward(check, in, p, return_attention);
-    return {*joined(made.out, heads), *memory, made.attention};
+    return {*join_heads(made.out, heads), *memory, made.attention};
   }
 
   static std::tuple<Tensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor, OptTensor>
@@ -550,8 +496,8 @@ struct Attention : Graphs<Backend> {
                   int64_t need) {
     const typename Backend::Scope scope(value);
     const Checker check("dfgnn::attend_backward", value);
-    split(check, value, heads), split(check, grad_out, heads), split(check, out, heads);
-    if (Score(score) != Score::additive) split(check, src, heads), split(check, dst, heads);
+    split_heads(check, value, heads), split_heads(check, grad_out, heads), split_heads(check, out, heads);
+    if (Score(score) != Score::additive) split_heads(check, src, heads), split_heads(check, dst, heads);
     attn = by_head(check, "attn", attn, heads), out_bias = by_head(check, "out_bias", out_bias, heads);
     const auto graph = graph_of(check, number, value, true);
     Inputs in{score,           value,          src,         dst,       attn, edge_bias,
@@ -561,7 +507,7 @@ struct Attention : Graphs<Backend> {
     check.tensor("value", value, {-1, -1, -1}, {value.scalar_type()});
     p.score = Score(score);
     Workspace all = kept(check, p, in, has_positive);
-    const NarrowTerms terms(check, in, all);
+    const NarrowTerms<Inputs> terms(check, in, all);
     read(check, all, memory);
     terms.widen(in, false);
     const auto read_kept = [&](bool need_positive) {
@@ -571,9 +517,9 @@ struct Attention : Graphs<Backend> {
     const auto plans = [&] { p.csr = graph->csr, p.reverse = graph->reverse; };
     const Gradients g = backward_call(check, in, p, graph->sizes[2], grad_out, out, grad_attention, attention,
                                       need, read_kept, plans);
-    return {*joined(g.value, heads),
-            terms.gradient(0, joined(g.src, heads)),
-            terms.gradient(1, joined(g.dst, heads)),
+    return {*join_heads(g.value, heads),
+            terms.gradient(0, join_heads(g.src, heads)),
+            terms.gradient(1, join_heads(g.dst, heads)),
             g.attn,
             g.bias,
             g.gate,

@@ -50,6 +50,9 @@ struct CheckedLayer {
     const OptTensor* bias =
         nullptr;             // what the attention adds to its result: out_bias, or the bias of `skip`
     bool is_result = false;  // whether the attention's result is the layer's
+    // Whether forward projects to value, key and query, and whether also to the skip connection, by one
+    // batched product.
+    bool together = false, skip_together = false;
 
     Workspace memory;
     OptTensor held;  // the tensor with this memory, in the dtype of x
@@ -98,8 +101,9 @@ struct CheckedLayer {
         else
           of_edges = term("edge", *c.edge_attr, c.edge_weight, c.attn_edge);
       }
+      choose_together();
       const bool same = c.dtype == type;
-      const OptTensor& own = c.out_bias ? c.out_bias : c.skip_bias;
+      const OptTensor& own = c.out_bias || skip_together ? c.out_bias : c.skip_bias;
       if (same && own && (!c.out_bias || c.out_bias->scalar_type() == type)) bias = &own;
       is_result = same && !heads.padding && !skip.x && bool(bias) == bool(own);
       lay_out();
@@ -112,6 +116,18 @@ struct CheckedLayer {
       check.tensor(name, bias, {heads.width()}, {type, acc});
       check.require(x.scalar_type() == type, name, ": expected features of the dtype of x");
       return {&x, &*weight, &bias};
+    }
+
+    // A small product takes a GPU as long as its sums over the features take, however few its columns are.
+    // So three of the same features take three times as long as a batch of them; two take less than a batch
+    // and what puts their weights side by side.
+    void choose_together() {
+      const auto fits = [&](const Projection& p) {
+        return p.x == value.x && p.weight->scalar_type() == value.weight->scalar_type() &&
+               bool(*p.bias) == bool(*value.bias);
+      };
+      together = n * heads.width() <= c.most_joined && fits(key) && fits(query);
+      skip_together = together && !heads.padding && fits(skip);
     }
 
     void vectors() {
@@ -138,15 +154,22 @@ struct CheckedLayer {
 
     void lay_out() {
       const int64_t wide = heads.padded_width(), head = heads.size + heads.padding;
-      for (Projection* p : {&value, &key, &query, &edge, &skip}) {
+      // Arrays of one kind follow each other: those of a batched product are equally far apart.
+      const bool skip_in_result = !skip_together;
+      Projection* const all[] = {&value, &key, &query, &skip, &edge};
+      for (Projection* p : all)
+        if (p->x) memory.add(p->rows, !(p == &skip && skip_in_result), {p->x->size(0), wide}, type);
+      for (Projection* p : all) {
         if (!p->x) continue;
-        const bool padded = heads.padding && p != &skip, in_result = p == &skip;
-        const int64_t rows = padded ? wide : heads.width();
-        memory.add(p->rows, !in_result, {p->x->size(0), wide}, type);
-        memory.add(p->ready_weight, padded || p->weight->scalar_type() != type, {rows, p->weight->size(1)},
+        const bool padded = heads.padding && p != &skip;
+        memory.add(p->ready_weight, padded || p->weight->scalar_type() != type,
+                   {padded ? wide : heads.width(), p->weight->size(1)}, type);
+      }
+      for (Projection* p : all) {
+        if (!p->x) continue;
+        const bool added = *p->bias && !(p == &skip && skip_in_result);
+        memory.add(p->ready_bias, added && (heads.padding || (**p->bias).scalar_type() != type), {wide},
                    type);
-        memory.add(p->ready_bias, *p->bias && !in_result && (padded || (**p->bias).scalar_type() != type),
-                   {rows}, type);
       }
       const bool vector = score == Score::additive_v2;
       memory.add(attn, vector && (heads.padding || c.attn->scalar_type() != type), {wide}, type);

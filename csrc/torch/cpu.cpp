@@ -67,6 +67,9 @@ struct CpuBackend {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_addmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
   }
   static constexpr auto cat = aoti_torch_cpu_cat;
+  static void baddbmm(const Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_baddbmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
+  }
   static void bmm(const Tensor& out, const Tensor& a, const Tensor& b) {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_bmm_out(out.get(), a.get(), b.get()));
   }

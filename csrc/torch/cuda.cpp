@@ -80,6 +80,9 @@ struct CudaBackend {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
   }
   static constexpr auto cat = aoti_torch_cuda_cat;
+  static void baddbmm(const Tensor& out, const Tensor& c, const Tensor& a, const Tensor& b) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_baddbmm_out(out.get(), c.get(), a.get(), b.get(), 1, 1));
+  }
   static void bmm(const Tensor& out, const Tensor& a, const Tensor& b) {
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_bmm_out(out.get(), a.get(), b.get()));
   }

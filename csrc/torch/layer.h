@@ -19,19 +19,58 @@ struct Layers {
 
   // ---- forward ---------------------------------------------------------------------------------
 
-  static void project(const Layer& l, const Projection& p) {
-    if (p.ready_weight) {
-      Tensor ready = l.weight(p);
-      l.heads.pad_weight(ready, *p.weight);
+  // A projection's weight and bias, as the product takes them.
+  static Tensor ready_weight(const Layer& l, const Projection& p) {
+    Tensor weight = l.weight(p);
+    if (p.ready_weight) l.heads.pad_weight(weight, *p.weight);
+    return weight;
+  }
+  static OptTensor ready_bias(const Layer& l, const Projection& p) {
+    if (!p.ready_bias) return *p.bias;
+    Tensor ready = l.on(p.ready_bias, {1, l.heads.padded_width()}, l.type);
+    l.heads.pad_rows(ready, reshaped(dense(**p.bias), {1, l.heads.width()}));
+    return reshaped(ready, {l.heads.padded_width()});
+  }
+
+  static void project(const Layer& l) {
+    std::vector<const Projection*> batch, alone{&l.value, &l.key, &l.query};
+    if (l.together) std::swap(batch, alone);
+    if (l.skip_together) batch.push_back(&l.skip);
+    alone.push_back(&l.edge);
+    if (!batch.empty() && l.n) project(l, batch);
+    for (const Projection* p : alone) {
+      if (!p->x) continue;
+      const Tensor weight = ready_weight(l, *p);
+      Tensor rows = l.on(p->rows, {p->x->size(0), l.heads.padded_width()}, l.type);
+      Product::apply(rows, *p->x, weight, ready_bias(l, *p));
     }
-    OptTensor bias = *p.bias;
-    if (p.ready_bias) {
-      Tensor ready = l.on(p.ready_bias, {1, l.heads.padded_width()}, l.type);
-      l.heads.pad_rows(ready, reshaped(dense(**p.bias), {1, l.heads.width()}));
-      bias = reshaped(ready, {l.heads.padded_width()});
+  }
+
+  // Projections of the same features, as one batched product, because kernels take rows without gaps.
+  static void project(const Layer& l, const std::vector<const Projection*>& batch) {
+    const int64_t count = int64_t(batch.size()), width = l.heads.padded_width();
+    const Tensor& x = *batch[0]->x;
+    const int64_t features = x.size(1);
+    std::vector<Tensor> weights, biases;
+    for (const Projection* p : batch) {
+      weights.push_back(ready_weight(l, *p));
+      if (*p->bias) biases.push_back(*ready_bias(l, *p));
     }
-    Tensor rows = l.on(p.rows, {p.x->size(0), l.heads.padded_width()}, l.type);
-    Product::apply(rows, *p.x, l.weight(p), bias);
+    const auto distance = [&](void* Projection::* array) {
+      return (static_cast<char*>(batch[1]->*array) - static_cast<char*>(batch[0]->*array)) / bytes_of(l.type);
+    };
+    const bool ready = batch[0]->ready_weight;
+    const Tensor weight = ready ? weights[0] : Product::cat(weights, 0);
+    const Tensor onto =
+        strided(weight, {count, features, width},
+                {ready ? distance(&Projection::ready_weight) : width * features, 1, features});
+    const Tensor same = strided(x, {count, l.n, features}, {0, x.stride(0), x.stride(1)});
+    const Tensor rows = strided(l.on(batch[0]->rows, {l.n, width}, l.type), {count, l.n, width},
+                                {distance(&Projection::rows), width, 1});
+    if (biases.empty())
+      Backend::bmm(rows, same, onto);
+    else
+      Backend::baddbmm(rows, reshaped(Product::cat(biases, 0), {count, 1, width}), same, onto);
   }
 
   // Writes a vector of [width] elements where the attention reads it.
@@ -60,8 +99,7 @@ struct Layers {
     Layer l(c, "dfgnn::layer", false);
     const Tensor memory = make(c.x, {l.elements()}, l.type);
     l.place(memory);
-    for (const Projection* p : {&l.query, &l.key, &l.value, &l.edge})
-      if (p->x) project(l, *p);
+    project(l);
     if (l.attn) make_ready(l, *c.attn, l.attn);
     if (l.bias) make_ready(l, **l.bias, l.ready_bias);
     if (l.of_edges.x)
@@ -88,7 +126,9 @@ struct Layers {
       dense_heads.padding = 0;
       copy(dense_heads.without_padding(result), l.heads.without_padding(out));
     }
-    if (l.skip.x) {
+    if (l.skip_together) {
+      result = added(result, l.on(l.skip.rows, sizes, l.type));
+    } else if (l.skip.x) {
       if (l.skip.ready_weight) copy(l.weight(l.skip), *l.skip.weight);
       const Tensor onto = transposed(l.weight(l.skip));
       if (c.dtype == l.type) {

@@ -1,7 +1,7 @@
 // Linear projections and what else a layer's operators compute with torch's own kernels, through the stable
-// ABI. A Backend offers mm(out, a, b), addmm(out, c, a, b) and bmm(out, a, b), which write products of
-// matrices (and c + a b) into `out`, and cat, which puts tensors side by side. These functions call torch's
-// kernels for a device directly, without the dispatcher.
+// ABI. A Backend offers mm(out, a, b), addmm(out, c, a, b), bmm and baddbmm, which write products of
+// matrices, or of batches of them (and c + a b), into `out`, and cat, which puts tensors side by side. These
+// functions call torch's kernels for a device directly, without the dispatcher.
 #pragma once
 
 #include "checks.h"

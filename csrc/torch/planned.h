@@ -55,11 +55,11 @@ struct Planned {
   // Turns rows of all heads into heads, as `heads` says, and returns the graph.
   static auto prepare(const Checker& check, Inputs& in, const Plan& plan, int64_t heads, int64_t num_edges,
                       bool backward) {
-    Base::split(check, in.value, heads);
+    split_heads(check, in.value, heads);
     if (Score(in.score) != Score::additive)
-      Base::split(check, in.src, heads), Base::split(check, in.dst, heads);
-    in.attn = Base::by_head(check, "attn", in.attn, heads);
-    in.out_bias = Base::by_head(check, "out_bias", in.out_bias, heads);
+      split_heads(check, in.src, heads), split_heads(check, in.dst, heads);
+    in.attn = by_head(check, "attn", in.attn, heads);
+    in.out_bias = by_head(check, "out_bias", in.out_bias, heads);
     auto graph = Base::graph_of(check, plan.number, in.value, backward);
     check_sizes(check, *graph, in.num_dst, num_edges);
     in.unwritten = plan.unwritten;
@@ -83,7 +83,7 @@ struct Planned {
     p.csr = graph->csr;
     const typename Base::Saved saved = Base::make_saved(check, p, in, save_positive);
     const typename Base::Outputs made = Base::run_forward(check, in, p, return_attention);
-    out.write(*Base::joined(made.out, heads)), out.write(*saved[0]), out.write(saved[2]);
+    out.write(*join_heads(made.out, heads)), out.write(*saved[0]), out.write(saved[2]);
     out.write(saved[1]), out.write(made.attention);
   }
 
@@ -103,7 +103,7 @@ struct Planned {
     const Plan plan(given);
     const typename Backend::Scope scope(in.value);
     const Checker check("dfgnn::planned_attend_backward", in.value);
-    Base::split(check, grad_out, heads), Base::split(check, out, heads);
+    split_heads(check, grad_out, heads), split_heads(check, out, heads);
     const auto graph = prepare(check, in, plan, heads, num_edges, true);
     BackwardParams p{};
     typename Base::Saved saved{stats, positive_mass, positive};
@@ -119,8 +119,8 @@ struct Planned {
       const Sizes first{0};
       g.attn = torch::stable::sum(*g.attn, torch::headeronly::IntHeaderOnlyArrayRef(first), true, in.acc());
     }
-    results.write(*Base::joined(g.value, heads));
-    for (const OptTensor& t : {g.src, g.dst}) results.write(Base::joined(t, heads));
+    results.write(*join_heads(g.value, heads));
+    for (const OptTensor& t : {g.src, g.dst}) results.write(join_heads(t, heads));
     for (const OptTensor& t : {g.attn, g.bias, g.gate, g.weight, g.feat}) results.write(t);
   }
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map
 
+from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
-from ..runtime.cuda_graphs import captured_step, capturing
+from ..runtime.cuda_graphs import Recorder, captured_step
 from . import samples
 from .constants import LEARNING_RUNS, Constants
 from .padded_batch import Buffers
@@ -43,8 +44,7 @@ class Body:
         self.loss_fn, self.model, self.optimizer, self.before_step = loss_fn, model, optimizer, before_step
         self.device, self.check, self.debug = device, check, debug
         self.modified: dict[int, Any] = {}  # of `Constants`
-        self._stream: torch.cuda.Stream | None = None
-        self._pool: Any = None
+        self._recorder: Recorder | None = None
 
     def unpadded(self, sample: Sample) -> tuple[Any, ...]:
         """loss_fn's arguments without padding: the batch on the device, with masks that are True
@@ -94,36 +94,26 @@ class Body:
         ``run`` itself. The warm-up's changes are undone. constants: of a step that never changes."""
         if self.debug:
             return run
-        if self._stream is None:
-            self._stream, self._pool = torch.cuda.Stream(self.device), torch.cuda.graph_pool_handle()
-        snapshot = Snapshot(self.model, self.optimizer, self.device)
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
+        if self._recorder is None:
+            self._recorder = cuda_graphs.Recorder(self.device)
+        snapshot = Snapshot(tensors_of(self.model, self.optimizer), self.device)
         # DistributedDataParallel listens to what adds up gradients, which would be replaced.
         if not any(isinstance(part, DistributedDataParallel) for part in self.model.modules()):
             forget_streams(tensors_of(self.model, self.optimizer))
         try:
-            with torch.cuda.stream(self._stream):
+            with self._recorder.running():
                 for _ in range(1 if constants is None else LEARNING_RUNS):
                     run()
-                self._stream.synchronize()
-                with no_waiting(constants):
+                with no_waiting(self._recorder, constants):
                     run()
         finally:
-            current.wait_stream(self._stream)
             snapshot.restore()
             self.clear()
-        graph = torch.cuda.CUDAGraph()
-        # thread_local, because a data loader may pin memory in another thread meanwhile.
-        with capturing(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            out = run()
-        # Capturing sets the offset of random numbers that replays read to 0, by a kernel on `_stream`, after
-        # which the replays must run.
-        current.wait_stream(self._stream)
+        out, again = self._recorder.recorded(run)
         self.clear()  # the captured gradients lie in the CUDA graph's memory, which every replay overwrites
 
         def replay() -> Any:
-            graph.replay()
+            again()
             return out
 
         return replay
@@ -138,12 +128,11 @@ def _detached(out: Any) -> Any:
 
 
 @contextmanager
-def no_waiting(constants: Constants | None) -> Iterator[None]:
+def no_waiting(recorder: Recorder, constants: Constants | None) -> Iterator[None]:
     """A context in which waiting for the device raises an error that says what to change."""
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
-        yield
+        with recorder.without_waiting():
+            yield
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
@@ -154,8 +143,6 @@ def no_waiting(constants: Constants | None) -> Iterator[None]:
             "(x[mask], unique), .item(), prints and tensors made from numbers on the host do that, unless "
             "the batch stays the same and the values come of it and other constants alone"
         ) from error
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
 
 
 class Captured:
@@ -250,7 +237,7 @@ def _copies(out: Any, cut: Callable[[Any], Any]) -> Any:
 
 def _compare(body: Body, unpadded: tuple, padded: Callable, unpad: Callable[[Any], Any]) -> None:
     """Raises ValueError if padding changes the loss or a gradient. All state is restored."""
-    snapshot = Snapshot(body.model, body.optimizer, body.device)
+    snapshot = Snapshot(tensors_of(body.model, body.optimizer), body.device)
 
     def run(args: tuple[Any, ...]) -> list[Tensor]:
         body.clear()

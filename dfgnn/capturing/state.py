@@ -97,11 +97,12 @@ def _setting(value: Any) -> Any:
 
 
 class Snapshot:
-    """A copy of all state, taken before a warm-up or comparison, to be restored afterwards."""
+    """Copies of tensors, and the states of PyTorch's generators, taken before a warm-up or comparison, to be
+    restored afterwards."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, device: torch.device):
+    def __init__(self, tensors: Iterable[Tensor], device: torch.device):
         self._device = device
-        self._tensors = [(x, x.detach().clone()) for x in tensors_of(model, optimizer)]
+        self._tensors = [(x, x.detach().clone()) for x in tensors]
         self._cpu = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
@@ -109,10 +110,8 @@ class Snapshot:
     def restore(self) -> None:
         """Copies the values back into the same tensors, whose addresses CUDA graphs read."""
         for x, before in self._tensors:
-            x.copy_(before)
-        self.restore_generators()
-
-    def restore_generators(self) -> None:
+            if not torch.equal(x, before):  # the versions of others stay
+                x.copy_(before)
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,33 +13,20 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..capturing._run import no_waiting
 from ..capturing.constants import LEARNING_RUNS, Constants
-from ..capturing.state import buffers_stay, forget_streams
+from ..capturing.state import Snapshot, buffers_stay, forget_streams
 from ..capturing.state import tensors_of as state_of
+from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
-from ..runtime.cuda_graphs import capturing
 from .sample import tensors_of
 
 #: What is the same object, or an equal one, in each call: neither a tensor nor something that holds them.
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice)
 
 
-class Snapshot:
-    """What a call of a model changes, to be restored: buffers and generators. Parameters are not written to:
-    the script may have gradients to compute from their current versions."""
+class _Given(NamedTuple):
+    """A result that is an argument: which one."""
 
-    def __init__(self, module: nn.Module, device: torch.device):
-        self._buffers = [(x, x.detach().clone()) for x in module.buffers()]
-        self._cpu, self._device = torch.get_rng_state(), device
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for x, before in self._buffers:
-            if not torch.equal(x, before):  # the versions of others stay
-                x.copy_(before)
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+    place: int
 
 
 def _tensors(out: list[Any]) -> list[Tensor]:
@@ -70,65 +56,13 @@ def _leaves(x: Tensor) -> set[int]:
     return {id(x)} if x.grad_fn is None else {id(node.variable) for node in nodes}
 
 
-class _Pass(NamedTuple):
-    """A recorded pass: the tensors it writes, and what runs it again."""
-
-    results: list[Any]
-    replay: Callable[[], None]
-
-
-class _Recorder:
-    """Records passes on a stream of its own; with debug the passes themselves run again."""
-
-    def __init__(self, device: torch.device, debug: bool):
-        self._debug, self._device = debug, device
-        if not debug:
-            self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        if self._debug:
-            yield
-            return
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
-
-    def without_waiting(self, constants: Constants) -> AbstractContextManager[None]:
-        if self._debug:
-            return nullcontext()
-        self._stream.synchronize()
-        return no_waiting(constants)
-
-    def recorded(self, run: Callable[[], list[Any]]) -> _Pass:
-        """A pass that returns tensors, which each replay overwrites."""
-        if self._debug:
-            return _Pass(first := run(), partial(_run_again, run, first))
-        graph = torch.cuda.CUDAGraph()
-        # thread_local, because a data loader may pin memory in another thread meanwhile.
-        how = {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
-        with capturing(graph, **how):
-            results = run()
-        return _Pass(results, graph.replay)
-
-
-def _run_again(run: Callable[[], list[Any]], first: list[Any]) -> None:
-    with torch.enable_grad():
-        again = run()
-    for x, new in zip(first, again):
-        if isinstance(x, Tensor):
-            x.detach().copy_(new.detach())
-
-
 class CallGraphs:
     """The CUDA graphs of one call: forward and backward."""
 
     def __init__(
         self, call: Callable, module: nn.Module, args: tuple, kwargs: dict,
         snapshot: Snapshot, assigned: list[tuple[dict[str, Any], str]], held: list[Tensor],
-        modified: dict[int, Any], debug: bool,
+        modified: dict[int, Any],
     ):  # fmt: skip
         self._call, self._module, self._arguments = call, weakref.ref(module), (args, kwargs)
         self._assigned, self._modified = list(assigned), modified
@@ -143,12 +77,10 @@ class CallGraphs:
         if not self._parameters:
             raise RuntimeError("it has no parameter that trains")
         self._trained = [k for k in self._places if leaves[k].requires_grad]
-        self.draws, self.given_up = (
-            True,
-            "",
-        )  # whether a call draws random numbers; why it is no longer replayed
+        self.draws = True  # random numbers
+        self.given_up = ""  # why it is no longer replayed
         self._pending: Callable[[], Any] = lambda: None
-        self._record(snapshot, debug)
+        self._record(snapshot)
 
     def _outputs(self) -> list[Any]:
         """Forward: the leaves of what the model returns."""
@@ -160,6 +92,9 @@ class CallGraphs:
         with buffers_stay(module):
             out, self._out_tree = tree_flatten(self._call(module, *args, **kwargs))
         out += [own[name] for own, name in self._assigned]
+        places = {id(x): k for k, x in enumerate(self._static) if isinstance(x, Tensor)}
+        # A result that is an argument is that of each call.
+        out = [_Given(places[id(x)]) if id(x) in places else x for x in out]
         self._live = _trained(out)
         return out
 
@@ -176,13 +111,13 @@ class CallGraphs:
             yield from state_of(module, None)
         yield from (self._static[k] for k in self._places)
 
-    def _record(self, snapshot: Snapshot, debug: bool) -> None:
-        recorder = _Recorder(device := self._parameters[0].device, debug)
+    def _record(self, snapshot: Snapshot) -> None:
+        recorder = cuda_graphs.Recorder(device := self._parameters[0].device)
         self._constants = constants = Constants(device, self._variable, self._modified)
         forget_streams(self._parameters)
         with recorder.running():
             for k in range(LEARNING_RUNS + 1):
-                last = recorder.without_waiting(constants) if k == LEARNING_RUNS else nullcontext()
+                last = no_waiting(recorder, constants) if k == LEARNING_RUNS else nullcontext()
                 with last, constants.running():
                     out = self._outputs()
                     self._check(out)
@@ -191,29 +126,28 @@ class CallGraphs:
             del out, trained
             snapshot.restore()
             with constants.running():
-                self._forward = recorder.recorded(self._outputs)
-                out = self._forward.results
+                out, self._forward = recorder.recorded(self._outputs)
                 self._grads = [torch.zeros_like(x) for x in self._live]
                 reached = [_leaves(x) for x in self._live]
                 behind = [_nodes(x) - {x.grad_fn} for x in self._live]
                 # Whether another result is made of it: as results of one call they are all alike.
                 self._is_part = [any(x.grad_fn in nodes for nodes in behind) for x in self._live]
                 self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
-                self._backward = recorder.recorded(lambda: self._gradients(self._live, self._grads))
+                self._found, self._backward = recorder.recorded(
+                    lambda: self._gradients(self._live, self._grads)
+                )
         tensors = _tensors(out)
         places = {id(x): k for k, x in enumerate(tensors)}
         self._out_leaves = [None if isinstance(x, Tensor) else x for x in out]
         self._places_of_tensors = [(k, places[id(x)]) for k, x in enumerate(out) if isinstance(x, Tensor)]
         self._is_trained = [x.requires_grad for x in tensors]
         self._results = [x.detach() for x in tensors]
-        if not debug:
-            self._live = []  # with the graph of gradients
-            out.clear()
+        self._live = []  # with the graph of gradients
 
     def _check(self, out: list[Any]) -> None:
         """Raises RuntimeError for what two CUDA graphs cannot give back."""
         for x in out:
-            if not isinstance(x, Tensor) and type(x) not in PLAIN:
+            if not isinstance(x, (Tensor, _Given)) and type(x) not in PLAIN:
                 raise RuntimeError(f"it returns a {type(x).__name__}")
         if any(self._static[k]._version for k in self._places):
             raise RuntimeError("it modifies its arguments")
@@ -247,7 +181,7 @@ class CallGraphs:
         tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
         trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
         trained[0].grad_fn.parts = [weakref.ref(x) for x, part in zip(trained, self._is_part) if part]
-        out = list(self._out_leaves)
+        out = [leaves[x.place] if type(x) is _Given else x for x in self._out_leaves]
         for k, place in self._places_of_tensors:
             out[k] = tensors[place]
         count = self._out_tree.num_leaves
@@ -271,9 +205,8 @@ class CallGraphs:
 
     def results(self, call: Callable[[], Any]) -> tuple[list[Tensor], list[Tensor]]:
         """What a call returns, and its gradients."""
-        outputs = tensors_of(call())
-        trained = [x for x in outputs if x.requires_grad]
-        leaves = tree_leaves(self._arguments)
+        leaves, outputs = tree_leaves(self._arguments), tensors_of(call())
+        trained = [x for x in outputs if x.requires_grad and not any(x is y for y in leaves)]
         inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
         grads = torch.autograd.grad(trained, inputs, [x.detach() for x in trained], allow_unused=True)
         return [x.detach() for x in outputs], [x for x in grads if x is not None]
@@ -281,19 +214,19 @@ class CallGraphs:
     def forward(self, leaves: list[Any]) -> list[Tensor]:
         for k in self._places:  # always: x.data may be written to without a version that counts it
             self._static[k].detach().copy_(leaves[k])
-        self._forward.replay()
+        self._forward()
         return [x.clone() for x in self._results]
 
     def backward(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         for mine, given in zip(self._grads, grads):
             mine.zero_() if given is None else mine.copy_(given)
-        self._backward.replay()
+        self._backward()
         # What none of the results with a gradient comes of has none either.
         asked = [reached for reached, given in zip(self._reached, grads) if given is not None]
-        has = [any(column) for column in zip(*asked)] or [False] * len(self._backward.results)
-        found = [x for x, has_one in zip(self._backward.results, has) if has_one and x is not None]
+        has = [any(column) for column in zip(*asked)] or [False] * len(self._found)
+        found = [x for x, has_one in zip(self._found, has) if has_one and x is not None]
         copies = iter(internals.foreach_mul(found, 1.0) if found else ())
-        pairs = zip(self._backward.results, has)
+        pairs = zip(self._found, has)
         return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
 
     def backward_as_written(

@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from ..capturing.state import Snapshot
 from ..graph import Graph
-from .call_graphs import PLAIN, CallGraphs, Snapshot
+from ..runtime import cuda_graphs
+from .call_graphs import PLAIN, CallGraphs
 from .compiled import agree, draws_elsewhere, is_generator, trains
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
@@ -45,11 +47,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Captured:
-    """Replays calls of models while it is installed. debug: runs them again instead, on any device, like
-    that of `dfgnn.capture`."""
+    """Replays calls of models while it is installed."""
 
-    def __init__(self, debug: bool = False) -> None:
-        self.debug = debug
+    def __init__(self) -> None:
         self.models = Models(self._called)
         self.calls: WeakKeyDictionary[nn.Module, _Calls] = WeakKeyDictionary()
         self.rows_of: dict[type, list[_Calls]] = {}
@@ -57,7 +57,7 @@ class Captured:
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         if module not in self.calls:
-            self.calls[module] = calls = _Calls(module, self.debug)
+            self.calls[module] = calls = _Calls(module)
             weakref.finalize(module, calls.forget)
             self.rows_of.setdefault(type(module), []).append(self.calls[module])
         return self.calls[module](partial(self._as_written, call), module, args, kwargs)
@@ -80,8 +80,8 @@ class Captured:
 class _Calls:
     """The calls of one model."""
 
-    def __init__(self, module: nn.Module, debug: bool):
-        self.state, self.debug = _State(module), debug
+    def __init__(self, module: nn.Module):
+        self.state = _State(module)
         self.last: tuple[Any, ...] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
         self.graphs: dict[tuple[Any, ...], CallGraphs | None] = {}
@@ -146,7 +146,7 @@ class _Calls:
 
     def _unfit(self, module: nn.Module, devices: set[torch.device]) -> str:
         """Why calls of this model cannot be captured."""
-        if len(devices) != 1 or not self.debug and any(x.type != "cuda" for x in devices):
+        if {x.type for x in devices} != {cuda_graphs.Recorder.device_type} or len(devices) != 1:
             return "its tensors are not on one GPU"
         if any(part._compiled_call_impl is not None for part in module.modules()):
             return "it is compiled"
@@ -162,7 +162,7 @@ class _Calls:
         if self.reason:
             self.given_up = True
             return None
-        snapshot, attributes = Snapshot(module, device := tensors[0].device), self.state.plain()
+        snapshot, attributes = Snapshot(module.buffers(), device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
         held = [x for *_, x in attributes if isinstance(x, Tensor)]
         leaves = tree_leaves((args, kwargs))
@@ -181,7 +181,7 @@ class _Calls:
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = CallGraphs(
-                    call, module, args, kwargs, snapshot, self.state.results, held, self.modified, self.debug
+                    call, module, args, kwargs, snapshot, self.state.results, held, self.modified
                 )
                 restore()
                 drawn = random_state(device.type == "cuda")
@@ -200,10 +200,10 @@ class _Calls:
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
                 ways = [partial(graphs.results, way) for way in (graphs.written, graphs.replayed)]
-                self.milliseconds = milliseconds(ways, not self.debug)
+                self.milliseconds = milliseconds(ways, device.type == "cuda")
             finally:
                 restore()
-        if self.milliseconds[1] * _FASTER > self.milliseconds[0] and not self.debug:
+        if self.milliseconds[1] * _FASTER > self.milliseconds[0]:
             self.reason = "its CUDA graphs are not faster"
             return None
         graphs.settle()

@@ -1,11 +1,11 @@
-"""Captures CUDA graphs without what ends a capture from outside."""
+"""Captures CUDA graphs without what ends a capture from outside, and records what replays."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +27,49 @@ def capturing(graph: Any, **options: Any) -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class Recorder:
+    """Records CUDA graphs of a device, on a stream and in a memory pool of their own."""
+
+    device_type = "cuda"
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """A context on that stream."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
+
+    @contextlib.contextmanager
+    def without_waiting(self) -> Iterator[None]:
+        """A context in which PyTorch raises a RuntimeError ("synchronizing") where it would wait."""
+        self._stream.synchronize()
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    def recorded(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        """(what ``run`` returns, what computes it again in the same memory)."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        # thread_local, because a data loader may pin memory in another thread meanwhile.
+        with capturing(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            out = run()
+        # Capturing sets the offset of random numbers that replays read to 0, by a kernel on `_stream`, after
+        # which the replays must run.
+        current.wait_stream(self._stream)
+        return out, graph.replay
 
 
 _captured_steps = 0

@@ -456,3 +456,18 @@ def test_a_small_pair_launches_little(monkeypatch):
         calls = {o.key: o.count for o in profiler.key_averages()}
         assert calls["aten::sum"] == 1  # and none of the vectors' partial sums, where there is one
         assert "aten::copy_" not in calls  # each gradient lies where it was computed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias", [True, False])
+def test_projections_of_small_features_are_one_product(bias):
+    """So many columns take a GPU no longer than those of one projection."""
+    graph = make_graph("random", "cuda")
+    tensors = make_pair(graph, "dot", 2, 4, torch.float32, bias=bias)
+    run_pair(graph, tensors, "dot", 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run_pair(graph, tensors, "dot", 2)
+        torch.cuda.synchronize()
+    names = [event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    products = [name for name in names if "gemm" in name.lower() or "gemv" in name.lower()]
+    assert len(products) == 1, names
