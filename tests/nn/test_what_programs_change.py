@@ -26,6 +26,7 @@ from every_layer import (
     both,
     edges_of,
     floats,
+    in_turns,
     library,
     made,
     names_upstream,
@@ -146,8 +147,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("what", REPLACED)
-@EVERY
+@in_turns("what", REPLACED, NAMES)
 def test_what_a_program_replaces(name, what):
     if what == "SumAggregation" and of(name) == "dgl":
         pytest.skip("DGL has none")
@@ -244,8 +244,7 @@ def parts_of(layer):
     return [key for key, module in layer.named_modules() if isinstance(module, linears()[:2])]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@EVERY
+@in_turns("change", CHANGES, NAMES)
 def test_changes_of_a_linear_module(name, change):
     """Of each of its linear modules, also of those whose weight is folded into the score terms; for every
     other change the layer has been called before, so that its next call may be prepared."""
@@ -388,8 +387,7 @@ def halved(layer):
             module._parameters[key] = p if p is None else nn.Parameter(p.detach().as_subclass(Halved))
 
 
-@pytest.mark.parametrize("change", [parametrized, halved])
-@EVERY
+@in_turns("change", [parametrized, halved], NAMES)
 def test_changed_parameters(name, change):
     theirs, ours = both(name)
     change(theirs), change(ours)

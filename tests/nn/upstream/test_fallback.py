@@ -189,13 +189,6 @@ def test_scripting(cls, monkeypatch):
 # ---- the package -----------------------------------------------------------------------------------------
 
 
-def test_import_is_lazy(plain_python):
-    code = (
-        "import sys, dfgnn, dfgnn.nn; assert not [m for m in sys.modules if m.startswith('torch_geometric')]"
-    )
-    plain_python(code)
-
-
 def test_missing_torch_geometric(plain_python):
     code = "import sys; sys.modules['torch_geometric'] = None; import dfgnn.nn.pyg"
     result = plain_python(code, status=1)

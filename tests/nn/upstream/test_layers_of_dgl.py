@@ -28,13 +28,6 @@ def test_no_nodes(subject):
     assert [x.shape for x in outs] == [(0, *shape) for shape in shapes]
 
 
-@pytest.mark.parametrize("subject", [s for s in SUBJECTS if s.name != "HGTConv"], ids=lambda s: s.name)
-def test_one_tensor_for_two_kinds_of_nodes(subject):
-    g = dgl_bipartite()
-    with pytest.raises(ValueError, match="feat"):
-        subject.layers()[1](g, *subject.inputs(g))
-
-
 def test_attention_is_returned_after_dropout():
     g = dgl_graph("duplicates")
     attention = GATConv(9, 5, 2, attn_drop=0.5)(g, torch.randn(g.num_nodes(), 9), get_attention=True)[-1]

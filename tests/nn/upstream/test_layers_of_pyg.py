@@ -403,16 +403,11 @@ def test_gradients_of_some_and_what_is_modified(calls):
 # ---- GATEConv, HEATConv, GeneralConv, FAConv ------------------------------------------------------------
 
 
-def test_heat_and_gate_need_attributes():
-    layer, x = pyg.HEATConv(9, 5, 3, 4, 7, 6, 2, heads=2).double(), features(N, 9)
-    given = x, edges(), torch.randint(3, (N,)), torch.randint(4, (E,))
-    with pytest.raises(ValueError, match="edge_attr: expected"):
-        layer(*given, None)
+def test_a_hook_on_the_attention_of_heat():
+    layer = pyg.HEATConv(9, 5, 3, 4, 7, 6, 2, heads=2).double()
     layer.att.register_forward_hook(lambda *a: None)
     with pytest.warns(FallbackWarning, match="att or lin"):
-        layer(*given, features(E, 6))
-    with pytest.raises(ValueError, match="edge_attr: expected"):
-        pyg.GATEConv(9, 9, 3).double()(x, edges(), None)
+        layer(features(N, 9), edges(), torch.randint(3, (N,)), torch.randint(4, (E,)), features(E, 6))
 
 
 def test_attentive_fp():
