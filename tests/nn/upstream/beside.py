@@ -97,6 +97,14 @@ def _cast(value, dtype):
     return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+def _flat(row):
+    """The options of a row, with those that a dictionary among their values stands for."""
+    found = {}
+    for key, value in row.items():
+        found |= value if isinstance(value, dict) else {key: value}
+    return found
+
+
 class Subject:
     """What layers of both libraries have in common; a subclass has the name of its layer."""
 
@@ -126,9 +134,7 @@ class Subject:
         if EXHAUSTIVE and len(self.options) > 2:
             rows += covering(3, **self.options, edges=self.edges[:1], dtype=DTYPES, accelerated=(False,))
         for row in rows:
-            for key in [key for key, value in row.items() if isinstance(value, dict)]:
-                row |= row.pop(key)
-            yield self.adjusted(row)
+            yield self.adjusted(_flat(row))
 
     def adjusted(self, row):
         """The row without options that exclude each other."""
@@ -136,10 +142,8 @@ class Subject:
 
     def constructors(self):
         """Positional arguments and options of layers that have each value of each option."""
-        for row in covering(1, **self.options) if self.options else [{}]:
-            for key in [key for key, value in row.items() if isinstance(value, dict)]:
-                row |= row.pop(key)
-            row = self.adjusted(row)
+        for row in covering(1, **self.options):
+            row = self.adjusted(_flat(row))
             yield row.pop("args", self.args), {key: x for key, x in row.items() if key not in self.of_forward}
 
     def pair(self, *args, dtype=torch.float64, accelerate=False, **options):
