@@ -41,7 +41,7 @@ def report() -> dict:
         "platform": platform.platform(),
         "cuda": torch.version.cuda,
         "driver": driver(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: version(name) for name in _PACKAGES},
         "libraries": _libraries(off),
         "cpu": _cpu(off),
         "gpus": _gpus(off),
@@ -78,7 +78,8 @@ def text(info: dict) -> str:
     return "\n".join(lines)
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The version of a package, or None where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -43,8 +43,8 @@ from .runtime.attention_options import (
     public,
 )
 from .runtime.batches import batched
-from .runtime.compiling import sums_of_rows
 from .runtime.rules import rows_at
+from .runtime.tracing import sums_of_rows
 
 _MASK32 = 0xFFFFFFFF
 

@@ -94,7 +94,7 @@ struct EdgeOptions {
 // attention on CUDA in 16 bits). The other symbols are those of ForwardParams and BackwardParams below.
 //   raw_ij = scale (q_i . k_j + r_i . x_ij), r_i = W^T q_i      out_i += W a_i, a_i = sum_j w m alpha x_ij
 // Backward, with s_i = W^T g_i:
-//   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j draw_ij x_ij
+//   dalpha_ij = f_ij (g_i . v_j + s_i . x_ij)      grad_query_i += scale W b_i, b_i = sum_j grad_raw_ij x_ij
 struct EdgeAttr {
   const void* x;       // [E, dim] T, user's edge order; or null
   int32_t dim, width;  // width: dim, rounded up to a multiple of 8
@@ -110,7 +110,7 @@ struct EdgeAttr {
   void* sums;          // a, or in backward b: [N_dst, H, width] T, 0 beyond dim; or null
   void* partial;       // [csr.num_slots, H, width] acc, scratch: the same sums over row chunks
   int32_t keep_edges;  // whether the pass over sources replaces alpha and ds of each edge, which it reads in
-                       // BackwardParams::handed, by f alpha and draw
+                       // BackwardParams::handed, by f alpha and grad_raw
 };
 
 struct Shape {
@@ -171,20 +171,21 @@ inline constexpr int kAttnSums = 64, kAttnAtOnce = 512;
 //   delta_i = g_i . (out_i - out_bias) + sum_j attention_ij gamma_ij      (the sum only with grad_attention)
 //   dalpha_ij = f_ij (g_i . (v_j + e_ij) + gamma_ij)
 //   ds_ij = alpha_ij (dalpha_ij - delta_i), or exactly 0 if the edge has all of its row's weight
-//   dz_ij = ds_ij L'(z_ij)      draw_ij = gate_ij dz_ij, the gradient of raw_ij ("d raw", not a random draw)
+//   dz_ij = ds_ij L'(z_ij)      grad_raw_ij = gate_ij dz_ij, the gradient of raw_ij ("d raw")
 //   grad_value[j] = sum_i f alpha g_i
 //   additive:
-//     grad_alpha_src[j] = sum_i draw_ij
-//     grad_alpha_dst[i] = sum_j draw_ij
+//     grad_alpha_src[j] = sum_i grad_raw_ij
+//     grad_alpha_dst[i] = sum_j grad_raw_ij
 //        = (1 - slope) (g_i . positive_i - delta_i positive_mass_i)  without grad_attention and gate
 //   dot:
-//     grad_query[i] = scale sum_j draw_ij (k_j + e_ij)      grad_key[j] = scale sum_i draw_ij q_i
+//     grad_query[i] = scale sum_j grad_raw_ij (k_j + e_ij)      grad_key[j] = scale sum_i grad_raw_ij q_i
 //   additive_v2, with u = v_j + x_dst[i] + e_ij:
-//     grad_query[i] = attn sum_j draw_ij L'(u)      grad_value[j] += attn sum_i draw_ij L'(u)
-//     grad_attn = sum_ij draw_ij LeakyReLU(u)
+//     grad_query[i] = attn sum_j grad_raw_ij L'(u)      grad_value[j] += attn sum_i grad_raw_ij L'(u)
+//     grad_attn = sum_ij grad_raw_ij LeakyReLU(u)
 //   grad_bias_ij = dz_ij, or ds_ij with bias_after      grad_gate_ij = dz_ij raw_ij
 //   grad_weight_ij = m_ij alpha_ij (g_i . (v_j + e_ij) + gamma_ij)
-//   grad_feat_ij = f_ij alpha_ij g_i (in the value) + draw_ij scale q_i, or draw_ij attn L'(u) (in the key)
+//   grad_feat_ij = f_ij alpha_ij g_i (in the value) + grad_raw_ij scale q_i, or grad_raw_ij attn L'(u) (in
+//   the key)
 struct BackwardParams {
   Score score;
   DType dtype;
@@ -231,8 +232,8 @@ struct BackwardParams {
   void* grad_gate;       // [E, H] acc, user's edge order; or null
   void* grad_weight;     // [E, H] acc, user's edge order; or null
   void* grad_feat;       // [E, H, D] T, user's edge order; or null
-  void* grad_raw;        // additive: [E, H] acc, draw_ij in the user's edge order, if grad_alpha_dst is
-                         // computed as the sum of draw_ij over each row, which grad_attention and a gate
+  void* grad_raw;        // additive: [E, H] acc, grad_raw_ij in the user's edge order, if grad_alpha_dst is
+                         // computed as the sum of grad_raw_ij over each row, which grad_attention and a gate
                          // require; or null
 
   // Scratch.

@@ -36,10 +36,10 @@ void sddmm(const ProductParams&, const Parallel&);
 void spmm(const ProductParams&, const Parallel&);
 
 // Returns how many accumulators backward's scratch `edges` [E, 2, H] has. In it the pass over the
-// destinations saves f alpha and draw of each edge and head (params.h) for the pass over the sources, which
-// would otherwise compute them again. Returns 0, for no scratch, if it would be larger than the gradients of
-// the nodes' features (with dot also of the edges' features), for the additive score, whose backward has one
-// pass over edges, and without Csr::eids.
+// destinations saves f alpha and grad_raw of each edge and head (params.h) for the pass over the sources,
+// which would otherwise compute them again. Returns 0, for no scratch, if it would be larger than the
+// gradients of the nodes' features (with dot also of the edges' features), for the additive score, whose
+// backward has one pass over edges, and without Csr::eids.
 int64_t edge_scratch(const BackwardParams&);
 
 // Whether items and splits refer to existing rows, edges and slots, and the plan has no source partitions,

@@ -1,7 +1,7 @@
-// Second derivatives of attention on the CPU, with the parameters of core/second_order.h.
+// Second derivatives of attention on the CPU, with the parameters of core/second_order_params.h.
 #pragma once
 
-#include "core/second_order.h"
+#include "core/second_order_params.h"
 #include "engine.h"
 
 namespace dfgnn::cpu {

@@ -263,8 +263,8 @@ struct Attention : Graphs<Backend> {
     OptTensor scratch;  // with the gradients of a layer's terms
   };
   // Whether the gradient of dst is needed and, if the score is additive, how backward computes it: sum_rows:
-  // as the sum of draw, the gradient of the raw score, over the edges of each row; from_positive: from the
-  // sums over edges with z > 0 that forward saved (params.h).
+  // as the sum of grad_raw, the gradient of the raw score, over the edges of each row; from_positive: from
+  // the sums over edges with z > 0 that forward saved (params.h).
   struct DstGradient {
     bool need, sum_rows, from_positive;
   };

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
 
-#include "../cuda/attention/merge.h"
+#include "../cuda/attention/merge_parts.h"
 #include "../cuda/attention/terms.h"
 #include "../cuda/edges/edge_terms.h"
 #include "../cuda/engine.h"

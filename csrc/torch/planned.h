@@ -52,7 +52,7 @@ struct Planned {
     for (double* number : {&in.negative_slope, &in.scale, &in.dropout_p}) *number = args.read<double>();
     in.flags = args.read<int64_t>();
   }
-  // Turns rows of all heads into heads, as `heads` says, and returns the graph.
+  // Returns the graph; rows [n, heads * size] become [n, heads, size], unless `heads` is 0.
   static auto prepare(const Checker& check, Inputs& in, const Plan& plan, int64_t heads, int64_t num_edges,
                       bool backward) {
     split_heads(check, in.value, heads);

@@ -49,9 +49,9 @@ inline constexpr const char* kBackward =
 // beside out. score_terms are the sums over the last dimension of feat [N, H, D] times attn [.., H, D]; gat
 // is additive attention with these terms, where the destinations are the first rows of feat. attend_projected
 // is dot attention with EdgeAttr (params.h): onto and back are [H, steps, elements of a step]; the result
-// `edges` [E, H, 2] is f alpha and draw of params.h if keep_edges, and else scratch. score_terms and gat also
-// take feat, grad_out, out and out_bias with heads and columns in one dimension, and so does attend with all
-// features if heads is not 0.
+// `edges` [E, H, 2] is f alpha and grad_raw of params.h if keep_edges, and else scratch. score_terms and gat
+// also take feat, grad_out, out and out_bias with heads and columns in one dimension, and so does attend with
+// all features if heads is not 0.
 inline constexpr const char* kPlanned[] = {
     "graph_handle(" DFGNN_GRAPH ", " DFGNN_REVERSE ", " DFGNN_TILES ") -> int",
     "attend(int graph, int heads, " DFGNN_ENDS ", " DFGNN_EDGE ", " DFGNN_NUMBERS
@@ -122,8 +122,8 @@ inline constexpr const char* kPairSums =
 // the formula there, grad and grad_sums x_1 and y_1.
 inline constexpr const char* kProjectionGrad =
     "projection_grad(Tensor query, Tensor query_sums, Tensor grad, Tensor grad_sums, float scale) -> Tensor";
-// CUDA only (cuda/attention/merge.h): merges the results of attention over own sources and over fetched ones.
-// weight: the share of the latter.
+// CUDA only (cuda/attention/merge_parts.h): merges the results of attention over own sources and over fetched
+// ones. weight: the share of the latter.
 inline constexpr const char* kMergeParts =
     "merge_parts(Tensor own, Tensor own_stats, Tensor halo, Tensor halo_stats)"
     " -> (Tensor out, Tensor stats, Tensor weight)";

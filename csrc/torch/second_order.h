@@ -1,10 +1,11 @@
-// The operator attend_second_order, the backward of attention's backward (core/second_order.h): it checks,
-// allocates and launches. of_x is the cotangent of the gradient of x. A Backend is that of attention.h, with
-// `second_parts(params)`, the number of partial sums of grad_attn; `second_scratch(params, workspace)`, which
-// adds the scratch that it needs to the workspace; and `second_order(params, tensor)`, which launches.
+// The operator attend_second_order, the backward of attention's backward (core/second_order_params.h): it
+// checks, allocates and launches. of_x is the cotangent of the gradient of x. A Backend is that of
+// attention.h, with `second_parts(params)`, the number of partial sums of grad_attn; `second_scratch(params,
+// workspace)`, which adds the scratch that it needs to the workspace; and `second_order(params, tensor)`,
+// which launches.
 #pragma once
 
-#include "../core/second_order.h"
+#include "../core/second_order_params.h"
 #include "attention.h"
 
 namespace dfgnn {

@@ -1,7 +1,6 @@
 """What is printed of results, and what is kept of the machine that they are from."""
 
 import datetime
-import importlib.metadata
 import math
 import platform
 import statistics
@@ -39,14 +38,7 @@ def environment(device: torch.device, commit: str | None) -> dict:
         }
     else:
         info |= {"cpu": env.cpu_name(), "threads": torch.get_num_threads()}
-    return info | {name: _version(name) for name in ("torch_geometric", "dgl", "turbo_gnn", "pyg_lib")}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return info | {name: env.version(name) for name in ("torch_geometric", "dgl", "turbo_gnn", "pyg_lib")}
 
 
 def _output(*command: str) -> str | None:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime import torch_internals as internals
+from ..runtime.ops import aten
 from .contents import (
     at_region,
     crosses,
@@ -42,7 +43,6 @@ from .contents import (
     user_line,
 )
 
-aten = torch.ops.aten
 LEARNING_RUNS = 2  # that may wait
 # Operations that give memory without values, which the step writes; and others that make it longer.
 _EMPTY, _RESIZE = ("empty", "new_empty"), ("resize", "_resize")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..runtime import torch_internals as internals
+from ..runtime.ops import aten
 
 
 def tensors_in(values: Any) -> list[Tensor]:
@@ -77,7 +78,7 @@ def digest(x: Tensor) -> bytes:
 
 def crosses(func: Any, given: list[Tensor], kwargs: dict[str, Any]) -> bool:
     """Whether an operation copies to another device."""
-    if func is torch.ops.aten.copy_.default:
+    if func is aten.copy_.default:
         return given[0].device != given[1].device
     device = kwargs.get("device")
     return device is not None and bool(given) and torch.device(device).type != given[0].device.type

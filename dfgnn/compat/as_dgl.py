@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -227,6 +226,3 @@ def _check(force: bool) -> None:
 def is_installed() -> bool:
     """Whether ``dgl`` currently stands for dfgnn.compat."""
     return _holders > 0
-
-
-__all__: Sequence[str] = ["VERSION", "AsDGL", "install_as_dgl", "is_installed"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ..nn.dgl import DGLError
 from .base import ALL, is_all
 from .frames import Frame
 from .graph import DGLGraph
+from .ids import by_type
 
 
 def batch(graphs: Sequence[DGLGraph], ndata: Any = ALL, edata: Any = ALL) -> DGLGraph:
@@ -31,12 +32,12 @@ def batch(graphs: Sequence[DGLGraph], ndata: Any = ALL, edata: Any = ALL) -> DGL
         raise DGLError("dgl.batch: graphs: expected the same types of nodes and edges in all of them")
     if any(g.idtype != first.idtype or g.device != first.device for g in graphs):
         raise DGLError("dgl.batch: graphs: expected one dtype of ids and one device in all of them")
-    whole = DGLGraph._of(
-        first._ntypes, [sum(sizes) for sizes in zip(*(g._sizes for g in graphs))], first._etypes, first._ends,
-        [Graph.batch(parts) for parts in zip(*(g._graphs for g in graphs))], first.idtype,
+    whole = first._with(
+        [Graph.batch(parts) for parts in zip(*(g._graphs for g in graphs))],
         [_joined(frames, ndata) for frames in zip(*(g._node_frames for g in graphs))],
         [_joined(frames, edata) for frames in zip(*(g._edge_frames for g in graphs))],
-    )  # fmt: skip
+        sizes=[sum(sizes) for sizes in zip(*(g._sizes for g in graphs))],
+    )
     whole._batch_num_nodes = {k: torch.cat([g.batch_num_nodes(k) for g in graphs]) for k in first.ntypes}
     whole._batch_num_edges = {
         r: torch.cat([g.batch_num_edges(r) for g in graphs]) for r in first.canonical_etypes
@@ -78,18 +79,8 @@ def unbatch(g: DGLGraph, node_split: Any = None, edge_split: Any = None) -> list
             src, dst = ends[place][k]
             src, dst = src - first[begin], dst - first[end]
             graphs.append(Graph.from_coo(src, dst, num_src=part_sizes[begin], num_dst=part_sizes[end]))
-        found.append(
-            DGLGraph._of(
-                g._ntypes,
-                part_sizes,
-                g._etypes,
-                g._ends,
-                graphs,
-                g.idtype,
-                [parts[k] for parts in node_frames],
-                [parts[k] for parts in edge_frames],
-            )
-        )
+        frames = [parts[k] for parts in node_frames], [parts[k] for parts in edge_frames]
+        found.append(g._with(graphs, *frames, sizes=part_sizes))
         first = [start + size for start, size in zip(first, part_sizes)]
     return found
 
@@ -99,10 +90,7 @@ def _split(
 ) -> list[list[int]]:
     if given is None:
         given = {kind: default(kind) for kind in kinds}
-    elif not isinstance(given, Mapping):
-        if len(kinds) != 1:
-            raise DGLError(f"dgl.unbatch: {name}: expected a dictionary by type, {list(kinds)}")
-        given = {kinds[0]: given}
+    given = by_type("dgl.unbatch", name, kinds, given)
     if set(given) != set(kinds):
         raise DGLError(f"dgl.unbatch: {name}: expected the types {list(kinds)}, got {list(given)}")
     found = [torch.as_tensor(given[kind]).tolist() for kind in kinds]

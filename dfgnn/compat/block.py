@@ -11,7 +11,7 @@ from torch import Tensor
 from ..nn.dgl import DGLError
 from .frames import Frame
 from .graph import DGLGraph, fused
-from .ids import Ends, ends_of, ids
+from .ids import Ends, by_type, ends_of, ids
 from .subgraph import first_seen
 
 
@@ -96,7 +96,7 @@ def to_block(
             for kind in range(len(g.ntypes))
         ]
     else:
-        chosen = _by_type(where, "dst_nodes", g, dst_nodes)
+        chosen = ids_by_type(where, "dst_nodes", g, dst_nodes)
     places = [_places(x, size) for x, size in zip(chosen, g._sizes)]
     # As in DGL, relations to a type without destinations are left without edges.
     eids = [
@@ -106,18 +106,15 @@ def to_block(
     targets = [places[end][x[1][chosen_edges]] for x, chosen_edges, (_, end) in zip(ends, eids, g._ends)]
     if any(len(x) and int(x.min()) < 0 for x in targets):
         raise DGLError(f"{where}: dst_nodes: expected all nodes that have edges")
-    given = None if src_nodes is None else _by_type(where, "src_nodes", g, src_nodes)
+    given = None if src_nodes is None else ids_by_type(where, "src_nodes", g, src_nodes)
     return renumbered(g, chosen, targets, eids, include_dst_in_src, given)
 
 
-def _by_type(where: str, name: str, g: DGLGraph, given: Any) -> list[Tensor]:
+def ids_by_type(where: str, name: str, g: DGLGraph, given: Any) -> list[Tensor]:
     """Ids of the nodes of each type, from ids or a dictionary of such by type."""
-    if not isinstance(given, Mapping):
-        if len(g.ntypes) > 1:
-            raise DGLError(f"{where}: {name}: expected a dictionary by type, {g.ntypes}")
-        given = {g.ntypes[0]: given}
+    found = by_type(where, name, g.ntypes, given)
     return [
-        ids(where, name, given.get(kind, ()), size, torch.int64, g.device)
+        ids(where, name, found.get(kind, ()), size, torch.int64, g.device)
         for kind, size in zip(g.ntypes, g._sizes)
     ]
 
@@ -179,5 +176,5 @@ def renumbered(
         edge_frames.append(part)
     return DGLBlock._of(
         [*g._ntypes, *g._ntypes], sizes, g._etypes, [(begin, count + end) for begin, end in g._ends], graphs,
-        g.idtype, frames, edge_frames, count,
+        g.idtype, (frames, edge_frames), count,
     )  # fmt: skip

@@ -23,10 +23,8 @@ def reverse(
     copy_edata = copy_edata if share_edata is None else share_edata
     if g.is_block:
         raise DGLError("dgl.reverse: g: expected no block")
-    return DGLGraph._of(
-        g._ntypes, g._sizes, g._etypes, [(end, begin) for begin, end in g._ends],
-        [graph.reverse() for graph in g._graphs], g.idtype, *_copies(g, copy_ndata, copy_edata),
-    )  # fmt: skip
+    ends, graphs = [(end, begin) for begin, end in g._ends], [graph.reverse() for graph in g._graphs]
+    return g._with(graphs, *_copies(g, copy_ndata, copy_edata), ends=ends)
 
 
 def _copies(g: DGLGraph, nodes: bool, edges: bool = False) -> tuple[Any, Any]:
@@ -68,10 +66,7 @@ def add_reverse_edges(
         both = torch.cat([eids, again])
         edge_frames.append(frame.part(both))
         edge_frames[-1]["_ID"] = both  # of int64, as in DGL
-    return DGLGraph._of(
-        g._ntypes, g._sizes, g._etypes, g._ends, graphs, g.idtype, _copies(g, copy_ndata)[0],
-        edge_frames if copy_edata else None,
-    )  # fmt: skip
+    return g._with(graphs, _copies(g, copy_ndata)[0], edge_frames if copy_edata else None)
 
 
 def to_bidirected(g: DGLGraph, copy_ndata: bool = False, readonly: Any = None) -> DGLGraph:
@@ -117,9 +112,7 @@ def to_simple(
         if return_counts is not None:
             merged[return_counts] = counts.to(g.idtype)
         edge_frames.append(merged)
-    made = DGLGraph._of(
-        g._ntypes, g._sizes, g._etypes, g._ends, graphs, g.idtype, _copies(g, copy_ndata)[0], edge_frames
-    )
+    made = g._with(graphs, _copies(g, copy_ndata)[0], edge_frames)
     if not writeback_mapping:
         return made
     return made, mapping if len(mapping) > 1 else next(iter(mapping.values()))
@@ -142,7 +135,7 @@ def metapath_reachable_graph(g: DGLGraph, metapath: Sequence[Any]) -> DGLGraph:
     return DGLGraph._of(
         [g._ntypes[k] for k in order], [g._sizes[k] for k in order], ["_E"],
         [(order.index(kinds[0]), order.index(kinds[1]))], [graph], g.idtype,
-        [g._node_frames[k].copy() for k in order],
+        ([g._node_frames[k].copy() for k in order], None),
     )  # fmt: skip
 
 

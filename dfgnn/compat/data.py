@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -76,24 +77,15 @@ def _edges_of(path: str) -> tuple[Tensor, Tensor]:
 
 
 class CoraGraphDataset(CitationGraphDataset):
-    def __init__(
-        self, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True, **options: Any
-    ):
-        super().__init__("cora", raw_dir, force_reload, verbose, **options)
+    __init__ = partialmethod(CitationGraphDataset.__init__, "cora")  # type: ignore[assignment]
 
 
 class CiteseerGraphDataset(CitationGraphDataset):
-    def __init__(
-        self, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True, **options: Any
-    ):
-        super().__init__("citeseer", raw_dir, force_reload, verbose, **options)
+    __init__ = partialmethod(CitationGraphDataset.__init__, "citeseer")  # type: ignore[assignment]
 
 
 class PubmedGraphDataset(CitationGraphDataset):
-    def __init__(
-        self, raw_dir: str | None = None, force_reload: bool = False, verbose: bool = True, **options: Any
-    ):
-        super().__init__("pubmed", raw_dir, force_reload, verbose, **options)
+    __init__ = partialmethod(CitationGraphDataset.__init__, "pubmed")  # type: ignore[assignment]
 
 
 _MARK = "dfgnn.compat.save_graphs"
@@ -148,13 +140,6 @@ def _of_file(saved: Mapping[str, Any]) -> DGLGraph:
     edge_frames = [Frame(g.num_edges, x) for g, x in zip(graphs, saved["features"])]
     kind = DGLBlock if saved["block"] else DGLGraph
     return kind._of(
-        saved["ntypes"],
-        sizes,
-        saved["etypes"],
-        ends,
-        graphs,
-        saved["idtype"],
-        frames,
-        edge_frames,
+        saved["ntypes"], sizes, saved["etypes"], ends, graphs, saved["idtype"], (frames, edge_frames),
         saved["sides"],
-    )
+    )  # fmt: skip

@@ -11,9 +11,9 @@ from torch.utils import data
 
 from ..nn.dgl import DGLError
 from .batch import batch
-from .block import DGLBlock, renumbered
+from .block import DGLBlock, ids_by_type, renumbered
 from .graph import DGLGraph
-from .ids import ids
+from .ids import by_type, ids
 from .sparse.structure import pairs
 
 
@@ -36,7 +36,24 @@ class GraphCollator:
         return data.default_collate(list(items))
 
 
-class GraphDataLoader(data.DataLoader):
+class _Shared(data.DataLoader):
+    """A loader whose samples the processes of torch.distributed may share."""
+
+    _share: data.DistributedSampler | None = None
+
+    def _share_out(self, samples: Any, seed: int, drop_last: bool, options: dict[str, Any]) -> None:
+        shuffle = options.pop("shuffle", False)
+        self._share = data.DistributedSampler(samples, shuffle=shuffle, seed=seed, drop_last=drop_last)
+        options["sampler"] = self._share
+
+    def set_epoch(self, epoch: int) -> None:
+        if self._share is None:
+            name = type(self).__name__
+            raise DGLError(f"{name}.set_epoch: expected a loader with use_ddp=True")
+        self._share.set_epoch(epoch)
+
+
+class GraphDataLoader(_Shared):
     """A ``torch.utils.data.DataLoader`` whose samples contain graphs; it has the same arguments.
 
     use_ddp: every process of torch.distributed loads its own part of the samples, drawn by ``ddp_seed`` and
@@ -46,19 +63,9 @@ class GraphDataLoader(data.DataLoader):
     def __init__(
         self, dataset: Any, collate_fn: Any = None, use_ddp: bool = False, ddp_seed: int = 0, **options: Any
     ):
-        self._share: Any = None
         if use_ddp:
-            drop_last = options.pop("drop_last", False)
-            self._share = data.DistributedSampler(
-                dataset, shuffle=options.pop("shuffle", False), seed=ddp_seed, drop_last=drop_last
-            )
-            options["sampler"] = self._share
+            self._share_out(dataset, ddp_seed, options.pop("drop_last", False), options)
         super().__init__(dataset, collate_fn=collate_fn or GraphCollator().collate, **options)
-
-    def set_epoch(self, epoch: int) -> None:
-        if self._share is None:
-            raise DGLError("GraphDataLoader.set_epoch: expected a loader with use_ddp=True")
-        self._share.set_epoch(epoch)
 
 
 class Sampler:
@@ -110,8 +117,11 @@ class NeighborSampler(BlockSampler):
     def sample_blocks(self, g: DGLGraph, seed_nodes: Any, exclude_eids: Any = None) -> Any:
         """(input nodes, seeds, blocks); seeds that are given more than once are destinations as often, each
         with edges of its own."""
-        excluded = _by_type(g, exclude_eids, "edges") if exclude_eids is not None else {}
-        nodes = [_ids_of(g, seed_nodes, kind) for kind in range(len(g.ntypes))]
+        excluded = {}
+        if exclude_eids is not None:
+            given = by_type("NeighborSampler", "exclude_eids", g.canonical_etypes, exclude_eids)
+            excluded = {g.to_canonical_etype(etype): x for etype, x in given.items()}
+        nodes = ids_by_type("NeighborSampler", "seed_nodes", g, seed_nodes)
         blocks: list[DGLBlock] = []
         for fanout in reversed(self.fanouts):
             blocks.insert(0, self._hop(g, nodes, fanout, excluded))
@@ -162,20 +172,6 @@ class MultiLayerFullNeighborSampler(NeighborSampler):
         super().__init__([-1] * num_layers, **options)
 
 
-def _by_type(g: DGLGraph, given: Any, of: str) -> Mapping[Any, Any]:
-    kinds = g.ntypes if of == "nodes" else g.canonical_etypes
-    if isinstance(given, Mapping):
-        return given if of == "nodes" else {g.to_canonical_etype(etype): x for etype, x in given.items()}
-    if len(kinds) != 1:
-        raise DGLError(f"dgl.dataloading: {of}: expected a dictionary by type, one of {kinds}")
-    return {kinds[0]: given}
-
-
-def _ids_of(g: DGLGraph, seeds: Any, kind: int) -> Tensor:
-    given = _by_type(g, seeds, "nodes").get(g.ntypes[kind], ())
-    return ids("NeighborSampler", "seed_nodes", given, g._sizes[kind], torch.int64, g.device)
-
-
 def _drawn(target: Tensor, count: int, weight: Tensor | None, replace: bool) -> Tensor:
     """Positions of at most ``count`` edges per destination, whose edges are consecutive; or, with
     replacement, of ``count``."""
@@ -206,7 +202,7 @@ def _drawn(target: Tensor, count: int, weight: Tensor | None, replace: bool) -> 
     )
 
 
-class DataLoader(data.DataLoader):
+class DataLoader(_Shared):
     """Loads what a sampler makes, (input nodes, seeds, blocks), for batches of seeds: a tensor of nodes, or a
     dictionary of such by type. device: where batches are moved. Others are torch's DataLoader's."""
 
@@ -223,40 +219,23 @@ class DataLoader(data.DataLoader):
                 f"{type(indices).__name__}"
             )
         self.graph, self.graph_sampler, self._to = graph, graph_sampler, device
-        self._share: Any = None
         seeds: Any = []
         for kind, x in indices.items() if isinstance(indices, Mapping) else [(None, indices)]:
             seeds += [(kind, node) for node in x.tolist()]
         typed = isinstance(indices, Mapping)
 
         def sample(chosen: list[Any]) -> Any:
-            if not typed:
-                nodes: Any = torch.tensor(
-                    [node for _, node in chosen], dtype=graph.idtype, device=graph.device
-                )
-                return graph_sampler.sample(graph, nodes)
             kinds: dict[Any, list[int]] = {}
             for kind, node in chosen:
                 kinds.setdefault(kind, []).append(node)
             found = {
                 kind: torch.tensor(x, dtype=graph.idtype, device=graph.device) for kind, x in kinds.items()
             }
-            return graph_sampler.sample(graph, found)
+            return graph_sampler.sample(graph, found if typed else found[None])
 
         if use_ddp:
-            self._share = data.DistributedSampler(
-                seeds,
-                shuffle=options.pop("shuffle", False),
-                seed=ddp_seed,
-                drop_last=options.get("drop_last", False),  # type: ignore[arg-type]
-            )
-            options["sampler"] = self._share
+            self._share_out(seeds, ddp_seed, options.get("drop_last", False), options)
         super().__init__(seeds, collate_fn=sample, **options)  # type: ignore[arg-type]
-
-    def set_epoch(self, epoch: int) -> None:
-        if self._share is None:
-            raise DGLError("DataLoader.set_epoch: expected a loader with use_ddp=True")
-        self._share.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for found in super().__iter__():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -176,28 +177,20 @@ def _left(counts: Tensor, keep: Tensor) -> Tensor:
 # ---- DGL's functions, which return a new graph ----------------------------------------------------------
 
 
-def add_nodes(g: Any, num: int, data: Any = None, ntype: str | None = None) -> Any:
-    g = g.clone()
-    g.add_nodes(num, data, ntype)
-    return g
+def _of_copy(method: Callable[..., None]) -> Callable[..., Any]:
+    """The function that calls this method of a copy of the graph, and returns the copy."""
+
+    @functools.wraps(method)
+    def changed(g: Any, *args: Any, **kwargs: Any) -> Any:
+        g = g.clone()
+        method(g, *args, **kwargs)
+        return g
+
+    return changed
 
 
-def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> Any:
-    g = g.clone()
-    g.add_edges(u, v, data, etype)
-    return g
-
-
-def remove_edges(g: Any, eids: Any, etype: Any = None, store_ids: bool = False) -> Any:
-    g = g.clone()
-    g.remove_edges(eids, etype, store_ids)
-    return g
-
-
-def remove_nodes(g: Any, nids: Any, ntype: str | None = None, store_ids: bool = False) -> Any:
-    g = g.clone()
-    g.remove_nodes(nids, ntype, store_ids)
-    return g
+add_nodes, add_edges = _of_copy(Editing.add_nodes), _of_copy(Editing.add_edges)
+remove_nodes, remove_edges = _of_copy(Editing.remove_nodes), _of_copy(Editing.remove_edges)
 
 
 def add_self_loop(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..functional.ops import BINARY
+from ..functional.ops import BINARY, REDUCERS
 
 
 class Message(NamedTuple):
@@ -37,20 +37,15 @@ if TYPE_CHECKING:
     def __getattr__(name: str) -> Callable[..., Message]: ...
 
 
-def sum(msg: str, out: str) -> Reduce:
-    return Reduce("sum", msg, out)
+def _reduce(op: str) -> Callable[[str, str], Reduce]:
+    def reduce(msg: str, out: str) -> Reduce:
+        return Reduce(op, msg, out)
+
+    reduce.__name__ = reduce.__qualname__ = op
+    return reduce
 
 
-def mean(msg: str, out: str) -> Reduce:
-    return Reduce("mean", msg, out)
-
-
-def max(msg: str, out: str) -> Reduce:
-    return Reduce("max", msg, out)
-
-
-def min(msg: str, out: str) -> Reduce:
-    return Reduce("min", msg, out)
+sum, mean, max, min = map(_reduce, REDUCERS)
 
 
 def copy_u(u: str, out: str) -> Message:

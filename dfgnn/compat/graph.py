@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ..graph.hetero import Relation
 from ..nn.dgl import DGLError
 from .editing import Editing
 from .frames import Data, Edges, Frame, Nodes, Scheme
-from .ids import Ends, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids
+from .ids import Ends, by_type, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids
 from .passing import Passing
 from .queries import WITHOUT_IDS, Queries
 
@@ -57,9 +57,8 @@ class DGLGraph(Queries, Passing, Editing, Casts):
 
     Types are stored in order, and everything that belongs to one in lists in that order: ``_ntypes`` and
     ``_sizes``, ``_node_frames``; ``_etypes``, ``_ends`` (places of the types of sources and destinations),
-    ``_graphs``, ``_edge_frames``. ``_num_src_types``: in a block, and a relation between two types, that many
-    types are of sources and the others of destinations, and a name may be in both; None where one type is
-    both.
+    ``_graphs``, ``_edge_frames``. ``_sides``: the places of the types that sources and destinations may have;
+    in a block, and where no type is both, they differ.
     """
 
     is_block = False
@@ -81,15 +80,33 @@ class DGLGraph(Queries, Passing, Editing, Casts):
         made._init(*parts, **options)
         return made
 
+    def _with(self, graphs: Sequence[Graph], *frames: Any, **changed: Any) -> Any:
+        """A graph of these edges and features, with its types, sizes and relations, but for ``changed``
+        ones."""
+        parts = {"sizes": self._sizes, "ends": self._ends, **changed}
+        return DGLGraph._of(
+            self._ntypes, parts["sizes"], self._etypes, parts["ends"], graphs, self._idtype, frames
+        )
+
+    def _only(self, kinds: Sequence[int], relations: Sequence[int], cls: Any = None) -> Any:
+        """The graph of these types of nodes and these relations; it shares the features."""
+        return (cls or type(self))._of(
+            [self._ntypes[k] for k in kinds], [self._sizes[k] for k in kinds],
+            [self._etypes[k] for k in relations],
+            [tuple(kinds.index(kind) for kind in self._ends[k]) for k in relations],
+            [self._graphs[k] for k in relations], self._idtype,
+            ([self._node_frames[k] for k in kinds], [self._edge_frames[k] for k in relations]),
+        )  # fmt: skip
+
     def _init(
         self, ntypes: Sequence[str], sizes: Sequence[int], etypes: Sequence[str],
         ends: Sequence[tuple[int, int]], graphs: Sequence[Graph], idtype: Any = torch.int64,
-        node_frames: Sequence[Frame | None] | None = None, edge_frames: Sequence[Frame | None] | None = None,
+        frames: tuple[Sequence[Any] | None, Sequence[Any] | None] = (None, None),
         num_src_types: int | None = None,
     ) -> None:  # fmt: skip
         self._ntypes, self._sizes, self._etypes = list(ntypes), [int(n) for n in sizes], list(etypes)
         self._ends, self._graphs, self._idtype = list(ends), list(graphs), idtype
-        given_nodes, given_edges = node_frames or [None] * len(sizes), edge_frames or [None] * len(graphs)
+        given_nodes, given_edges = frames[0] or [None] * len(sizes), frames[1] or [None] * len(graphs)
         self._node_frames = [Frame(n) if x is None else x for n, x in zip(self._sizes, given_nodes)]
         self._edge_frames = [Frame(g.num_edges) if x is None else x for g, x in zip(graphs, given_edges)]
         self._batch_num_nodes: dict[str, Tensor] | None = None
@@ -206,14 +223,7 @@ class DGLGraph(Queries, Passing, Editing, Casts):
         return self._relation(found[0])
 
     def _relation(self, place: int) -> Any:
-        ends = self._ends[place]
-        kinds = list(dict.fromkeys(ends))
-        return type(self)._of(
-            [self._ntypes[k] for k in kinds], [self._sizes[k] for k in kinds], [self._etypes[place]],
-            [(0, len(kinds) - 1)], [self._graphs[place]], self._idtype,
-            [self._node_frames[k] for k in kinds], [self._edge_frames[place]],
-            None if len(kinds) == 1 else 1,
-        )  # fmt: skip
+        return self._only(list(dict.fromkeys(self._ends[place])), [place])
 
     @property
     def graphs(self) -> dict[Relation, Graph]:
@@ -363,19 +373,11 @@ class DGLGraph(Queries, Passing, Editing, Casts):
 
     def set_batch_num_nodes(self, val: Any) -> None:
         """val: the graphs' numbers of nodes, or a dictionary of such by type."""
-        if not isinstance(val, Mapping) and len(self._ntypes) != 1:
-            raise DGLError(
-                f"DGLGraph.set_batch_num_nodes: val: expected a dictionary by type, {self._ntypes}"
-            )
-        self._batch_num_nodes = dict(val) if isinstance(val, Mapping) else {self._ntypes[0]: val}
+        self._batch_num_nodes = dict(by_type("DGLGraph.set_batch_num_nodes", "val", self._ntypes, val))
 
     def set_batch_num_edges(self, val: Any) -> None:
         """val: the graphs' numbers of edges, or a dictionary of such by canonical type."""
-        if not isinstance(val, Mapping) and len(self._etypes) != 1:
-            raise DGLError(
-                f"DGLGraph.set_batch_num_edges: val: expected a dictionary by type, {self.canonical_etypes}"
-            )
-        given = val if isinstance(val, Mapping) else {None: val}
+        given = by_type("DGLGraph.set_batch_num_edges", "val", self.canonical_etypes, val)
         self._batch_num_edges = {self.to_canonical_etype(etype): x for etype, x in given.items()}
 
     # ---- in Python --------------------------------------------------------------------------------------

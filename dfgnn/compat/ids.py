@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -175,6 +175,15 @@ def _rows(where: str, indptr: Tensor, indices: Tensor, eids: Tensor) -> tuple[Te
             )
         outer, indices = (torch.empty_like(x).index_copy(0, eids.long(), x) for x in (outer, indices))
     return outer, indices
+
+
+def by_type(where: str, name: str, kinds: Sequence[Any], given: Any) -> Mapping[Any, Any]:
+    """What is given by type: a dictionary; or something else, which belongs to the only one of the types."""
+    if isinstance(given, Mapping):
+        return given
+    if len(kinds) != 1:
+        raise DGLError(f"{where}: {name}: expected a dictionary by type, one of {list(kinds)}")
+    return {kinds[0]: given}
 
 
 def found_edges(edges: Tensor, u: Tensor, v: Tensor, num_dst: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import reduce as fold
 from typing import Any
@@ -136,7 +137,7 @@ class Passing:
         place = self.get_ntype_id(ntype)
         frame, kind = self._node_frames[place], self._ntypes[place]
         if is_all(v):
-            frame.update(func(NodeBatch(self.nodes(kind), kind, frame)))
+            self._apply_at(place, func)
         else:
             v = self._ids(v, frame.rows, "apply_nodes", "v")
             frame.put(v, func(NodeBatch(v, kind, frame.part(v))))
@@ -277,10 +278,9 @@ class Passing:
         frame = self._edge_frames[0].part(eids.long())
         if "_ID" not in frame:
             frame["_ID"] = eids
-        return type(self)._of(
-            self._ntypes, self._sizes, self._etypes, self._ends, [graph], self._idtype, self._node_frames,
-            [frame], None if len(self._ntypes) == 1 else 1,
-        )  # fmt: skip
+        made = copy.copy(self)
+        made._graphs, made._edge_frames = [graph], [frame]
+        return made
 
     def filter_nodes(self: Any, predicate: Any, nodes: Any = ALL, ntype: str | None = None) -> Tensor:
         """The nodes, or those of ``nodes``, for which a function of a NodeBatch gives True."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..functional.ops import REDUCERS, edge_softmax, gspmm
 from ..graph import Graph
-from ..graph.cache import once
+from ..graph.cache import of_segments
 from ..nn.dgl import DGLError
 from .graph import DGLGraph
 
@@ -26,15 +26,9 @@ def readout(sizes: Tensor, x: Tensor, op: str) -> Tensor:
 
 
 def _of_rows(sizes: Tensor, rows: int) -> Graph:
-    """A Graph with an edge from each row to its batch element; cached as long as ``sizes`` lives."""
-
-    def build() -> Graph:
-        indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
-        return Graph.from_csr(indptr, torch.arange(rows, device=sizes.device), rows, validate=False)
-
     if int(sizes.sum()) != rows:
         raise DGLError(f"readout: expected {int(sizes.sum())} rows, as the graphs have, got {rows}")
-    return once((sizes,), ("dgl.readout", rows), build)
+    return of_segments(sizes, rows)
 
 
 def _of_nodes(graph: DGLGraph, ntype: str | None) -> tuple[Any, Tensor]:
@@ -65,28 +59,8 @@ def readout_edges(
     return _read(_of_edges(graph, etype), feat, weight, op)
 
 
-def sum_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
-    return readout_nodes(graph, feat, weight, ntype=ntype, op="sum")
-
-
-def mean_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
-    return readout_nodes(graph, feat, weight, ntype=ntype, op="mean")
-
-
-def max_nodes(graph: DGLGraph, feat: str, weight: str | None = None, *, ntype: str | None = None) -> Tensor:
-    return readout_nodes(graph, feat, weight, ntype=ntype, op="max")
-
-
-def sum_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
-    return readout_edges(graph, feat, weight, etype=etype, op="sum")
-
-
-def mean_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
-    return readout_edges(graph, feat, weight, etype=etype, op="mean")
-
-
-def max_edges(graph: DGLGraph, feat: str, weight: str | None = None, *, etype: Any = None) -> Tensor:
-    return readout_edges(graph, feat, weight, etype=etype, op="max")
+sum_nodes, mean_nodes, max_nodes = (partial(readout_nodes, op=op) for op in ("sum", "mean", "max"))
+sum_edges, mean_edges, max_edges = (partial(readout_edges, op=op) for op in ("sum", "mean", "max"))
 
 
 def softmax_nodes(graph: DGLGraph, feat: str, *, ntype: str | None = None) -> Tensor:

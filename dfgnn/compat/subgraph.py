@@ -10,18 +10,13 @@ from torch import Tensor
 
 from ..nn.dgl import DGLError
 from .graph import DGLGraph
+from .ids import by_type
 
 
 def _by_type(where: str, graph: DGLGraph, given: Any, of: str) -> Mapping[Any, Any]:
-    """Ids by type; without types they belong to the only one."""
     if graph.is_block:
         raise DGLError(f"dgl.{where}: graph: expected no block")
-    kinds = graph.ntypes if of == "nodes" else graph.canonical_etypes
-    if isinstance(given, Mapping):
-        return given
-    if len(kinds) != 1:
-        raise DGLError(f"dgl.{where}: {of}: expected a dictionary by type, one of {kinds}")
-    return {kinds[0]: given}
+    return by_type(f"dgl.{where}", of, graph.ntypes if of == "nodes" else graph.canonical_etypes, given)
 
 
 def _chosen(where: str, graph: DGLGraph, of: str, x: Any, size: int) -> Tensor:
@@ -53,9 +48,7 @@ def _part(
     """The graph of these nodes (None: of all, which keep their ids) and edges."""
     parts = graph._selected(nodes or {}, edges, store_ids and nodes is not None, store_ids)
     sizes, graphs, node_frames, edge_frames = parts
-    made = DGLGraph._of(
-        graph._ntypes, sizes, graph._etypes, graph._ends, graphs, graph.idtype, node_frames, edge_frames
-    )
+    made = graph._with(graphs, node_frames, edge_frames, sizes=sizes)
     return made if device is None else made.to(device)
 
 
@@ -124,53 +117,39 @@ def first_seen(x: Tensor) -> Tensor:
     return values[at.argsort()]
 
 
-def in_subgraph(
-    graph: DGLGraph,
-    nodes: Any,
-    *,
-    relabel_nodes: bool = False,
-    store_ids: bool = True,
-    output_device: Any = None,
-) -> Any:
-    """The edges into these nodes; options: as for :func:`edge_subgraph`."""
-    edges = _edges_at("in_subgraph", graph, nodes, 1)
-    return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
+def _subgraph_at(name: str, end: int) -> Any:
+    """The function of this name: of the edges that begin (end 0) or end (1) at given nodes."""
+
+    def subgraph(
+        graph: DGLGraph,
+        nodes: Any,
+        *,
+        relabel_nodes: bool = False,
+        store_ids: bool = True,
+        output_device: Any = None,
+    ) -> Any:
+        kept = _nodes(name, graph, nodes, mask=False)
+        query = (graph.out_edges, graph.in_edges)[end]
+        edges = {
+            k: query(kept[ends[end]], "eid", graph.canonical_etypes[k]).long()
+            for k, ends in enumerate(graph._ends)
+        }
+        return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
+
+    subgraph.__name__ = subgraph.__qualname__ = name
+    way = ("out of", "into")[end]
+    subgraph.__doc__ = f"The edges {way} these nodes; options: as for :func:`edge_subgraph`."
+    return subgraph
 
 
-def out_subgraph(
-    graph: DGLGraph,
-    nodes: Any,
-    *,
-    relabel_nodes: bool = False,
-    store_ids: bool = True,
-    output_device: Any = None,
-) -> Any:
-    """The edges out of these nodes; options: as for :func:`edge_subgraph`."""
-    edges = _edges_at("out_subgraph", graph, nodes, 0)
-    return _of_edges(graph, edges, relabel_nodes, store_ids, output_device)
-
-
-def _edges_at(where: str, graph: DGLGraph, nodes: Any, end: int) -> dict[int, Tensor]:
-    """The ids of the edges that begin (end 0) or end (1) at these nodes, by the relations' places."""
-    kept = _nodes(where, graph, nodes, mask=False)
-    query = (graph.out_edges, graph.in_edges)[end]
-    return {
-        k: query(kept[ends[end]], "eid", graph.canonical_etypes[k]).long()
-        for k, ends in enumerate(graph._ends)
-    }
+in_subgraph, out_subgraph = _subgraph_at("in_subgraph", 1), _subgraph_at("out_subgraph", 0)
 
 
 def edge_type_subgraph(graph: DGLGraph, etypes: Sequence[Any], output_device: Any = None) -> Any:
     """The graph of these relations and the types at their ends; it shares the features."""
     chosen = [graph.get_etype_id(etype) for etype in etypes]
     kinds = sorted({kind for k in chosen for kind in graph._ends[k]})
-    made = DGLGraph._of(
-        [graph._ntypes[k] for k in kinds], [graph._sizes[k] for k in kinds],
-        [graph._etypes[k] for k in chosen],
-        [tuple(kinds.index(kind) for kind in graph._ends[k]) for k in chosen],
-        [graph._graphs[k] for k in chosen],
-        graph.idtype, [graph._node_frames[k] for k in kinds], [graph._edge_frames[k] for k in chosen],
-    )  # fmt: skip
+    made = graph._only(kinds, chosen, DGLGraph)
     return made if output_device is None else made.to(output_device)
 
 

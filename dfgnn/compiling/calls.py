@@ -26,7 +26,7 @@ from ..graph.cache import graph_of
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
 from ..runtime.attention_options import EdgeTerm, Projected
-from ..runtime.compiling import is_plain
+from ..runtime.tracing import is_plain
 from .operations import found_true
 
 F = TypeVar("F", bound=Callable[..., Tensor])

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ._ends import default_store, ended_rank, someone_ended, will_say
-from ._watch import dead_rank, named
+from ._watch import dead_rank, default_store, ended_rank, named, someone_ended, will_say
 
 # How long processes wait for each other's values before they raise.
 TIMEOUT = timedelta(seconds=60)

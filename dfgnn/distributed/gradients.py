@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from ..runtime import torch_internals as internals
 from ._watch import named
 
-__all__ = ["average_gradients"]
-
 
 @torch.no_grad()
 def average_gradients(model: nn.Module, group: Any = None) -> None:

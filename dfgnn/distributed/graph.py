@@ -15,6 +15,7 @@ from .. import reference
 from ..engine.argument_checks import refuse_transforms_of_shared_graphs
 from ..engine.operators import DispatchedCall, graph_args
 from ..graph import Graph, GraphPart
+from ..graph.build import given_sizes
 from ..runtime.arguments import (
     IDS_ELSEWHERE,
     PART_OF_ROWS,
@@ -24,6 +25,7 @@ from ..runtime.arguments import (
     Tensors,
     needs_rows,
 )
+from ..runtime.eager import needs_backward
 from ..runtime.ops import acc_type
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR
@@ -34,8 +36,6 @@ from ._exchange import Exchange, Gather, rows_of_all
 from ._watch import named
 from .partition import load
 from .parts import Nodes, Part, Partition
-
-__all__ = ["DistributedGraph"]
 
 _WIRES = (None, torch.float16, torch.bfloat16)
 _ALMOST_ALL = 0.9  # a process that needs more than this share of another's rows gets them all
@@ -125,11 +125,8 @@ class DistributedGraph(GraphPart):
     @classmethod
     def _cut(cls, where: str, edge_index, num_nodes, num_src, num_dst, partition, group) -> Part:
         src, dst = _csr.ends_of(where, edge_index)
-        if num_nodes is not None:
-            if num_src is not None or num_dst is not None:
-                raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
-            num_src = num_dst = num_nodes
-        elif num_src is None or num_dst is None:
+        num_src, num_dst = given_sizes(where, num_nodes, num_src, num_dst)
+        if num_src is None or num_dst is None:
             raise TypeError(f"{where}: expected num_nodes, or num_src and num_dst, got neither")
         num_src = _csr.as_size(where, "num_src", num_src)
         num_dst = _csr.as_size(where, "num_dst", num_dst)
@@ -411,7 +408,7 @@ class DistributedGraph(GraphPart):
             raise NotImplementedError(
                 "sink: expected None for a graph that several processes share, got a tensor"
             )
-        backward = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        backward = needs_backward(tensors)
         self._agree_on(score, tensors, numbers, return_attention, backward)
         edges = EdgeArgs(*(getattr(tensors, name) for name in EdgeArgs._fields))
         if edges.seed is not None:

@@ -30,8 +30,6 @@ from ..sparse import csr as _csr
 from . import parts
 from .parts import Nodes, Part, Places
 
-__all__ = ["load", "load_nodes", "write"]
-
 _PIECE = 2**23  # edges read at a time
 _VERSION = 1
 

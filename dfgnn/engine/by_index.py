@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -161,13 +162,12 @@ def _flat(x: Tensor) -> Tensor:
     return x.unsqueeze(1) if x.dim() == 1 else x.flatten(1)
 
 
+@dataclass(slots=True, eq=False)
 class _Softmax(Rule):
     """Softmax of (score, index)."""
 
-    __slots__ = "masked", "num_groups"
-
-    def __init__(self, num_groups: int, masked: bool):
-        self.num_groups, self.masked = num_groups, masked
+    num_groups: int
+    masked: bool
 
     def forward(self, score, index):
         return operators.index_softmax(score, index, self.num_groups, self.masked)
@@ -182,13 +182,11 @@ class _Softmax(Rule):
         return rules.apply(_Gradient(self.num_groups), result, grad, index), None
 
 
+@dataclass(slots=True, eq=False)
 class _OfGroups(Rule):
     """A map of (rows, index)."""
 
-    __slots__ = ("num_groups",)
-
-    def __init__(self, num_groups: int):
-        self.num_groups = num_groups
+    num_groups: int
 
     def saved(self, tensors, result):
         return tensors[1:]
@@ -246,13 +244,12 @@ class _Rows(_OfGroups):
         return rules.apply(_Sums(self.num_groups), grad, *saved), None
 
 
+@dataclass(slots=True, eq=False)
 class _Neighbours(Rule):
     """The sums of neighbours' rows: of sources, or with ``reverse`` of destinations."""
 
-    __slots__ = "graph", "reverse"
-
-    def __init__(self, graph: Graph, reverse: bool):
-        self.graph, self.reverse = graph, reverse
+    graph: Graph
+    reverse: bool
 
     def forward(self, rows):
         graph = self.graph
@@ -266,14 +263,15 @@ class _Neighbours(Rule):
         return (rules.apply(_Neighbours(self.graph, not self.reverse), grad),)
 
 
+@dataclass(slots=True, eq=False)
 class _Extremes(Rule):
     """Computes (the result of `extremes`, the position in `Graph.csr` of the edge that each value comes from,
     or E). matrix, columns, empty: see `_matrix`."""
 
-    __slots__ = "columns", "empty", "kind", "matrix"
-
-    def __init__(self, kind: str, matrix: Tensor, columns: Tensor, empty: Tensor | None):
-        self.kind, self.matrix, self.columns, self.empty = kind, matrix, columns, empty
+    kind: str
+    matrix: Tensor
+    columns: Tensor
+    empty: Tensor | None
 
     def forward(self, rows):
         with torch.enable_grad():  # PyTorch returns the positions only if its argument requires a gradient

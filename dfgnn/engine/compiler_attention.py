@@ -7,6 +7,8 @@ Compiled code calls ``planned_attend``, ``planned_gat`` and the operators of the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -65,13 +67,15 @@ _edges.define_planned(
 )
 
 
+@dataclass(slots=True, eq=False)
 class _Attend(Rule):
     """The attention of (sink, *Tensors) at a place. trailing: numbers, return_attention, save_positive."""
 
-    __slots__ = "edges", "heads", "place", "score", "trailing"
-
-    def __init__(self, place: Place, edges: Traced, heads: int, score: int, trailing: tuple):
-        self.place, self.edges, self.heads, self.score, self.trailing = place, edges, heads, score, trailing
+    place: Place
+    edges: Traced
+    heads: int
+    score: int
+    trailing: tuple
 
     def forward(self, sink, *tensors):
         found = self.place.call("attend", self.heads, self.score, *tensors, *self.trailing)
@@ -109,7 +113,7 @@ class _Attend(Rule):
         if sink is not None:
             score = SCORE_OF_NUMBER[self.score]
             results, grad_sink = plain.sink_gradients(
-                score, numbers, sink, tensors, (grad_out, grad_attention), out, stats, attention, results,
+                score, numbers, sink, tensors, (grad_out, grad_attention), (out, stats, attention), results,
                 self._at_edges,
             )  # fmt: skip
         if results[3] is not None:
@@ -151,8 +155,9 @@ def _gat_fake(plan, num_dst, num_edges, feat, attn_src, *args):
     return feat.new_empty(num_dst, feat.shape[1]), feat.new_empty(kept, dtype=torch.uint8)
 
 
-def _gat_backward_fake(plan, num_dst, num_edges, grad_out, feat, attn_src, attn_dst, seed, bias, *args):
-    made = (x.new_empty(x.shape) for x in (feat, attn_src, attn_dst))
+def _gat_backward_fake(plan, num_dst, num_edges, grad_out, *args):
+    *learned, _, bias = args[:5]  # feat, attn_src, attn_dst; seed
+    made = (x.new_empty(x.shape) for x in learned)
     return *made, None if bias is None else bias.new_empty(bias.shape)
 
 
@@ -162,13 +167,13 @@ _edges.define_planned(
 )
 
 
+@dataclass(slots=True, eq=False)
 class _Gat(Rule):
     """Additive attention from features, vectors, seed and bias. numbers: the slope and dropout_p."""
 
-    __slots__ = "numbers", "place", "train"
-
-    def __init__(self, place: Place, numbers: tuple, train: bool):
-        self.place, self.numbers, self.train = place, numbers, train
+    place: Place
+    numbers: tuple
+    train: bool
 
     def forward(self, *tensors):
         return self.place.call("gat", *tensors, *self.numbers, self.train)

@@ -23,11 +23,9 @@ from ..graph.fixed_capacity import of_buffer
 from ..graph.graph import OF_NUMBER
 from ..runtime import ops as _ops
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import is_exporting
 from ..runtime.cuda_graphs import in_captured_step
 from ..runtime.rules import ByRule, Rule
-
-__all__ = ["EdgeList", "is_traced"]
+from ..runtime.torch_internals import is_exporting
 
 
 def is_traced(edge_index: Any) -> bool:
@@ -163,17 +161,18 @@ def for_compiler(graph: Any) -> Any:
     which must run elsewhere, contains the graph's tensors instead."""
     if isinstance(graph, EdgeList) or is_exporting() or not torch.compiler.is_dynamo_compiling():
         return graph
-    sizes = graph.num_src, graph.num_dst
-    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, graph.device)
+    return _of_graph(graph, graph.device)
 
 
 def on_meta(graph: Any, features: Tensor) -> Any:
     """A Graph as a traced graph on the device meta if the features are there, so that operators give shapes;
     anything else as it is."""
-    if not features.is_meta or not isinstance(graph, Graph):
-        return graph
+    return _of_graph(graph, features.device) if features.is_meta and isinstance(graph, Graph) else graph
+
+
+def _of_graph(graph: Graph, device: torch.device) -> EdgeList:
     sizes = graph.num_src, graph.num_dst
-    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, torch.device("meta"))
+    return EdgeList(None, *sizes, False, graph._number, graph.num_edges, device)
 
 
 def smaller(a: int, b: int) -> int:
@@ -224,11 +223,9 @@ def by_rule(rule: Rule, *tensors: Any) -> Any:
 
 
 def define(name: str, schema: str, kernel: Callable, fake: Callable) -> None:
-    """Defines an operator of both families, which autograd does not see: autograd in Python would cost
-    compiled code more than the kernels of a small graph."""
+    """Defines an operator of both families."""
     for family, tags in _FAMILIES.items():
         _ops.python_operator(f"{family}_{name}", schema, kernel, fake, *tags)
-        _ops.without_autograd(f"{family}_{name}")
 
 
 def define_traced(name: str, schema: str, call: Callable[..., Any]) -> None:
@@ -289,7 +286,6 @@ def _plan_fake(*args: Any) -> Tensor:
 _plan_op = _ops.python_operator(
     "edge_plan", f"({TRACED}, {KEY}) -> Tensor", _plan, _plan_fake, torch.Tag.cudagraph_unsafe
 )
-_ops.without_autograd("edge_plan")
 
 
 class Place(NamedTuple):
@@ -314,9 +310,10 @@ def place_of(edges: Traced, key: PlanKey, features: Tensor) -> Place:
 def define_planned(name: str, arguments: str, results: str, fake: Callable) -> None:
     """Defines the two operators by which `Place` calls one of csrc/torch/planned.h. arguments: those behind
     the plan, num_dst and num_edges."""
-    op = _ops.compiled_operator(
+    op = _ops.python_operator(
         f"planned_{name}",
         f"(Tensor plan, SymInt num_dst, SymInt num_edges, {arguments}) -> {results}",
+        None,
         fake,
         torch.Tag.cudagraph_unsafe,  # the plan's numbers would be recorded with it
     )
@@ -329,8 +326,6 @@ def define_planned(name: str, arguments: str, results: str, fake: Callable) -> N
 
     schema = f"({TRACED}, {KEY}, {arguments}) -> {results}"
     _ops.python_operator(f"graph_{name}", schema, kernel, fake_of_graph)
-    for family in ("planned", "graph"):
-        _ops.without_autograd(f"{family}_{name}")
 
 
 # ---- a graph that is sorted in each replay of a CUDA graph ------------------------------------------------
@@ -342,7 +337,6 @@ _structure = _ops.python_operator(
     in_cuda_graphs.structure,
     in_cuda_graphs.structure_fake,
 )
-_ops.without_autograd("edge_structure")
 
 
 def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Traced | None:
@@ -374,10 +368,8 @@ def stacked(first: Tensor, first_row: int, second: Tensor, second_row: int) -> T
 
 
 def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Tensor:
-    """[2, E] of two indices, each a row of a tensor [2, E] or, with the row -1, a tensor [E]. The result is
-    new memory each time, as compilers expect, but it stands for a tensor that is kept as long as the given
-    ones live, so that a graph is not made again for every call."""
-
+    """`stacked` as new memory each time, as compilers expect, which stands for a tensor that is kept as long
+    as the given ones live, so that a graph is not made again for every call."""
     given = first, first_row, second, second_row
     # A replay has to read the given tensors, but where `dfgnn.capture` knows that they stay the same.
     if first.is_cuda and not in_captured_step() and torch.cuda.is_current_stream_capturing():
@@ -400,7 +392,6 @@ def _pair_fake(first: Tensor, first_row: int, second: Tensor, second_row: int) -
 edge_pair = _ops.python_operator(
     "edge_pair", "(Tensor first, int first_row, Tensor second, int second_row) -> Tensor", _pair, _pair_fake
 )
-_ops.without_autograd("edge_pair")
 
 
 def segments_of(offsets: Tensor, count: int) -> Tensor:
@@ -429,7 +420,6 @@ segments = _ops.python_operator(
     "segments", "(Tensor offsets, SymInt count) -> Tensor", _segments,
     lambda offsets, count: offsets.new_empty((count,), dtype=torch.int64),
 )  # fmt: skip
-_ops.without_autograd("segments")
 
 
 def kept(edge_index: Any) -> Any:
@@ -455,12 +445,10 @@ def find(
         return graph if given is None else _typed(graph, given, num_src)
     if number <= _AS_SOURCES:
         return _by_edges(kept(given), _AS_SOURCES - number, num_dst)
-    assert given is not None
-    given = kept(given)
-    assert given is not None
-    if is_made(given, number):
-        return in_cuda_graphs.graph_of(given, num_src, num_dst, num_edges)
-    graph, _ = graph_of(given, num_src, num_dst, self_loops)
+    edges: Any = kept(given)
+    if is_made(edges, number):
+        return in_cuda_graphs.graph_of(edges, num_src, num_dst, num_edges)
+    graph, _ = graph_of(edges, num_src, num_dst, self_loops)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph

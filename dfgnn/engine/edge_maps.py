@@ -18,6 +18,7 @@ In the docstrings e is an edge into node i, and h a head; acc is the accumulatio
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -57,13 +58,13 @@ class EdgeMap(NamedTuple):
     plan: str = compiler_graph.OF_EDGES
 
 
+@dataclass(slots=True, eq=False)
 class _Mapped(Rule):
     """A map on one graph, which may be a traced one."""
 
-    __slots__ = "graph", "map", "numbers"
-
-    def __init__(self, edge_map: EdgeMap, graph: Any, numbers: tuple):
-        self.map, self.graph, self.numbers = edge_map, graph, numbers
+    map: EdgeMap
+    graph: Any
+    numbers: tuple
 
     def forward(self, *tensors):
         graph = self.graph

@@ -383,7 +383,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     if inputs.return_attention:  # by a second call: asking for the weights must not change `out`
         alone = terms._replace(value=None, value_proj=None)
         _, weights = _composed(inputs._replace(tensors=tensors._replace(out_bias=None), terms=alone))
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*tensors, *terms))
+    train = _eager.needs_backward((*tensors, *terms))
     edges_learn = any(x is not None and x.requires_grad for x in (tensors.edge_bias, tensors.edge_weight))
     run = _Separate(inputs, terms)
     if not (train and edges_learn) and _one_kernel_takes(run, value, terms):

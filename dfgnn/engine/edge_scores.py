@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,8 +44,8 @@ from ..runtime import eager as _eager
 from ..runtime import ops as _ops
 from ..runtime import rules
 from ..runtime.arguments import Numbers
-from ..runtime.compiling import sums_of_rows
 from ..runtime.rules import Rule, rows_at
+from ..runtime.tracing import sums_of_rows
 from . import compiler_graph as _edges
 from . import operators, paths
 from . import plain as _plain
@@ -276,13 +277,13 @@ def edge_products(
     return edge_scores(graph, score_fn, chunk, query, key, feat, ()), None
 
 
+@dataclass(slots=True, eq=False)
 class _EdgeProducts(Rule):
     """Computes the scores, or (scores, products)."""
 
-    __slots__ = "graph", "scale", "with_products"
-
-    def __init__(self, graph, scale: float, with_products: bool):
-        self.graph, self.scale, self.with_products = graph, scale, with_products
+    graph: Any
+    scale: float
+    with_products: bool
 
     def forward(self, query, key, feat):
         results = operators.edge_products(self.graph, query, key, feat, self.scale, self.with_products)
@@ -325,11 +326,10 @@ def _fused(graph, scale: float, inputs, need, grad, grad_products) -> tuple[Tens
 _COLUMNS = 4
 
 
+@dataclass(slots=True, eq=False)
 class _Rule(Rule):
-    __slots__ = "graph", "slope"
-
-    def __init__(self, graph: Graph, slope: float):
-        self.graph, self.slope = graph, slope
+    graph: Graph
+    slope: float
 
 
 class _Scores(_Rule):

@@ -9,13 +9,14 @@ number: an `EagerCall` calls them. Those that go through torch's dispatcher take
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..runtime import torch_internals as internals
-from ..runtime import transforms
+from ..runtime import tracing
 from ..runtime.arguments import (
     PLAN_LAYERS,
     SCORES,
@@ -89,6 +90,7 @@ class EagerCall(NamedTuple):
         return other, unpacked(saved[0], tensors.value, self.graph.num_dst, self.save_positive)
 
 
+@dataclass(slots=True, eq=False)
 class DispatchedCall:
     """An attention call by the operators that take all tensors of the graph, so that a compiler or a
     transform can record it.
@@ -96,15 +98,12 @@ class DispatchedCall:
     It is not a tuple, because torch.func would unpack one.
     """
 
-    __slots__ = ("graph", "graph_args", "numbers", "return_attention", "save_positive", "score")
-
-    def __init__(self, graph, graph_args: GraphArgs, score, numbers, return_attention, save_positive):
-        self.graph = graph
-        self.graph_args = graph_args
-        self.score = score
-        self.numbers = numbers
-        self.return_attention = return_attention
-        self.save_positive = save_positive
+    graph: Any
+    graph_args: GraphArgs
+    score: str
+    numbers: Numbers
+    return_attention: bool
+    save_positive: bool
 
     def forward(self, tensors):
         """`ForwardResults`, as a plain tuple. A compiler may record the operator, autograd does not."""
@@ -138,7 +137,7 @@ class DispatchedCall:
         backward = self.graph_args.rev_indices is not None
         edges = self.return_attention or any(x is not None for x in edge)
         edges = edges or needs_rows(self.score, self.numbers.negative_slope)
-        with transforms.untransformed():
+        with tracing.untransformed():
             args = graph_args(self.graph, self.score, tensors["value"], edges, backward, "auto")
         return DispatchedCall(
             self.graph, args, self.score, self.numbers, self.return_attention, self.save_positive

@@ -10,7 +10,7 @@ eager calls without options, which `unchecked` takes to the autograd function of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..graph import Graph, GraphPart
-from ..runtime import eager, transforms
+from ..runtime import eager, tracing
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import (
     PLAN_LAYERS,
@@ -48,7 +48,7 @@ class Path(NamedTuple):
     run: Callable[[AttentionInputs], Results]  # carries out a call that it takes
 
 
-class Recorder:
+class PathRecorder:
     """A record of attention calls, made while it is the module's `recorder`."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def describe(score: str, value: Tensor) -> str:
 
 
 #: Where calls are recorded while :func:`dfgnn.explain` runs one; None, which costs nothing, at other times.
-recorder: Recorder | None = None
+recorder: PathRecorder | None = None
 
 
 def declined(path: str, reason: str) -> Any:
@@ -97,10 +97,6 @@ def attend(inputs: AttentionInputs) -> Results:
         if recorder is not None:
             recorder.declined(path.name, reason)
     raise AssertionError("the last path takes every call")
-
-
-def _needs_backward(tensors: Iterable[Tensor | None]) -> bool:
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _saves_positive(inputs: AttentionInputs, backward: bool, whatever_requires: bool = False) -> bool:
@@ -196,7 +192,7 @@ def _traced_graph(inputs: AttentionInputs) -> Any:
 
 
 def _run_traced(inputs: AttentionInputs) -> Results:
-    backward = _needs_backward((*inputs.tensors, inputs.sink))
+    backward = eager.needs_backward((*inputs.tensors, inputs.sink))
     positive = _saves_positive(inputs, backward)
     out, attention = compiler_attention.attention(
         inputs._replace(graph=_traced_graph(inputs)), positive, backward
@@ -212,9 +208,9 @@ def _run_dispatched(inputs: AttentionInputs) -> Results:
     graph, score, tensors, numbers, return_attention, schedule, *_ = inputs
     transformed = eager.transformed(*tensors)
     # Under torch.func one cannot see which tensors are differentiated, so that backward may be needed.
-    backward = torch.is_grad_enabled() if transformed else _needs_backward(tensors)
+    backward = torch.is_grad_enabled() if transformed else eager.needs_backward(tensors)
     positive = _saves_positive(inputs, backward, transformed)
-    with transforms.untransformed():
+    with tracing.untransformed():
         edges = return_attention or any(x is not None for x in tensors[4:-1])
         edges = edges or needs_rows(score, numbers.negative_slope)
         args = graph_args(graph, score, tensors.value, edges, backward, schedule)

@@ -31,6 +31,7 @@ docs/internals/second_derivatives.md derives the formulas. One operator computes
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ from torch import Tensor
 from .. import reference
 from ..graph import Graph
 from ..runtime import ops as _ops
-from ..runtime import rules, transforms
+from ..runtime import rules, tracing
 from ..runtime.arguments import (
     BIAS_AFTER,
     FEAT_IN_KEY,
@@ -94,7 +95,7 @@ def ends_of(graph, reverse: bool = False, all_in_use: bool = True) -> Ends:
         raise NotImplementedError(
             "a graph of fixed capacity has first derivatives only, and no reference functions"
         )
-    with transforms.untransformed():
+    with tracing.untransformed():
         edge_index = graph.edge_index
         return Ends(edge_index.flip(0), graph.num_src) if reverse else Ends(edge_index, graph.num_dst)
 
@@ -188,48 +189,6 @@ def spmm(ends: Ends, weight: Tensor, feat: Tensor) -> Tensor:
     return _reference.spmm(ends, weight.to(acc), feat.to(acc)).to(feat.dtype)
 
 
-def blocks(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    offsets: Tensor,
-    key_offsets: Tensor,
-    key_bias: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """(out, stats) of `block_attention_forward`, with a score for every pair of a block."""
-    acc = acc_type(query.dtype)
-    for given, count in ((offsets, query.shape[0]), (key_offsets, key.shape[0])):
-        if bool((given.diff() < 0).any()) or given[0] < 0 or given[-1] > count:
-            raise RuntimeError("dfgnn::block_attention: offsets: expected numbers that rise, up to the rows")
-    empty = query.new_empty(0, dtype=acc)
-    out = empty.new_zeros(*query.shape[:2], value.shape[2])
-    stats = empty.new_zeros(*query.shape[:2], 2)
-    stats[..., 0] = torch.inf
-    parts, places = [], []
-    rows_of, keys_of = offsets.tolist(), key_offsets.tolist()
-    for begin, end, first, last in zip(rows_of, rows_of[1:], keys_of, keys_of[1:]):
-        if begin == end or first == last:
-            continue
-        q, (k, v) = query[begin:end].to(acc), (x[first:last].to(acc) for x in (key, value))
-        scores = torch.einsum("nhd,mhd->nhm", q, k) * scale
-        if key_bias is not None:
-            scores = scores + key_bias[first:last].t()
-        top = scores.detach().amax(-1, keepdim=True)
-        seen = top > -torch.inf
-        weights = torch.where(seen, (scores - torch.where(seen, top, 0)).exp(), 0)
-        total = weights.sum(-1, keepdim=True)
-        rows = torch.einsum("nhm,mhd->nhd", weights / torch.where(seen, total, 1), v)
-        of_rows = torch.cat([torch.where(seen, top, torch.inf), torch.where(seen, total, 1).log()], -1)
-        parts.append((rows, of_rows))
-        places.append(torch.arange(begin, end))
-    if parts:
-        place = torch.cat(places)
-        out = out.index_copy(0, place, torch.cat([rows for rows, _ in parts]))
-        stats = stats.index_copy(0, place, torch.cat([of_rows for _, of_rows in parts]))
-    return out.to(query.dtype), stats
-
-
 # ---- a sink -----------------------------------------------------------------------------------------------
 
 
@@ -281,21 +240,19 @@ def sink_gradients(
     sink: Tensor,
     tensors: Tensors,
     grads: tuple[Tensor, Tensor | None],
-    out: Tensor,
-    stats: Tensor,
-    attention: Tensor | None,
+    made: tuple[Tensor, Tensor, Tensor | None],
     found: tuple,
     at_edges: Callable[[Tensor], Tensor],
 ) -> tuple[tuple, Tensor]:
-    """The backward operator's results with a sink, and the gradient of the sink. found: the operator's
-    results. at_edges: gathers rows of destinations for each edge.
+    """The backward operator's results with a sink, and the gradient of the sink. made: out, stats and
+    attention of forward.  found: the operator's results.  at_edges: gathers rows of destinations for edges.
 
     The operator computes the gradient of additive attention's alpha_dst from the edges with z > 0 (z: the
     score before the LeakyReLU) alone, because the gradients ds_ij of a row's scores add up to 0. With a sink
     they add up to beta delta, which is added here, times the slope. Where there is a gradient of the
     attention or an edge gate, the operator adds up all ds_ij itself, and nothing is missing.
     """
-    grad_out, grad_attention = grads
+    (grad_out, grad_attention), (out, stats, attention) = grads, made
     top, log_sum = stats.unbind(-1)
     share = torch.exp(sink - top - log_sum)
     of_row = share * (grad_out.to(share.dtype) * out).sum(-1)
@@ -313,7 +270,7 @@ def eager_sink_gradients(call: Any, sink: Tensor, tensors: Tensors, grads, out, 
     graph = call.graph
     stats, *_ = operators.unpacked(saved, tensors.value, graph.num_dst, False)
     return sink_gradients(
-        call.score, call.numbers, sink, tensors, grads, out, stats, attention, found,
+        call.score, call.numbers, sink, tensors, grads, (out, stats, attention), found,
         lambda x: x.index_select(0, _destinations(graph)),
     )  # fmt: skip
 
@@ -397,12 +354,15 @@ def _cotangents(primals: dict[str, Any], grads: dict[str, Tensor | None]) -> dic
     return found
 
 
+@dataclass(slots=True, eq=False)
 class _Call(rules.Rule):
     """The operator of (stats, the primals, the grads of `backward_of_backward`). Third derivatives and
     torch.func.vmap go through plain operations."""
 
-    def __init__(self, graph: Any, score: int, numbers: Numbers, wanted: Collection[str]):
-        self.graph, self.score, self.numbers, self.wanted = graph, score, numbers, wanted
+    graph: Any
+    score: int
+    numbers: Numbers
+    wanted: Collection[str]
 
     def forward(self, stats, *tensors):
         primals, grads = _named(tensors)
@@ -432,7 +392,7 @@ class _Call(rules.Rule):
 
     def run(self, primals: dict[str, Any], grads: dict[str, Tensor | None], stats: Tensor) -> Gradients:
         given = _cotangents(primals, grads)
-        with torch.no_grad(), transforms.untransformed():
+        with torch.no_grad(), tracing.untransformed():
             found = self._by_operator(primals, given, stats)
             return {name: _like(primals[name], x) for name, x in found.items()}
 

@@ -6,14 +6,13 @@ Compilers, torch.func and export call the operators through torch's dispatcher, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, library
 
-from ..engine import plain
 from ..runtime import eager, rules
-from ..runtime import library as compiled_library
 from ..runtime import ops as _ops
 
 forward_op, backward_op = _ops.operator("block_attention_forward"), _ops.operator("block_attention_backward")
@@ -47,8 +46,6 @@ class Inputs(NamedTuple):
 def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
     """(out [N, H, Dv], stats [N, H, 2]): the logarithm of the sum of a row's exponentials is the sum of its
     two numbers, of which only this sum is differentiable. A row without mass has (inf, 0)."""
-    if not compiled_library.compiled:
-        return plain.blocks(*inputs, scale)
     if eager.is_eager(inputs.query) or eager.transformed(*inputs):
         out, stats = rules.apply(_Attention(scale), *inputs)
     else:
@@ -59,11 +56,9 @@ def attention(inputs: Inputs, scale: float) -> tuple[Tensor, Tensor]:
 # ---- formulas --------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
 class _Attention(rules.Rule):
-    __slots__ = ("scale",)
-
-    def __init__(self, scale: float):
-        self.scale = scale
+    scale: float
 
     def forward(self, *inputs):
         return _ops.call(forward_op, *inputs, self.scale)
@@ -72,19 +67,18 @@ class _Attention(rules.Rule):
         return *tensors, *results
 
     def gradients(self, need, saved, grad_out, grad_stats):
-        return _first(need[5], saved, self.scale, grad_out, grad_stats, _by_rule)
+        return _first(need[5], saved, self.scale, grad_out, grad_stats)
 
     def vmap(self, info, dims, *inputs):
         return _folded(info, dims, inputs, lambda *x: rules.apply(self, *x))
 
 
+@dataclass(slots=True, eq=False)
 class _Gradient(rules.Rule):
     """The backward operator, of (grad_out, grad_log_sum, the inputs, out, stats)."""
 
-    __slots__ = "need_bias", "scale"
-
-    def __init__(self, scale: float, need_bias: bool):
-        self.scale, self.need_bias = scale, need_bias
+    scale: float
+    need_bias: bool
 
     def forward(self, *tensors):
         return _ops.call(backward_op, *tensors, self.scale, self.need_bias)
@@ -108,29 +102,29 @@ class _Second(_Gradient):
         return ()
 
     def gradients(self, need, saved, *grads):
-        return _no_third(None, *grads)
+        raise NotImplementedError(
+            "block_attention: third derivatives are not computed; dfgnn.reference.block_attention has them"
+        )
 
 
-def _by_rule(*args: Any) -> Any:
-    *tensors, scale, need_bias = args
-    return rules.apply(_Gradient(scale, need_bias), *tensors)
+def _run(rule: rules.Rule, op: Any, *args: Any) -> Any:
+    """What the rule and the operator both compute of (tensors, scale, need_bias): eagerly by the rule."""
+    if eager.is_eager(args[2]) or eager.transformed(*args[:-2]):
+        return rules.apply(rule, *args[:-2])
+    return op(*args)
 
 
 def _first(
-    need_bias: bool,
-    saved: Any,
-    scale: float,
-    grad_out: Tensor | None,
-    grad_stats: Tensor | None,
-    backward: Any,
+    need_bias: bool, saved: Any, scale: float, grad_out: Tensor | None, grad_stats: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the inputs. saved: the inputs, out and stats; backward: what calls the operator."""
+    """The gradients of the inputs. saved: the inputs, out and stats."""
     if grad_out is None and grad_stats is None:
         return (None,) * 6
     grad_out = torch.zeros_like(saved[6]) if grad_out is None else grad_out
     of_sum = None if grad_stats is None else grad_stats[..., 1]
     need_bias = need_bias and saved[5] is not None
-    query, key, value, bias = backward(grad_out, of_sum, *saved, scale, need_bias)
+    rule = _Gradient(scale, need_bias)
+    query, key, value, bias = _run(rule, backward_op, grad_out, of_sum, *saved, scale, need_bias)
     return query, key, value, None, None, bias if need_bias else None
 
 
@@ -151,12 +145,10 @@ def _of_first(
         features = [x.float() for x in features]
     grad, q, k, v, o, a, c, e = features
     of_bias = grads[3] if has_bias else None
-    args = (grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats, a, c, e, of_bias)
-    if eager.is_eager(query) or eager.transformed(*args):
-        results = rules.apply(_Second(scale, need_bias), *args)
-    else:
-        results = second_op(*args, scale, need_bias)
-    of_grad, tau, *found, of_bias = results
+    of_grad, tau, *found, of_bias = _run(
+        _Second(scale, need_bias), second_op, grad, of_sum, q, k, v, offsets, key_offsets, key_bias, o, stats,
+        a, c, e, of_bias, scale, need_bias,
+    )  # fmt: skip
     of_grad, *found = (_ops.as_type(x, query.dtype) for x in (of_grad, *found))
     of_sum = None if of_sum is None else tau
     return of_grad, of_sum, *found, None, None, of_bias if need_bias else None, None, None
@@ -199,8 +191,7 @@ def _mapped(rule: Any, info: Any, dims: tuple[int | None, ...], tensors: Any) ->
 # ---- operators behind the dispatcher ---------------------------------------------------------------------
 
 
-@library.register_fake(forward_op)
-def _(query, key, value, offsets, key_offsets, key_bias, scale):
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     rows, heads, _ = query.shape
     return (
         query.new_empty(rows, heads, value.shape[2]),
@@ -208,8 +199,8 @@ def _(query, key, value, offsets, key_offsets, key_bias, scale):
     )
 
 
-def _gradients(query: Tensor, key: Tensor, value: Tensor, need_bias: bool) -> tuple[Tensor, ...]:
-    bias = (key.shape[0], key.shape[1]) if need_bias else (0,)
+def _backward_fake(grad_out: Tensor, _: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
+    bias = (key.shape[0], key.shape[1]) if rest[-1] else (0,)
     return (
         query.new_empty(query.shape),
         key.new_empty(key.shape),
@@ -218,47 +209,14 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, need_bias: bool) -> tu
     )
 
 
-@library.register_fake(backward_op)
-def _(
-    grad_out, grad_log_sum, query, key, value, offsets, key_offsets, key_bias, out, stats, scale, need_bias
-):
-    return _gradients(query, key, value, need_bias)
-
-
-@library.register_fake(second_op)
-def _(grad_out, grad_log_sum, query, key, value, *rest):
+def _second_fake(grad_out: Tensor, _: Any, query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tau = query.new_empty(query.shape[:2], dtype=_ops.acc_type(query.dtype))
-    return grad_out.new_empty(grad_out.shape), tau, *_gradients(query, key, value, rest[-1])
+    return grad_out.new_empty(grad_out.shape), tau, *_backward_fake(grad_out, None, query, *rest)
 
 
-def _save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _backward(ctx: Any, grad_out: Tensor | None, grad_stats: Tensor | None) -> tuple[Tensor | None, ...]:
-    need_bias, saved = ctx.needs_input_grad[5], ctx.saved_tensors
-    return *_first(need_bias, saved, ctx.scale, grad_out, grad_stats, backward_op), None
-
-
-def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.scale, ctx.need_bias = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-
-
-def _second(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    need_bias, saved = ctx.needs_input_grad[7], ctx.saved_tensors
-    return *_of_first(need_bias, saved, ctx.scale, ctx.need_bias, grads), None, None
-
-
-def _no_third(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    raise NotImplementedError(
-        "block_attention: third derivatives are not computed; dfgnn.reference.block_attention has them"
-    )
-
-
-library.register_autograd(forward_op, _backward, setup_context=_save_forward)
-library.register_autograd(backward_op, _second, setup_context=_save_backward)
-library.register_autograd(second_op, _no_third)
+library.register_fake(forward_op, _forward_fake)
+library.register_fake(backward_op, _backward_fake)
+library.register_fake(second_op, _second_fake)
+rules.register(forward_op, _Attention, len(Inputs._fields))
+rules.register(backward_op, _Gradient, len(Inputs._fields) + 4)
+rules.register(second_op, _Second, len(Inputs._fields) + 8)

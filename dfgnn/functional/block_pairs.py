@@ -12,9 +12,8 @@ from ..engine.compiler_graph import EdgeList, is_traced
 from ..graph import Graph
 from ..graph import cache as _kept
 from ..runtime import ops as _ops
-from ..runtime.compiling import without_gradient
 from ..runtime.rules import rows_at
-from ..runtime.transforms import any_batched
+from ..runtime.tracing import any_batched, without_gradient
 from .dot import dot
 from .gat import gat
 from .pieces import sddmm
@@ -40,6 +39,15 @@ def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:
             "block_attention: offsets: expected a call with them before a CUDA graph is captured, as "
             "pair_bias, softcap, dropout_p, return_attention and large heads take a graph of the pairs"
         )
+    check_offsets(offsets, key_offsets, rows, keys)
+    degree, first = _of_rows(offsets, key_offsets, rows)
+    indptr = F.pad(degree.cumsum(0), (1, 0))
+    _, src = _ends(indptr, first)
+    return Graph.from_csr(indptr, src, keys, validate=False)
+
+
+def check_offsets(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> None:
+    """Raises RuntimeError unless the numbers rise, up to the rows; it waits for the device."""
     for name, x, end in (("offsets", offsets, rows), ("key_offsets", key_offsets, keys)):
         found = torch.stack([x[0], x[-1], x.diff().clamp(max=0).sum()]).tolist()
         if found[2]:
@@ -49,10 +57,6 @@ def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:
         if found[0] < 0 or found[1] > end:
             got = found[0] if found[0] < 0 else found[1]
             raise RuntimeError(f"block_attention: {name}: expected numbers in [0, {end}], got {got}")
-    degree, first = _of_rows(offsets, key_offsets, rows)
-    indptr = F.pad(degree.cumsum(0), (1, 0))
-    _, src = _ends(indptr, first)
-    return Graph.from_csr(indptr, src, keys, validate=False)
 
 
 def _traced(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int, num_pairs: int | None) -> EdgeList:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import reference
 from ..engine.argument_checks import FeatureChecker
 from ..runtime import eager, library
 from ..runtime import ops as _ops
@@ -151,6 +152,8 @@ def block_attention(
             )
         given = query, key, value, scale, bias, pair_bias, softcap
         return block_pairs.attention(graph, *given, sink=sink, function=_NAME, **options)
+    if not library.compiled:
+        return _by_reference(query, key, value, offsets, key_offsets, scale=scale, key_bias=bias, sink=sink)
     if query.is_cuda:
         query, key, value = _for_cuda(query, key, value)
     inputs = block_operators.Inputs(query, key, value, offsets, key_offsets, bias)
@@ -160,6 +163,15 @@ def block_attention(
         return out
     top, log_sum = stats.unbind(-1)
     return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
+
+
+def _by_reference(query: Tensor, key: Tensor, value: Tensor, *offsets: Tensor, **options: Any) -> Tensor:
+    """The result without kernels, with sums in the accumulation type."""
+    of_queries, of_keys = offsets
+    block_pairs.check_offsets(of_queries, of_keys, len(query), len(key))
+    wide: Any = [_ops.as_type(x, _ops.acc_type(query.dtype)) for x in (query, key, value)]
+    out: Tensor = reference.block_attention(*wide, *offsets, **options)
+    return _ops.as_type(out, query.dtype)
 
 
 def _of_pairs(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.compiling import not_compiled, untraced, without_gradient
+from ..runtime.tracing import not_compiled, untraced, without_gradient
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR, EDGE_INDEX, UserEdges
 from ..sparse.fixed import FixedStructure
@@ -53,16 +53,22 @@ def from_csr(cls, where, indptr, indices, num_cols, eids, validate, rows="dst") 
     return cls._make(*sides) if rows == "dst" else cls._make(*sides[::-1])
 
 
+def given_sizes(where: str, num_nodes: Any, num_src: Any, num_dst: Any) -> tuple[Any, Any]:
+    """The numbers of sources and of destinations, which are both num_nodes if that is given."""
+    if num_nodes is None:
+        return num_src, num_dst
+    if num_src is not None or num_dst is not None:
+        raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
+    return num_nodes, num_nodes
+
+
 @not_compiled
 def from_coo(cls, given: UserEdges, num_nodes=None, validate: bool = True, sort_order=None) -> Any:
     """num_nodes: the number of sources and of destinations. sort_order: that of PyG's EdgeIndex, which is
     trusted if the values are not read."""
     where, names, src, dst, num_src, num_dst = given
     src, dst = without_gradient(src), without_gradient(dst)
-    if num_nodes is not None:
-        if num_src is not None or num_dst is not None:
-            raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
-        num_src = num_dst = num_nodes
+    num_src, num_dst = given_sizes(where, num_nodes, num_src, num_dst)
     num_src = None if num_src is None else _csr.as_size(where, "num_src", num_src)
     num_dst = None if num_dst is None else _csr.as_size(where, "num_dst", num_dst)
     _csr.same_device(where, names[1], dst, names[0], src)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..runtime import torch_internals as internals
-from ..runtime import transforms
-from ..runtime.compiling import has_numbers, in_a_mode, not_compiled, untraced, without_gradient
+from ..runtime import tracing
 from ..runtime.library import long_checksum, short_checksum
+from ..runtime.tracing import has_numbers, in_a_mode, not_compiled, untraced, without_gradient
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 from ..sparse.packed import PackedGraph
@@ -206,6 +206,17 @@ def once(parts: tuple[Tensor, ...], key: tuple, build: Callable[[], Any], more_s
     return value
 
 
+def of_segments(sizes: Tensor, num_rows: int) -> Graph:
+    """The graph that leads from each of ``num_rows`` rows to its segment, of which the first has the first
+    sizes[0] rows, and so on; cached as long as ``sizes`` lives."""
+
+    def build() -> Graph:
+        indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
+        return Graph.from_csr(indptr, torch.arange(num_rows, device=sizes.device), num_rows, validate=False)
+
+    return once((sizes,), ("rows of segments", num_rows), build)
+
+
 def _found(parts: tuple[Tensor, ...], key: tuple) -> tuple[tuple, Any] | None:
     """(more_state, value) as cached for these tensors in their current state, or None."""
     entry = _cache.get(tuple(map(id, parts)))
@@ -365,7 +376,7 @@ def _build(
         return of_edges(Graph, edges), edges.edge_map
 
 
-@transforms.untransformed()
+@tracing.untransformed()
 def _build_of_sparse(
     matrix: Any, num_src: int, num_dst: int, self_loops: bool, where: str
 ) -> tuple[Graph, Tensor | None]:

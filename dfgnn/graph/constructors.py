@@ -168,9 +168,4 @@ class Constructors:
         Raises TypeError (none of these, no sizes) and ValueError (shape, ids out of range, other sizes than a
         sparse tensor has).
         """
-        if num_nodes is not None:
-            if num_src is not None or num_dst is not None:
-                got = "both"
-                raise TypeError(f"Graph.cached: num_nodes: expected it or num_src and num_dst, got {got}")
-            num_src = num_dst = num_nodes
-        return make_cached(edge_index, num_src, num_dst)
+        return make_cached(edge_index, *build.given_sizes("Graph.cached", num_nodes, num_src, num_dst))

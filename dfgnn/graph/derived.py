@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from ..sparse.csr import CSR
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side

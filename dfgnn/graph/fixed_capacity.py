@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from ..sparse import csr as _csr
 from ..sparse.fixed import FixedStructure
 

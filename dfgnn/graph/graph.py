@@ -14,19 +14,18 @@ import torch
 from torch import Tensor
 
 from ..plan import Plan, Planner, Shape
-from ..plan.fixed import FixedPlanner
+from ..plan.planner import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
-from ..runtime.compiling import untraced
-from ..sparse.csr import CSR, DegreeStats
+from ..runtime.tracing import untraced
+from ..sparse.csr import CSR
+from ..sparse.degrees import DegreeStats
 from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Side, Structure
 from . import build, derived, fixed_capacity
 from .constructors import Constructors
 from .part import GraphPart
 from .reorder import Reordering, reorder
-
-__all__ = ["CSR", "DegreeStats", "Graph"]
 
 # Unique number -> a weak reference to the graph; compiled code refers to graphs by these numbers. It is no
 # WeakValueDictionary, which would call several Python functions per graph.

@@ -20,14 +20,12 @@ from torch import Tensor
 from ..plan import items
 from ..plan.plans import Items
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import is_plain
+from ..runtime.tracing import is_plain
 from ..sparse import csr as _csr
 from ..sparse.csr import CSR
 from ..sparse.structure import Side
 from . import Graph, build
 from .fixed_capacity import OF_BUFFER
-
-__all__ = ["graph_of", "is_recorded", "num_places", "structure", "structure_fake", "tell_of_cuts"]
 
 # Maximum number of edges of a graph that is sorted at every replay. The attention of a larger one runs
 # outside of CUDA graphs, with the cached graph and plans that suit its degrees: its launches cost little.

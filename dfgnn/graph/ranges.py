@@ -12,8 +12,6 @@ from torch import Tensor
 from ..sparse import csr as _csr
 from .part import GraphPart
 
-__all__ = ["Range", "RangedGraph"]
-
 # At most this number of values is given to a torch operation, because some operations count in 32 bits.
 _CHUNK = 2**30
 

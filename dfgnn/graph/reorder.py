@@ -18,11 +18,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from ..sparse import csr as _csr
 from .build import of_edges
-
-__all__ = ["METHODS", "Permutation", "Reordering"]
 
 _WHERE = "Graph.reorder"
 # This type stands for `Graph`, which imports this module and so cannot be imported here.

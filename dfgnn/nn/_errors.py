@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..runtime import torch_internals as internals
 from ..runtime.eager import in_autocast
-from ._terms import LINEAR, is_lazy, plain_linear
+from ._linear import LINEAR, is_lazy, plain_linear
 
 
 class DGLError(Exception):

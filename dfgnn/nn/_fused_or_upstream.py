@@ -20,9 +20,9 @@ from ..engine import paths
 from ..graph import Graph
 from ..graph.of_dgl import is_dgl
 from ..runtime import torch_internals as internals
-from ..runtime.transforms import any_batched
+from ..runtime.tracing import any_batched
 from ._errors import CALL_ERRORS, blame_parameters, check_sizes
-from ._terms import all_hooked, is_untouched
+from ._linear import all_hooked, is_untouched
 from ._upstream import Called, upstream
 from .fused import made_by
 from .prepared import again, prepare
@@ -248,15 +248,9 @@ def _why_dgl(layer: Any, theirs: type, graph: Any, features: tuple[Any, ...]) ->
         return "there are hooks on all modules"
     if "parametrizations" in layer._modules:  # which may draw random numbers at each access
         return "its parameters have parametrizations"
-    replaced = _called_by(theirs).replaced()
-    if replaced is not None:
-        return f"{replaced} was replaced, in DGL or in torch"
-    mode = foreign_mode()
-    if mode is not None:
-        return f"a mode is active, {mode}"
-    foreign = foreign_tensor((*layer._read_parameters(), *features))
-    if foreign is not None:
-        return f"there is a {foreign} among features and parameters"
+    changed = why_changed(_called_by(theirs), "DGL", (*layer._read_parameters(), *features))
+    if changed is not None:
+        return changed
     # Where sources and destinations are the same nodes, DGL stores the features of both together.
     together = not graph.is_block and graph.srctypes == graph.dsttypes
     if layer._one_name_for_ends and isinstance((*features, None)[0], tuple) and together:
@@ -265,6 +259,19 @@ def _why_dgl(layer: Any, theirs: type, graph: Any, features: tuple[Any, ...]) ->
 
 
 # ---- modes and tensors that run code of other packages ----------------------------------------------------
+
+
+def why_changed(called: Called, library: str, values: Iterable[Any]) -> str | None:
+    """The reason why only the library's forward may run: a function that it calls was replaced, or code of
+    other packages runs in a mode or in the operations of one of these values; None if there is none."""
+    replaced = called.replaced()
+    if replaced is not None:
+        return f"{replaced} was replaced, in {library} or in torch"
+    mode = foreign_mode()
+    if mode is not None:
+        return f"a mode is active, {mode}"
+    foreign = foreign_tensor(values)
+    return None if foreign is None else f"there is a {foreign} among features and parameters"
 
 
 def foreign_mode() -> str | None:

@@ -15,8 +15,8 @@ from ..graph import Graph, GraphPart
 from ..graph.graph import OF_NUMBER
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import torch_internals as internals
-from ..runtime.compiling import is_exporting
 from ..runtime.ops import python_operator
+from ..runtime.torch_internals import is_exporting
 from ._errors import DGLError, wrong_argument, wrong_features
 
 
@@ -75,7 +75,7 @@ def _check_in_degrees(number: int) -> None:
 
 
 _check_number = python_operator(
-    "check_in_degrees", "(SymInt number) -> ()", _check_in_degrees, lambda number: None
+    "check_in_degrees", "(SymInt number) -> ()", _check_in_degrees, lambda number: None, autograd=True
 )
 torch.fx.node.has_side_effect(_check_number)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,11 +15,12 @@ from ..engine.compiler_graph import of_types
 from ..graph import Graph
 from ..graph.cache import once
 from ..runtime import eager as _eager
-from ..runtime import rules, transforms
-from ..runtime.compiling import is_exporting, not_compiled
+from ..runtime import rules, tracing
 from ..runtime.ops import python_operator
 from ..runtime.rules import Rule
-from ._terms import under_autocast
+from ..runtime.torch_internals import is_exporting
+from ..runtime.tracing import not_compiled
+from ._linear import under_autocast
 
 Rows = slice | Tensor  # a set of rows: a range, or their indices without repetition
 
@@ -51,7 +53,7 @@ class Pairs(NamedTuple):
         return typed_matmul(x, weight, self.groups, self.num_pairs)
 
 
-class Relations(NamedTuple):
+class TypedSources(NamedTuple):
     """A graph whose sources are pairs (source, type of an out-edge): those that occur, or, while a compiler
     records, all. Destinations, edges and their order are those of the graph that it was made from."""
 
@@ -67,7 +69,7 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
     row.
     """
     check_types(types, name)
-    types = transforms.unwrapped(types)
+    types = tracing.unwrapped(types)
 
     def build() -> list[Group]:
         in_order = bool((types[1:] >= types[:-1]).all())
@@ -104,7 +106,7 @@ def pairs_of(node: Tensor, types: Tensor, num_nodes: int, with_lift: bool = Fals
     return Pairs(groups, len(pairs), Graph.from_csr(indptr, nodes, num_nodes, validate=False)), position
 
 
-def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> Relations:
+def typed_sources(graph: Graph, etype: Tensor, num_types: int, name: str = "etype") -> TypedSources:
     """The graph on which attention over edges of several types runs. Keys and values, which depend on the
     type of the edge, are made once per source and type instead of once per edge.
 
@@ -114,25 +116,25 @@ def relations_of(graph: Graph, etype: Tensor, num_types: int, name: str = "etype
     check_types(etype, name, graph.num_edges)
     if is_recorded(etype):
         typed: Any = of_types(graph, etype, num_types)
-        return Relations(typed, Pairs(None, typed.num_src))
-    return _occurring_relations(graph, etype, num_types, name)
+        return TypedSources(typed, Pairs(None, typed.num_src))
+    return _occurring_sources(graph, etype, num_types, name)
 
 
 @not_compiled
 @torch.inference_mode(False)
-@transforms.untransformed()
-def _occurring_relations(graph: Graph, etype: Tensor, num_types: int, name: str) -> Relations:
-    etype = transforms.unwrapped(etype)
-    cached: Any = once((etype,), ("relations",), weakref.WeakKeyDictionary)
+@tracing.untransformed()
+def _occurring_sources(graph: Graph, etype: Tensor, num_types: int, name: str) -> TypedSources:
+    etype = tracing.unwrapped(etype)
+    cached: Any = once((etype,), ("typed sources",), weakref.WeakKeyDictionary)
     if graph not in cached:
         csr = graph.csr()
         types = (etype if csr.eids is None else etype[csr.eids]).to(torch.int64)
         pairs, position = pairs_of(csr.indices, types, graph.num_src)
         lifted = Graph.from_csr(csr.indptr, position, pairs.num_pairs, eids=csr.eids, validate=False)
-        cached[graph] = Relations(lifted, pairs)
-    relations = cached[graph]
-    _check_range(relations.pairs.groups, num_types, name)
-    return relations
+        cached[graph] = TypedSources(lifted, pairs)
+    sources = cached[graph]
+    _check_range(sources.pairs.groups, num_types, name)
+    return sources
 
 
 def first_types(types: Tensor, count: int) -> Tensor:
@@ -145,7 +147,7 @@ def first_types(types: Tensor, count: int) -> Tensor:
 
 @not_compiled
 def _same_first_types(types: Tensor, count: int) -> Tensor:
-    types = transforms.unwrapped(types)
+    types = tracing.unwrapped(types)
     if count == len(types) and types.dtype == torch.int64 and not types.is_inference():
         return types
     # A copy, because the entry of the cache lives as long as `types`, which a view would keep alive for ever.
@@ -204,13 +206,12 @@ def _plain_matmul(x: Tensor, weight: Tensor, groups: list[Group], num_rows: int)
     return torch.cat(parts).index_select(0, place)
 
 
+@dataclass(slots=True, eq=False)
 class _TypedMatmul(Rule):
     """Computes `typed_matmul` of x and weight."""
 
-    __slots__ = "groups", "num_rows"
-
-    def __init__(self, groups: list[Group], num_rows: int):
-        self.groups, self.num_rows = groups, num_rows
+    groups: list[Group]
+    num_rows: int
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         out = x.new_empty(self.num_rows, weight.shape[1], weight.shape[3])
@@ -300,6 +301,7 @@ _matmul = python_operator(
     _matmul_of_types,
     lambda x, weight, types: x.new_empty(x.shape[0], weight.shape[2]),
     torch.Tag.cudagraph_unsafe,  # for a new tensor of types it waits for the GPU
+    autograd=True,
 )
 _outer = python_operator(
     "typed_outer",
@@ -307,6 +309,7 @@ _outer = python_operator(
     _outer_of_types,
     lambda x, y, types, num_types: x.new_empty(num_types, x.shape[1], y.shape[1]),
     torch.Tag.cudagraph_unsafe,
+    autograd=True,
 )
 
 

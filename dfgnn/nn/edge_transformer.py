@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import functional
+from ._base import AttentionLayer, check_edge_rows, dropout_p, reset_linear
 from ._errors import blaming, check_constructor, check_fits
 from ._graph import names_of_ends, rows_in_use, split_ends
-from ._half import normalized
-from ._layer import AttentionLayer, check_edge_rows, dropout_p, reset_linear
+from ._sums_in_16_bits import normalized
 from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, swapped
 
 

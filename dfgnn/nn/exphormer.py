@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..graph import Graph
 from ..sparse.fixed import FixedStructure
 from ._errors import blaming, check_constructor, wrong_argument
-from ._terms import is_plain
+from ._linear import is_product
 from .whole.typed import TypedSpec, typed_attention, typed_layer
 
 _WHERE = "ExphormerAttention"
@@ -159,7 +159,7 @@ class ExphormerAttention(nn.Module):
         factor = self.edge(type_feat)
         scale = 1 / math.sqrt(self.feats // self.num_heads)
         spec = TypedSpec(graph, self.num_heads, scale, self.clamp)
-        if is_plain(self.project):
+        if is_product(self.project):
             return typed_layer(spec, feat, self.project.weight, factor)
         return typed_attention(spec, self.project(feat), factor)
 

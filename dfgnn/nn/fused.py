@@ -40,12 +40,10 @@ from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
 from ..runtime.rules import recorded_gradients
 from ._errors import check_parameters, check_sizes
-from ._terms import all_hooked, plain_linear
+from ._linear import all_hooked, plain_linear
 from .whole import gated
 from .whole.spec import LayerSpec, spelled
 from .whole.traced import folds, traced_layer
-
-__all__ = ["can_fuse", "fused_layer", "is_first_rows", "knows_all_of", "refuse_parameters"]
 
 # Reasons why a layer is not computed by one operator, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"

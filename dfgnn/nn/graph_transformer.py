@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..runtime.attention_options import EdgeTerm, Projected
+from ._base import AttentionLayer, check_per_edge, dropout_p, reset_linear
 from ._errors import blaming, check_constructor, wrong_argument, wrong_features
 from ._graph import rows_in_use, split_ends
-from ._half import normalized
-from ._layer import AttentionLayer, check_per_edge, dropout_p, reset_linear
-from ._terms import is_plain, under_autocast
+from ._linear import is_product, under_autocast
+from ._sums_in_16_bits import normalized
 from .whole.spec import LayerSpec
 
 #: Values of the argument ``norm`` -> the modules that they stand for.
@@ -164,7 +164,7 @@ class GraphTransformerConv(AttentionLayer):
         if spec.edges is None:
             return {}
         edge_attr, linear = spec.edges
-        if edge_attr.shape[1] < self.out_feats and is_plain(linear):
+        if edge_attr.shape[1] < self.out_feats and is_product(linear):
             edge_attr, proj = under_autocast(edge_attr, linear.weight)
             term: Any = Projected(edge_attr, proj.repeat(sets, 1))
         else:

@@ -27,8 +27,6 @@ from . import fused
 if TYPE_CHECKING:
     from ._upstream import Called
 
-__all__ = ["again", "forget", "prepare"]
-
 _NONE = None, None
 _KEY = "_dfgnn_prepared"  # the name among the layer's attributes
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs

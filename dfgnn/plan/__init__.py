@@ -6,7 +6,7 @@
 ``direction``  one direction of a graph, and what its plans share
 ``cost``       estimates what a schedule costs
 ``choose``     describes the schedules and chooses one
-``planner``    caches the plans of a graph; ``tuning`` measures them
+``planner``    caches the plans of a graph; ``handles`` makes new graphs' in one call; ``tuning`` measures
 """
 
 from .choose import parse

@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from ..sparse.csr import DegreeStats
+from ..sparse.degrees import DegreeStats
 from ..sparse.packed import CPU_BOUND
 from . import tiles
 from .device import Device

@@ -7,8 +7,6 @@ from functools import cache, cached_property
 
 import torch
 
-__all__ = ["Device", "of"]
-
 # How many warps of the kernels on rows, and blocks of those on tiles, fit a multiprocessor's registers.
 _WARPS, _BLOCKS = 20, 4
 # Shared memory of a block of tiles with heads of 64 elements, rounded up (TileLayout in

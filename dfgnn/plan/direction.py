@@ -5,7 +5,8 @@ from __future__ import annotations
 from copy import copy
 from functools import cached_property
 
-from ..sparse.csr import CSR, DegreeStats
+from ..sparse.csr import CSR
+from ..sparse.degrees import DegreeStats
 from ..sparse.structure import Structure
 from . import items, tiles
 from .device import Device

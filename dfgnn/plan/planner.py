@@ -12,9 +12,10 @@ import torch
 
 from ..runtime import ops as _ops
 from ..runtime.arguments import GraphArgs, GraphHandle
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
+from ..sparse.fixed import FixedStructure
 from ..sparse.structure import Structure
-from . import choose, cost, on_cpu, on_gpu
+from . import choose, cost, handles
 from . import device as devices
 from .device import Device
 from .direction import Direction
@@ -102,7 +103,7 @@ class Planner:
 
     @not_compiled
     def _make_handle(self, num_heads, head_dim, dtype, layer, schedule, edges, backward) -> GraphHandle:
-        handles = self.handles  # read before plans are made, because `adopt` may replace it meanwhile
+        known = self.handles  # read before plans are made, because `adopt` may replace it meanwhile
         handle = self._handle_of_all_shapes(schedule, backward)
         if handle is None and schedule == "auto" and not self.once:
             handle = self._planned_without_waiting(Shape(num_heads, head_dim, dtype, layer), edges, backward)
@@ -112,18 +113,18 @@ class Planner:
             )
             with untraced(self.structure.indices):
                 handle = GraphHandle(args)
-        handles[num_heads, head_dim, dtype, layer, schedule, edges, backward] = handle
+        known[num_heads, head_dim, dtype, layer, schedule, edges, backward] = handle
         return handle
 
     def _handle_of_all_shapes(self, schedule: str, backward: bool) -> GraphHandle | None:
         """The handle that serves all shapes, if there is one."""
-        handles = self._of_all_shapes
-        if handles is None or schedule != "auto":
+        known = self._of_all_shapes
+        if known is None or schedule != "auto":
             return None
-        handle = handles.get(backward)
+        handle = known.get(backward)
         if handle is None:
             with untraced(self.structure.indices):
-                handle = handles[backward] = on_cpu.handle(self.structure, backward)
+                handle = known[backward] = handles.on_cpu(self.structure, backward)
         return handle
 
     def _planned_without_waiting(self, shape: Shape, edges: bool, backward: bool) -> GraphHandle | None:
@@ -133,7 +134,7 @@ class Planner:
         if structure.dst.stats is None or not _ops.on_device(structure.indices) or self._plans:
             return None
         with untraced(structure.indices):
-            return on_gpu.handle(self._direction(False), self._direction(True), shape, edges, backward)
+            return handles.on_gpu(self._direction(False), self._direction(True), shape, edges, backward)
 
     @not_compiled
     def _make_arguments(self, shape: Shape, schedule: str, edges: bool, backward: bool) -> GraphArgs:
@@ -188,6 +189,48 @@ class Planner:
             yield
         finally:
             self._plans, self._directions, self._arguments, self.handles = plans, directions, {}, {}
+
+
+class FixedPlanner(Planner):
+    """The planner of a graph of fixed capacity, whose edges may change between the replays of a CUDA graph:
+    it plans anew after they have. On a GPU it does not wait, because it plans as for a graph of
+    one step (``once``)."""
+
+    structure: FixedStructure
+
+    def __init__(self, structure: FixedStructure) -> None:
+        super().__init__(structure, once=True)
+        self._of_all_shapes = None  # `handles.on_cpu` takes no CSRs with room for more edges than are in use
+        self._made_for = structure.generation
+
+    @property
+    def handles(self):
+        self._renew()
+        return self._handles
+
+    @handles.setter
+    def handles(self, found) -> None:
+        self._handles = found
+
+    def _renew(self) -> None:
+        if self._made_for != self.structure.generation:
+            self._made_for = self.structure.generation
+            self._directions, self._plans, self._arguments, self._handles = {}, {}, {}, {}
+
+    def plan(self, shape: Shape, reverse: bool = False, schedule: str = "auto", edges: bool = False) -> Plan:
+        self._renew()
+        return super().plan(shape, reverse, schedule, edges)
+
+    def arguments(self, *args, **kwargs):
+        self._renew()
+        return super().arguments(*args, **kwargs)
+
+    def estimate(self, shape: Shape, reverse: bool, schedule: str = "auto", edges: bool = False) -> Plan:
+        if choose.parse(schedule)[0] not in ("auto", "natural"):
+            raise ValueError(
+                f"schedule: expected 'auto' or 'natural' for a graph of fixed capacity, got {schedule!r}"
+            )
+        return super().estimate(shape, reverse, "auto", edges)
 
 
 def plan(

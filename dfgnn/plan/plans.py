@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..sparse.csr import DegreeStats, degree_stats
+from ..sparse.degrees import DegreeStats, degree_stats
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # The schedules on rows. Products and sums along edges without softmax have only these.

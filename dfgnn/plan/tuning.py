@@ -22,8 +22,6 @@ from ..runtime.timing import timings
 from .planner import Planner
 from .plans import Shape, check_shape, padded
 
-__all__ = ["Tuning", "autotune"]
-
 _WHERE = "Graph.autotune"
 # A candidate must be faster than the estimated choice by this factor, because less may be noise.
 _GAIN = 1.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -37,6 +38,11 @@ def transformed(*tensors: Tensor | None) -> bool:
 def in_forward_mode() -> bool:
     """Whether forward-mode differentiation is active. False under compilers."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
+
+
+def needs_backward(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether gradients are recorded of what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def in_autocast(x: Tensor) -> bool:

@@ -5,6 +5,7 @@ operators by the names given here; those of attention and of products along edge
 ``engine/operators.py`` alone.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,17 +46,17 @@ gather_sum = ops.gather_sum.default
 _python = library.Library("dfgnn", "FRAGMENT")
 
 
-def python_operator(name: str, schema: str, kernel: Any, fake: Any, *tags: torch.Tag) -> Any:
-    """Defines an operator and returns it. fake: the kernel without values, which makes empty results."""
+def python_operator(
+    name: str, schema: str, kernel: Any, fake: Any, *tags: torch.Tag, autograd: bool = False
+) -> Any:
+    """Defines an operator and returns it. kernel: None for one in the compiled libraries, which cannot give
+    it tags.  fake: the kernel without values, which makes empty results.  autograd: whether autograd sees it,
+    whose code in Python costs compiled code time."""
     _python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
-    _python.impl(name, kernel, "CompositeExplicitAutograd")
-    library.register_fake(f"dfgnn::{name}", fake, lib=_python)
-    return operator(name)
-
-
-def compiled_operator(name: str, schema: str, fake: Any, *tags: torch.Tag) -> Any:
-    """Defines an operator whose kernels are in the compiled libraries, which cannot give it tags."""
-    _python.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+    if kernel is not None:
+        _python.impl(name, kernel, "CompositeExplicitAutograd")
+    if not autograd:
+        _python.impl(name, library.fallthrough_kernel, "Autograd")
     library.register_fake(f"dfgnn::{name}", fake, lib=_python)
     return operator(name)
 
@@ -64,11 +65,6 @@ def composite_operator(name: str, schema: str, call: Any) -> None:
     """Defines an operator that compilers replace by the operators that ``call`` calls."""
     _python.define(f"{name}{schema}", tags=torch.Tag.pt2_compliant_tag)
     _python.impl(name, call, "CompositeImplicitAutograd")
-
-
-def without_autograd(name: str) -> None:
-    """Lets autograd ignore the operator: autograd's code in Python costs compiled code time."""
-    _python.impl(name, library.fallthrough_kernel, "Autograd")
 
 
 def operator(name: str) -> Any:
@@ -239,61 +235,14 @@ def backward_fake(num_edges, heads, score: int, t: Tensors, need: int) -> tuple:
     )  # fmt: skip
 
 
-@library.register_fake("dfgnn::sddmm")
-def _(row_feat, feat, indices, *rest):
-    return feat.new_empty(indices.shape[0], feat.shape[1])
-
-
-@library.register_fake("dfgnn::spmm")
-def _(weight, feat, indices, eids, items, splits, plan, num_rows):
-    return feat.new_empty(num_rows, *feat.shape[1:])
-
-
-@library.register_fake("dfgnn::gather_sum")
-def _(feat, indices, items, splits, plan, num_dst):
-    return feat.new_empty(num_dst, feat.shape[1])
-
-
-@library.register_fake("dfgnn::edge_dot")
-def _(rows, attr, indices, *rest):
-    return edge_dot_fake(rows, indices.shape[0])
-
-
-@library.register_fake("dfgnn::edge_sum")
-def _(weight, attr, indices, *rest):
-    num_rows, width = rest[-2:]
-    return attr.new_empty(num_rows, weight.shape[1], width)
-
-
-@library.register_fake("dfgnn::edge_outer")
-def _(weight, rows, indices, *rest):
-    dim, _ = rest[-2:]
-    return rows.new_empty(indices.shape[0], dim)
-
-
-@library.register_fake("dfgnn::edge_products")
-def _(rows, cols, feat, indices, *rest):
-    _, with_products = rest[-2:]
-    products = feat.new_empty(feat.shape[0] if with_products else 0, *feat.shape[1:])
-    return feat.new_empty(feat.shape[:2], dtype=acc_type(feat.dtype)), products
-
-
-@library.register_fake("dfgnn::edge_products_backward")
-def _(weight, edge_weight, rows, cols, feat, indices, *rest):
-    _, need_feat = rest[-2:]
-    return torch.empty_like(rows), feat.new_empty(feat.shape[0] if need_feat else 0, *feat.shape[1:])
-
-
-@library.register_fake("dfgnn::pair_scores")
-def _(cols, rows, attn, attr, proj, positive, indices, *rest):
+def _pair_scores_fake(cols, rows, attn, attr, proj, positive, indices, *rest):
     like = next(x for x in (cols, rows, proj) if x is not None)
     edges, (heads, dim) = indices.shape[0], rest[-3:-1]
     made = like.new_empty(edges if positive is None else 0, heads, dim, dtype=torch.bool)
     return like.new_empty(edges, heads), made
 
 
-@library.register_fake("dfgnn::pair_sums")
-def _(weight, positive, attr, proj, indices, *rest):
+def _pair_sums_fake(weight, positive, attr, proj, indices, *rest):
     num_rows, _, _ = rest[-3:]
     heads, dim = positive.shape[1:]
     attrs = proj.shape[1] if proj is not None else attr.shape[1] if attr is not None else 0
@@ -309,3 +258,28 @@ def _(weight, positive, attr, proj, indices, *rest):
 
 def edge_dot_fake(rows, num_edges: int):
     return rows.new_empty(num_edges, rows.shape[1], dtype=acc_type(rows.dtype))
+
+
+def _some_rows(x: torch.Tensor, wanted: bool) -> torch.Tensor:
+    return x.new_empty(x.shape[0] if wanted else 0, *x.shape[1:])
+
+
+# Operator -> its fake kernel: an empty result, from the operator's arguments.
+_FAKES: dict[str, Callable[..., Any]] = {
+    "sddmm": lambda rows, feat, indices, *rest: feat.new_empty(indices.shape[0], feat.shape[1]),
+    "spmm": lambda weight, feat, *rest: feat.new_empty(rest[-1], *feat.shape[1:]),
+    "gather_sum": lambda feat, *rest: feat.new_empty(rest[-1], feat.shape[1]),
+    "edge_dot": lambda rows, attr, indices, *rest: edge_dot_fake(rows, indices.shape[0]),
+    "edge_sum": lambda weight, attr, *rest: attr.new_empty(rest[-2], weight.shape[1], rest[-1]),
+    "edge_outer": lambda weight, rows, indices, *rest: rows.new_empty(indices.shape[0], rest[-2]),
+    "edge_products": lambda rows, cols, feat, *rest: (
+        feat.new_empty(feat.shape[:2], dtype=acc_type(feat.dtype)), _some_rows(feat, rest[-1])
+    ),
+    "edge_products_backward": lambda weight, edge_weight, rows, cols, feat, *rest: (
+        torch.empty_like(rows), _some_rows(feat, rest[-1])
+    ),
+    "pair_scores": _pair_scores_fake,
+    "pair_sums": _pair_sums_fake,
+}  # fmt: skip
+for _name, _fake in _FAKES.items():
+    library.register_fake(f"dfgnn::{_name}", _fake)

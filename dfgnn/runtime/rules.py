@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from .eager import EagerFunction, called_directly, transforms_active
 from .torch_internals import is_wrapped_by_functorch
@@ -128,6 +128,22 @@ def apply(rule: Rule, *tensors: Tensor | None) -> Any:
     if in_python:
         return ByRule.apply(rule, *tensors)
     return ByRule.at_once(rule, *tensors) if torch.is_grad_enabled() else rule.forward(*tensors)
+
+
+def register(op: Any, rule: Callable[..., Rule], count: int) -> None:
+    """Gives an operator the gradients of a rule, for callers that go through torch's dispatcher. Its first
+    ``count`` arguments are the rule's tensors; the rule is made of the others."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.rule = rule(*inputs[count:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*ctx.rule.saved(inputs[:count], output))
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = ctx.rule.gradients(ctx.needs_input_grad[:count], ctx.saved_tensors, *grads)
+        return *found, *(None,) * (len(ctx.needs_input_grad) - count)
+
+    library.register_autograd(op, backward, setup_context=setup)
 
 
 def recorded_gradients(

@@ -1,16 +1,14 @@
 """Makes CSRs (compressed sparse rows) from a user's edges: checks, sorts, transposes and batches them.
 
-Functions whose names begin with ``check``, ``probe`` or ``degree`` wait for the device. So do
-``from_blocks``; ``batch``, because it copies offsets to the device; ``from_edges`` if it validates, appends
-loops or has to find the numbers of nodes; and ``append_loops`` if it removes loops.
+Functions whose names begin with ``check`` or ``probe`` wait for the device. So do ``from_blocks``; ``batch``,
+because it copies offsets to the device; ``from_edges`` if it validates, appends loops or has to find the
+numbers of nodes; and ``append_loops`` if it removes loops.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ..runtime import ops as _ops
-from ..runtime.compiling import not_compiled, untraced, without_gradient
+from ..runtime.tracing import not_compiled, untraced, without_gradient
+from .degrees import Degrees, degrees_from
 from .packed import PackedGraph
 
 # Node ids, edge positions and edge counts are int32 in the kernels.
@@ -29,11 +28,9 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 EDGE_INDEX = "edge_index[0]", "edge_index[1]"  # the names of sources and destinations in errors
 _transpose_csr = _ops.transpose_csr
 structure_on_gpu, structure_read = _ops.structure, _ops.structure_read
-# The GPU's operators `structure` and `degrees` find quantiles of degrees below _DEGREE_BINS, and how many
-# work items there are with at most _LEAST_CUT edges each, twice that, ...; the results of `structure` begin
-# with _EDGE_NUMBERS numbers about edges. They are kDegreeBins in csrc/core/params.h, kLeastCut and
-# kEdgeNumbers in csrc/cuda/graph/structure.h.
-_DEGREE_BINS, _LEAST_CUT, _EDGE_NUMBERS = 2048, 32, 7
+# How many numbers about edges the results of `structure` begin with: kEdgeNumbers in
+# csrc/cuda/graph/structure.h.
+_EDGE_NUMBERS = 7
 # A GPU sorts both directions in one call for at most this number of edges. With more, the second direction is
 # sorted only when it is needed, to save memory.
 _MOST_AT_ONCE = 2**22
@@ -49,33 +46,6 @@ class CSR(NamedTuple):
     indptr: Tensor
     indices: Tensor
     eids: Tensor | None
-
-
-@dataclass(frozen=True)
-class DegreeStats:
-    """The degrees of one direction of a graph, in python numbers.
-
-    num_rows, num_edges, num_empty: rows, edges, and rows without edges.  max, mean: of the degree.  p50, p99:
-    the smallest degree that half (99 %) of the rows do not exceed.  cv: standard deviation / mean (0 without
-    edges).
-    """
-
-    num_rows: int
-    num_edges: int
-    max: int
-    mean: float
-    p50: int
-    p99: int
-    num_empty: int
-    cv: float
-
-
-class Degrees(NamedTuple):
-    """What a GPU computes from the degrees of a CSR's rows, read by the host in one transfer."""
-
-    stats: DegreeStats | None  # None where a degree exceeds the GPU's histogram
-    # maximum edges per work item -> (work items beyond one per row, split rows), for some such maxima
-    cuts: dict[int, tuple[int, int]]
 
 
 # ---- checks of arguments -------------------------------------------------------------------------
@@ -370,8 +340,8 @@ def _as_read(given: UserEdges, validate: bool, with_loops: bool, tensors, number
         other = other._replace(eids=other.eids if src_falls else None)
     middle = (len(numbers) + _EDGE_NUMBERS) // 2
     degrees = (
-        _degrees(num_dst, num_edges, numbers[_EDGE_NUMBERS:middle]),
-        _degrees(num_src, num_edges, numbers[middle:]),
+        degrees_from(num_dst, num_edges, numbers[_EDGE_NUMBERS:middle]),
+        degrees_from(num_src, num_edges, numbers[middle:]),
     )
     return Edges(num_src, num_dst, csr, False, edge_map, other, degrees)
 
@@ -484,47 +454,3 @@ def batch(csrs: Sequence[CSR], num_cols: Sequence[int], need_eids: bool) -> CSR:
         for c, n in zip(csrs, num_edges)
     ]
     return CSR(indptr, indices, torch.cat(eids) + offsets(num_edges, num_edges, torch.int32))
-
-
-def degree_stats(degrees: Tensor, num_edges: int) -> DegreeStats:
-    n = degrees.numel()
-    if n == 0:
-        return DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0)
-    ordered = degrees.sort().values
-    # Ranks and moments in integers, so that all devices agree; the sum of squares is at most E * max < 2**62.
-    p50, p99, largest, num_empty, squares = probe(
-        ordered[-(-n * 50 // 100) - 1],
-        ordered[-(-n * 99 // 100) - 1],
-        ordered[-1],
-        (ordered == 0).sum(),
-        (ordered * ordered).sum(),
-    )
-    return _stats(n, num_edges, largest, p50, p99, num_empty, squares)
-
-
-def _stats(
-    n: int, num_edges: int, largest: int, p50: int, p99: int, num_empty: int, squares: int
-) -> DegreeStats:
-    cv = math.sqrt(n * squares - num_edges**2) / num_edges if num_edges else 0.0
-    return DegreeStats(n, num_edges, largest, num_edges / n, p50, p99, num_empty, cv)
-
-
-def _degrees(n: int, num_edges: int, numbers: list[int]) -> Degrees:
-    """numbers: what the operators `structure` and `degrees` return about n rows."""
-    p50, p99, num_empty, largest, squares, *counts = numbers
-    cuts = {_LEAST_CUT << k: (counts[2 * k], counts[2 * k + 1]) for k in range(len(counts) // 2)}
-    if n == 0 or p99 >= _DEGREE_BINS:
-        return Degrees(DegreeStats(0, 0, 0, 0.0, 0, 0, 0, 0.0) if n == 0 else None, cuts)
-    return Degrees(_stats(n, num_edges, largest, p50, p99, num_empty, squares), cuts)
-
-
-def degrees_of(csr: CSR) -> tuple[DegreeStats, dict[int, tuple[int, int]]]:
-    """The fields of `Degrees`, waiting for the device once. Without a GPU there are no cuts."""
-    indptr, num_edges = csr.indptr, csr.indices.numel()
-    cuts: dict[int, tuple[int, int]] = {}
-    n = indptr.numel() - 1
-    if n and _ops.on_device(indptr):
-        stats, cuts = _degrees(n, num_edges, _ops.degrees(indptr).tolist())
-        if stats is not None:
-            return stats, cuts
-    return degree_stats(indptr.diff(), num_edges), cuts

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from . import csr as _csr
 from .csr import CSR
+from .degrees import DegreeStats, degree_stats
 from .structure import Side, Structure
-
-__all__ = ["FixedStructure"]
 
 
 class FixedStructure(Structure):
@@ -210,7 +209,7 @@ class FixedStructure(Structure):
             degrees = degrees[: int(self.counts[1])]
         return bool((degrees == 0).any())
 
-    def degree_stats(self, reverse: bool) -> _csr.DegreeStats:
+    def degree_stats(self, reverse: bool) -> DegreeStats:
         """Statistics of all rows, in use or not. Waits for the device."""
         degrees = self.degrees(reverse)
-        return _csr.degree_stats(degrees, int(degrees.sum()))
+        return degree_stats(degrees, int(degrees.sum()))

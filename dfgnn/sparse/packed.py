@@ -7,11 +7,9 @@ from torch import Tensor
 
 from ..runtime import library
 from ..runtime.arguments import GraphArgs, GraphHandle
-from ..runtime.compiling import not_compiled, untraced
 from ..runtime.ops import coo_to_csr
 from ..runtime.torch_internals import without_frame
-
-__all__ = ["CPU_BOUND", "PackedGraph"]
+from ..runtime.tracing import not_compiled, untraced
 
 # Maximum edges per work item on a CPU, where rows are cut only so that several threads can share one.
 CPU_BOUND = 4096

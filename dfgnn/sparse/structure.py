@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ..runtime.arguments import GraphHandle
-from ..runtime.compiling import not_compiled, untraced
+from ..runtime.tracing import not_compiled, untraced
 from . import csr as _csr
-from .csr import CSR, Degrees, DegreeStats
+from . import degrees as _degrees
+from .csr import CSR
+from .degrees import Degrees, DegreeStats
 from .packed import PackedGraph
-
-__all__ = ["Side", "Structure"]
 
 _CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ class Side:
         self.edge_index: Tensor | None = None  # [2, E]: other side's nodes, this side's; user's order
         self.has_empty: bool | None = None
         self.stats: DegreeStats | None = None
-        self.cuts: dict[int, tuple[int, int]] = {}  # see `_csr.Degrees`
+        self.cuts: dict[int, tuple[int, int]] = {}  # see `Degrees`
 
     @property
     def built(self) -> tuple[CSR, bool] | None:
@@ -210,9 +210,10 @@ class Structure:
         side = self.src if reverse else self.dst
         with self._untraced():
             if side.built is not None:
-                stats, side.cuts = _csr.degrees_of(side.built[0])
+                indptr, indices, _ = side.built[0]
+                stats, side.cuts = _degrees.degrees_of(indptr, indices.numel())
             else:
-                stats = _csr.degree_stats(self.degrees(reverse), self.indices.numel())
+                stats = _degrees.degree_stats(self.degrees(reverse), self.indices.numel())
         side.stats, side.has_empty = stats, stats.num_empty > 0
         return stats
 

@@ -77,7 +77,7 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
     original = getattr(layer_or_function, "_orig_mod", compiled)
     if original is not None:
         return _explain_compiled(original, args, kwargs)
-    before, paths.recorder = paths.recorder, paths.Recorder()
+    before, paths.recorder = paths.recorder, paths.PathRecorder()
     try:
         result = layer_or_function(*args, **kwargs)
         calls = tuple(AttentionCall(*call) for call in paths.recorder.calls)

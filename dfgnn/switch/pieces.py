@@ -183,16 +183,16 @@ def _scatter_sum(name: str, src, index, dim, out, dim_size) -> Any:
     return _sum(f"torch_scatter.{name}", src, index, dim, dim_size)
 
 
-def scatter_sum(src, index, dim=-1, out=None, dim_size=None):
-    """``torch_scatter.scatter_sum``."""
-    found = _scatter_sum("scatter_sum", src, index, dim, out, dim_size)
-    return _of_torch_scatter["scatter_sum"](src, index, dim, out, dim_size) if found is None else found
+def _sum_named(name: str) -> Callable[..., Any]:
+    def summed(src, index, dim=-1, out=None, dim_size=None):
+        found = _scatter_sum(name, src, index, dim, out, dim_size)
+        return _of_torch_scatter[name](src, index, dim, out, dim_size) if found is None else found
+
+    summed.__name__, summed.__doc__ = name, f"``torch_scatter.{name}``."
+    return summed
 
 
-def scatter_add(src, index, dim=-1, out=None, dim_size=None):
-    """``torch_scatter.scatter_add``."""
-    found = _scatter_sum("scatter_add", src, index, dim, out, dim_size)
-    return _of_torch_scatter["scatter_add"](src, index, dim, out, dim_size) if found is None else found
+scatter_sum, scatter_add = map(_sum_named, ("scatter_sum", "scatter_add"))
 
 
 def scatter_of_torch_scatter(src, index, dim=-1, out=None, dim_size=None, reduce="sum"):

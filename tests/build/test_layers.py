@@ -32,7 +32,7 @@ SEES = {
     "cuda": "core",
     "torch": "core cpu/blocks.h cpu/by_index.h cpu/checksum.h cpu/engine.h cpu/edge_products.h "
     "cpu/edge_terms.h cpu/pair_scores.h cpu/second_order.h cpu/structure.h cpu/terms.h "
-    "cuda/attention/blocks.h cuda/attention/merge.h cuda/engine.h cuda/edges/edge_terms.h "
+    "cuda/attention/blocks.h cuda/attention/merge_parts.h cuda/engine.h cuda/edges/edge_terms.h "
     "cuda/graph/structure.h cuda/attention/terms.h cuda/second_order/second_order.h",
 }
 

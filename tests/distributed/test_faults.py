@@ -17,7 +17,7 @@ from ranks import both, join, new_store, start
 
 from dfgnn import functional
 from dfgnn.distributed import DeadRankError, DistributedGraph, partition, watch
-from dfgnn.distributed._ends import default_store  # the store to which a process writes that it has ended
+from dfgnn.distributed._watch import default_store  # the store to which a process writes that it has ended
 
 SIZE, VICTIM = 3, 1
 

@@ -10,6 +10,7 @@ from graphs import make_graph
 from dfgnn.plan import cost, items, tiles
 from dfgnn.runtime import arguments as _arguments
 from dfgnn.sparse import csr as _csr
+from dfgnn.sparse import degrees as _degrees
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_every_mirror(constants):
         "tile_cols": tiles.COLUMNS,
         "warp": cost._WARP,
         "load_bytes": 16,
-        "degree_bins": _csr._DEGREE_BINS,
+        "degree_bins": _degrees._DEGREE_BINS,
         "most_ids": _csr.LIMIT,
         "joins": items.JOINS,
         "most_parts": cost.MOST_PARTS,

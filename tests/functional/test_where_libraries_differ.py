@@ -127,7 +127,7 @@ def test_pyg_2_8_softmax_of_infinitely_low_scores():
 @pytest.mark.parametrize("threads", [1, 2])
 def test_torch_2_13_layer_norm_loses_its_gradient_in_16_bits(threads):
     """On a CPU the gradient of LayerNorm's weight depends on the number of threads, too."""
-    from dfgnn.nn._half import normalized  # what our layers call
+    from dfgnn.nn._sums_in_16_bits import normalized  # what our layers call
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -12,7 +12,8 @@ from dfgnn.graph import cache as _kept
 from dfgnn.plan import Shape, items
 from dfgnn.runtime.arguments import ops
 from dfgnn.sparse import csr as _csr
-from dfgnn.sparse.csr import CSR, Degrees
+from dfgnn.sparse.csr import CSR
+from dfgnn.sparse.degrees import Degrees, degree_stats
 
 HERE = "here", ("src", "dst")
 INT32, INT64 = torch.int32, torch.int64
@@ -118,7 +119,7 @@ def check(found: _csr.Edges, src, dst, num_src, num_dst, with_loops):
     assert found.degrees is not None
     for degrees, indptr in zip(found.degrees, (made[0], rev_indptr)):
         degree = indptr.diff()
-        stats = _csr.degree_stats(degree, num_edges)
+        stats = degree_stats(degree, num_edges)
         assert isinstance(degrees, Degrees) and degrees.stats == (stats if stats.p99 < 2048 else None)
         for bound in _CUTS:
             cut = items.cut(indptr[None, :-1], indptr[None, 1:], bound, False)

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dfgnn import Graph, functional
-from dfgnn.runtime.compiling import is_plain
+from dfgnn.runtime.tracing import is_plain
 
 
 def make(device="cpu") -> Graph:

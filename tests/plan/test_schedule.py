@@ -8,12 +8,12 @@ from graph_checks import canonical
 from graphs import GRAPHS
 
 from dfgnn import Graph, functional
-from dfgnn.plan import Shape, choose, cost, items, on_gpu
+from dfgnn.plan import Shape, choose, cost, handles, items
 from dfgnn.plan.device import Device
 from dfgnn.plan.direction import Direction
 from dfgnn.runtime.arguments import ops
-from dfgnn.sparse import csr as _csr
-from dfgnn.sparse.csr import CSR, DegreeStats
+from dfgnn.sparse.csr import CSR
+from dfgnn.sparse.degrees import Degrees, DegreeStats, degrees_of
 
 FLOAT, BF16 = torch.float32, torch.bfloat16
 
@@ -171,23 +171,23 @@ def test_the_short_way_chooses_what_the_long_one_does(seed):
             for heads, dim in ((1, 8), (4, 16), (8, 8), (3, 128))
             for dtype, layer in ((FLOAT, "gat"), (FLOAT, "dot"), (FLOAT, "gatv2"), (BF16, "gatv2"))
         ]
-        assert on_gpu.chosen(direction, shapes[0], False) is None  # the degrees have not been read yet
+        assert handles.chosen(direction, shapes[0], False) is None  # the degrees have not been read yet
         side = structure.src if reverse else structure.dst
         cuts = {}
         for bound in (2**k for k in range(5, 11)):
             found = direction.items(bound, False, 1)
             cuts[bound] = len(found.items) - num_rows, len(found.splits)
-        side.know(_csr.Degrees(direction.stats, cuts))
+        side.know(Degrees(direction.stats, cuts))
         for shape in shapes:
             plan = choose.plan(direction, shape)
-            name, bound, by_length, cut = on_gpu.chosen(direction, shape, False)
+            name, bound, by_length, cut = handles.chosen(direction, shape, False)
             assert (name, bound, sum(cut)) == (plan.schedule, plan.max_edges, plan.num_slots)
             length = plan.items[:, 2] - plan.items[:, 1]
             assert by_length or name == "natural" or plan.stats.cv < cost.ALIKE
             assert not by_length or (length[1:] <= length[:-1]).all()
             assert plan.heads_per_tile == 0 and plan.source_parts == 1
-    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # tiles are a candidate
-    assert on_gpu.chosen(direction, Shape(4, 32, BF16, "dot"), True) is not None
+    assert handles.chosen(direction, Shape(4, 32, BF16, "dot"), False) is None  # tiles are a candidate
+    assert handles.chosen(direction, Shape(4, 32, BF16, "dot"), True) is not None
 
 
 def long_degrees(device="cpu") -> CSR:
@@ -227,7 +227,8 @@ def test_kernels_plan_what_tensors_do(name, parts):
         made = {"skewed": skewed, "long_degrees": long_degrees, "many_rows": many_rows}
         csr, num_cols = made[name](), 4000
     on_gpu = CSR(csr.indptr.cuda(), csr.indices.cuda(), None)
-    assert _csr.degrees_of(on_gpu)[0] == _csr.degrees_of(csr)[0]
+    num_edges = len(csr.indices)
+    assert degrees_of(on_gpu.indptr, num_edges)[0] == degrees_of(csr.indptr, num_edges)[0]
     for indices in (csr.indices, csr.indices.flip(0)):
         falls = ops.falls(on_gpu.indptr, indices.contiguous().cuda())
         assert falls.item() == items.falls_in_tensors(csr.indptr, indices)

@@ -5,11 +5,13 @@
 //
 // Steps of a row alone (FeatureRows), per block:
 //   1. load: computes z of the edges and t = g . (v + e).
-//   2. solve: computes the weights f alpha, and draw (d raw), the gradient of the raw score. In the pass over
+//   2. solve: computes the weights f alpha, and grad_raw (d raw), the gradient of the raw score. In the pass
+//   over
 //      the destinations these are two steps (except with BackwardParams::part_of_rows): guess, for all blocks
 //      of a row, gives the residual of delta, which is what delta lacks because `out` is rounded; settle uses
 //      it.
-//   3. sum: adds up the gathered rows, weighted by f alpha and draw, and writes the gradients of the edges'
+//   3. sum: adds up the gathered rows, weighted by f alpha and grad_raw, and writes the gradients of the
+//   edges'
 //      options and features.
 // and at the end of the row:
 //   4. write: writes the row's sums, or the partial result of a chunk.
@@ -17,18 +19,21 @@
 // Words, vectors, pack and unpack: rows.h. Formulas, delta: core/params.h. Names from other files:
 // gradients.h:
 //   Arrays a                the arrays of BackwardParams, with their types; edges: scratch in which the pass
-//                           over destinations saves f alpha and draw, or null; whole_rows: whether rows have
-//                           all their edges; per_edge(): whether arrays of edges besides the options are used
-//   EdgeGradients edges_    a block's arrays: t() is g . (v + e), weight() is f alpha, draw(). start computes
+//                           over destinations saves f alpha and grad_raw, or null; whole_rows: whether rows
+//                           have all their edges; per_edge(): whether arrays of edges besides the options are
+//                           used
+//   EdgeGradients edges_    a block's arrays: t() is g . (v + e), weight() is f alpha, grad_raw(). start
+//   computes
 //                           z; stats_of_row, stats_of_edges load max, log_sum and delta; solve: weight() and
-//                           draw()
-//   edges_.guess            the first part of solve: writes ds to draw(), whose sum over a row (add_draw) is
+//                           grad_raw()
+//   edges_.guess            the first part of solve: writes ds to grad_raw(), whose sum over a row
+//   (add_grad_raw) is
 //                           the residual of delta, `rest`
 //   edges_.settle           the second part of solve, after set_rest. correct adds `rest` to delta in
 //                           node_stats
 //   edges_.each_guess       calls f for the arrays that settle reads; SaveArrays, RestoreArrays,
 //                           CountArrays: such f
-//   edges_.keep, find       save weight() and draw() in Arrays::edges, and read them
+//   edges_.keep, find       save weight() and grad_raw() in Arrays::edges, and read them
 //   edges_.scatter_options  writes the gradients of the options on edges
 // long_rows.h:
 //   Pieces                  chunks of split rows, of some rows at a time. walk(first run, per row, second
@@ -180,7 +185,7 @@ class FeatureRows {
     if (!scores_first) edges_.start(score_, block_);
   }
 
-  // Steps 1 and 2; or, if the pass over the destinations has saved f alpha and draw, reads these.
+  // Steps 1 and 2; or, if the pass over the destinations has saved f alpha and grad_raw, reads these.
   void solve(int64_t begin, int64_t end) {
     if (given_) {
       block_.load(begin, end, true);
@@ -201,7 +206,7 @@ class FeatureRows {
     for_blocks(item, [&](int64_t begin, int64_t end, bool) {
       load(begin, end);
       edges_.guess(score_, block_);
-      edges_.add_draw(block_, rest);
+      edges_.add_grad_raw(block_, rest);
       if (!kept || (item.slot < 0 && end == item.end)) return;
       edges_.each_guess(score_, block_, SaveArrays<A>{kept, of_array()});
       kept += numbers();
@@ -244,14 +249,14 @@ class FeatureRows {
   // Step 3: adds the block's edges to the sums, and over the destinations writes the edges' own gradients.
   void sum(bool first) {
     A* attn_sum = p_.grad_attn && over_rows_ ? static_cast<A*>(attn_sum_) : nullptr;
-    score_.accumulate(block_, edges_.draw(), score_sum_, attn_sum, first);
+    score_.accumulate(block_, edges_.grad_raw(), score_sum_, attn_sum, first);
     if (!over_rows_) {
       values_.aggregate(block_, edges_.weight(), nullptr, value_sum_, nullptr, first);
     } else {
       if (a_.edges) edges_.keep(block_);
       edges_.scatter_options(block_);
       if (a_.grad_feat)
-        score_.scatter_feat(block_, p_.edge.feat_in_key ? edges_.draw() : nullptr,
+        score_.scatter_feat(block_, p_.edge.feat_in_key ? edges_.grad_raw() : nullptr,
                             p_.edge.feat_in_value ? edges_.weight() : nullptr, row_, values_.shape(),
                             a_.grad_feat);
     }
@@ -262,7 +267,7 @@ class FeatureRows {
   bool over_rows_;
   // exact_: whether the residual of delta is subtracted, so that the gradients of a row's scores add up to 0.
   bool exact_;
-  bool given_;  // whether the pass over the destinations has saved f alpha and draw
+  bool given_;  // whether the pass over the destinations has saved f alpha and grad_raw
   int heads_;
   Score& score_;
   Gathered<T> values_;

@@ -1,6 +1,6 @@
 // The statistics of the destinations that backward needs for every score, such as delta; and backward of the
 // additive score, whose terms belong to single nodes, so that one gather over the sources is enough. Formulas
-// and letters: BackwardParams (core/params.h); draw (d raw) is the gradient of the raw score. Names from
+// and letters: BackwardParams (core/params.h); grad_raw (d raw) is the gradient of the raw score. Names from
 // other files: the head of backward.cpp, and HeadSums (head_sums.h), which sums over each head's columns of
 // many rows.
 #pragma once
@@ -190,12 +190,12 @@ class AdditiveSources {
   }
 
  private:
-  // Adds f alpha g of a block's edges to sum_ and their draw to tail_, and writes the gradients of edge
+  // Adds f alpha g of a block's edges to sum_ and their grad_raw to tail_, and writes the gradients of edge
   // tensors.
   void edge_by_edge(bool first) {
     grads_.dots(block_, value_, edges_.t());
     edges_.solve(score_, block_);
-    edges_.add_draw(block_, tail_);
+    edges_.add_grad_raw(block_, tail_);
     edges_.scatter_options(block_);
     if (a_.grad_feat)
       grads_.rows().scatter(block_.index, block_.n, edges_.weight(), block_.eid, a_.grad_feat);
@@ -235,7 +235,7 @@ class AdditiveSources {
   EdgeBlock<Acc<T>> block_;
   EdgeGradients<Acc<T>> edges_;
   Buffer<A> weights_;             // two arrays with an entry per edge and head: f alpha in P, and in N
-  Buffer<A> tail_, tail2_;        // [H]; if per_edge_, tail_ is the sum of draw
+  Buffer<A> tail_, tail2_;        // [H]; if per_edge_, tail_ is the sum of grad_raw
   Buffer<A> shared_;              // [H]: the sum of 1 - alpha
   Buffer<A> dots_, dots2_;        // [H]: v . P, v . N
   Buffer<A> value_, sum_, sum2_;  // packed rows: v; P, or if per_edge_ the sum of f alpha g; N

@@ -1,6 +1,6 @@
-// What the passes of attention within blocks share (blocks.h): a tile is kRows queries times kKeys keys of a
-// task, whose scores and weights are dense matrices [rows, columns], where columns are the keys, padded to
-// whole vectors. Padding has a bias of -inf, and so a weight of 0.
+// What the passes of attention within blocks share (cpu/blocks.h): a tile is kRows queries times kKeys keys
+// of a task, whose scores and weights are dense matrices [rows, columns], where columns are the keys, padded
+// to whole vectors. Padding has a bias of -inf, and so a weight of 0.
 #pragma once
 
 #include "cpu/blocks.h"

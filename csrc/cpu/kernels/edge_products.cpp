@@ -2,7 +2,7 @@
 // (core/edge_products.h, which defines x, y, f, t and g). Each head of a row is read in vectors of the widest
 // size that fits, and its remaining columns one by one.
 #include "ahead.h"
-#include "blocks.h"
+#include "blocked_sum.h"
 #include "kernels.h"
 #include "merge.h"
 

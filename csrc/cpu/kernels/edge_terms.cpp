@@ -2,7 +2,7 @@
 // core/edge_terms.h, which defines their arguments; d is `dim` here. A node has a matrix [H, d] of rows,
 // which is copied so that either heads or features are in the lanes of vectors, and combined with the
 // features or weights of the node's edges.
-#include "blocks.h"
+#include "blocked_sum.h"
 #include "edges.h"
 #include "kernels.h"
 #include "merge.h"
@@ -235,7 +235,7 @@ void write_sums(const EdgeTermParams& p, const Item& item, const At& at) {
     write(static_cast<Acc<T>*>(p.partial_out) + item.slot * size);
 }
 
-// edge_sum with heads in the lanes. Sums of long rows are sums of blocks of edges (blocks.h).
+// edge_sum with heads in the lanes. Sums of long rows are sums of blocks of edges (blocked_sum.h).
 template <class T>
 void sum_of_heads(const EdgeTermParams& p, const Parallel& parallel) {
   using A = Acc<T>;

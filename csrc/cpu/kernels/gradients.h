@@ -1,7 +1,7 @@
 // Backward: the gradients of the scores of a block's edges and of the options on edges, computed from the
 // scores and the products g . v. The formulas and their letters are those of BackwardParams (core/params.h):
 // ds is the gradient of the score s, dz that of z (EdgeOptions in core/params.h: the raw score after gate and
-// bias), and draw (d raw) that of the raw score.
+// bias), and grad_raw (d raw) that of the raw score.
 #pragma once
 
 #include "groups.h"
@@ -20,7 +20,8 @@ struct ScalarArrays {
   const A *alpha_src, *alpha_dst, *stats, *positive_mass, *attention, *grad_attention;
   A *grad_alpha_src, *grad_alpha_dst, *grad_bias, *grad_gate, *grad_weight, *grad_raw, *node_stats,
       *partial_alpha, *row_sums, *partial_sums;
-  A* edges;  // [E, 2, H], user's edge order: f alpha and draw, saved by the pass over destinations; or null
+  A* edges;  // [E, 2, H], user's edge order: f alpha and grad_raw, saved by the pass over destinations; or
+             // null
   ScalarArrays(const BackwardParams& p, void* edges)
       : whole_rows(!p.part_of_rows),
         alpha_src(static_cast<const A*>(p.alpha_src)),
@@ -91,10 +92,10 @@ class EdgeGradients {
   A* largest() const { return array(1); }
   A* log_sum() const { return array(2); }
   A* delta() const { return array(3); }
-  // The results: start() writes z; solve(), or guess() and settle(), write the weights f alpha and draw.
+  // The results: start() writes z; solve(), or guess() and settle(), write the weights f alpha and grad_raw.
   A* z() const { return array(4); }
   A* weight() const { return array(5); }
-  A* draw() const { return array(6); }
+  A* grad_raw() const { return array(6); }
 
   // These copy the statistics of each edge's destination to largest(), log_sum() and delta(). stats_of_edges,
   // for the pass over the sources, gathers them. In that over the destinations, stats_of_row copies them from
@@ -143,7 +144,7 @@ class EdgeGradients {
     block.transform(z());
   }
 
-  // Computes weight(), draw() and the gradients of the options, from t(), z() and the statistics.
+  // Computes weight(), grad_raw() and the gradients of the options, from t(), z() and the statistics.
   [[gnu::noinline]] void solve(const Activation<A>& score, const EdgeBlock<A, Order>& block) {
     add_gamma(block);
     block.each([&](int i) {
@@ -154,20 +155,20 @@ class EdgeGradients {
 
   // These are solve() in two steps, for passes that see all edges of a row. delta in node_stats is computed
   // from `out`, which is rounded. guess() computes with it the gradients ds of the scores, and writes them to
-  // draw(). Their sum over the row, which would be 0 with an exact delta, is the residual of delta, rest().
-  // settle() subtracts alpha rest() from ds, and computes the results of solve().
+  // grad_raw(). Their sum over the row, which would be 0 with an exact delta, is the residual of delta,
+  // rest(). settle() subtracts alpha rest() from ds, and computes the results of solve().
   [[gnu::noinline]] void guess(const Activation<A>& score, const EdgeBlock<A, Order>& block) {
     add_gamma(block);
     block.each([&](int i) {
       const V alpha = this->alpha(score, block, load_vector<V>(z() + i), i);
       store_vector(this->alpha() + i, alpha);
-      store_vector(draw() + i, grad_score(block, i, alpha));
+      store_vector(grad_raw() + i, grad_score(block, i, alpha));
     });
   }
   [[gnu::noinline]] void settle(const Activation<A>& score, const EdgeBlock<A, Order>& block) {
     block.each([&](int i) {
       const V alpha = load_vector<V>(this->alpha() + i);
-      finish(score, block, i, alpha, load_vector<V>(draw() + i) - alpha * load_vector<V>(rest() + i));
+      finish(score, block, i, alpha, load_vector<V>(grad_raw() + i) - alpha * load_vector<V>(rest() + i));
     });
   }
 
@@ -175,7 +176,7 @@ class EdgeGradients {
   // between.
   template <class F>
   void each_guess(const Activation<A>& score, EdgeBlock<A, Order>& block, F&& f) const {
-    f(alpha()), f(draw());
+    f(alpha()), f(grad_raw());
     if (!score.is_identity()) f(z());
     if (writes_gate_) f(raw());
     if (writes_weight_) f(t());
@@ -197,7 +198,7 @@ class EdgeGradients {
       group.each([&](int r, int begin, int end) {
         if (begin == end) return;
         W rest{};
-        for (int e = begin; e < end; ++e) rest += load_vector<W>(draw() + e * heads_ + h);
+        for (int e = begin; e < end; ++e) rest += load_vector<W>(grad_raw() + e * heads_ + h);
         for (int e = begin; e < end; ++e) store_vector(this->rest() + e * heads_ + h, rest);
         store_vector(a_.node_stats + ((group.row + r) * kNodeStats + 3) * heads_ + h,
                      load_vector<W>(delta() + begin * heads_ + h) + rest);
@@ -205,18 +206,18 @@ class EdgeGradients {
     });
   }
 
-  // sums[h] += the sum of draw() over the block's edges; after guess() these are ds, whose sum is the
+  // sums[h] += the sum of grad_raw() over the block's edges; after guess() these are ds, whose sum is the
   // residual.
-  [[gnu::noinline]] void add_draw(const EdgeBlock<A, Order>& block, A* sums) const {
+  [[gnu::noinline]] void add_grad_raw(const EdgeBlock<A, Order>& block, A* sums) const {
     for (int h = 0; h < heads_; ++h) {
       V total{};
       for_edges<A>(h, block.n,
-                   [&](int i, auto inside) { total += inside ? load_vector<V>(draw() + i) : V{}; });
+                   [&](int i, auto inside) { total += inside ? load_vector<V>(grad_raw() + i) : V{}; });
       sums[h] += sum<A, kLanes<A>>(total);
     }
   }
 
-  // keep() saves weight() and draw() in the scratch Arrays::edges; find() loads them in the pass over the
+  // keep() saves weight() and grad_raw() in the scratch Arrays::edges; find() loads them in the pass over the
   // sources.
   [[gnu::noinline]] void keep(const EdgeBlock<A, Order>& block) const {
     scatter<Order, 2>(weight(), size_, block.eid, block.n, heads_, a_.edges);
@@ -234,7 +235,7 @@ class EdgeGradients {
     write(grad_bias(), a_.grad_bias);
     write(raw(), a_.grad_gate);
     write(grad_weight(), a_.grad_weight);
-    write(draw(), a_.grad_raw);
+    write(grad_raw(), a_.grad_raw);
   }
 
  private:
@@ -257,7 +258,7 @@ class EdgeGradients {
   void finish(const Activation<A>& score, const EdgeBlock<A, Order>& block, int i, V alpha, V ds) {
     const V dz = ds * score.slope(load_vector<V>(z() + i));
     store_vector(weight() + i, block.factor ? alpha * load_vector<V>(block.factor + i) : alpha);
-    store_vector(draw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
+    store_vector(grad_raw() + i, block.gate ? dz * load_vector<V>(block.gate + i) : dz);
     if (writes_bias_) store_vector(grad_bias() + i, block.bias_after() ? ds : dz);
     if (writes_gate_) store_vector(raw() + i, dz * load_vector<V>(raw() + i));
     if (writes_weight_)

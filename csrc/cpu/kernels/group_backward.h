@@ -1,6 +1,6 @@
-// Backward of groups of short rows. The letters are those of BackwardParams (core/params.h); draw (d raw) is
-// the gradient of the raw score. Names from other files: the heads of backward.cpp and group_forward.h, and
-// HeadSums (head_sums.h), which sums over each head's columns of many rows.
+// Backward of groups of short rows. The letters are those of BackwardParams (core/params.h); grad_raw (d raw)
+// is the gradient of the raw score. Names from other files: the heads of backward.cpp and group_forward.h,
+// and HeadSums (head_sums.h), which sums over each head's columns of many rows.
 #pragma once
 
 #include "gradients.h"
@@ -169,18 +169,18 @@ class FeatureGroups {
     if (over_rows_) {
       if (a_.edges) edges_.keep(block_);
       edges_.scatter_options(block_);
-      score_.accumulate(block_, group, Fetch(block_.limit, true), edges_.draw(),
+      score_.accumulate(block_, group, Fetch(block_.limit, true), edges_.grad_raw(),
                         rows(group, score_.size(), p_.grad_query),
                         {nullptr, attn_ ? static_cast<A*>(attn_sum_) : nullptr});
       return add_attn(group);
     }
     const SumRows<T> to = rows(group, values_.size(), p_.grad_value);
     if (kKeyIsValue) {
-      score_.accumulate(block_, group, limit, edges_.draw(), {nullptr, key_sum_}, {});
+      score_.accumulate(block_, group, limit, edges_.grad_raw(), {nullptr, key_sum_}, {});
       values_.aggregate(group, block_.index, limit, edges_.weight(), nullptr, nullptr, key_sum_,
                         values_.size(), to, {});
     } else {
-      score_.accumulate(block_, group, limit, edges_.draw(), rows(group, score_.size(), p_.grad_key), {});
+      score_.accumulate(block_, group, limit, edges_.grad_raw(), rows(group, score_.size(), p_.grad_key), {});
       values_.aggregate(group, block_.index, limit, edges_.weight(), to);
     }
   }
@@ -200,7 +200,7 @@ class FeatureGroups {
 
   const BackwardParams& p_;
   const Arrays<T>& a_;
-  bool over_rows_, given_;  // given_: whether the pass over the destinations has saved f alpha and draw
+  bool over_rows_, given_;  // given_: whether the pass over the destinations has saved f alpha and grad_raw
   int heads_;
   A* attn_;
   Score& score_;

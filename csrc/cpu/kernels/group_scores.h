@@ -1,10 +1,10 @@
 // The scores of scores.h for groups of short rows. There is no fix(row), because a group has several rows: an
 // edge finds its row by Group::row_of. Arrays per edge and head are edge-major.
 //   raw(block, group, z)   writes the raw score of each edge and head to z
-//   accumulate(block, group, fetch, draw, a, a2)
+//   accumulate(block, group, fetch, grad_raw, a, a2)
 //                          computes a[r], the gradient of row r of the group, and unless a2 is null a2[r],
-//                          what row r contributes to the gradient of attn. draw (d raw) is the gradient of
-//                          the raw score per edge and head, and may be overwritten; fetch: columns.h
+//                          what row r contributes to the gradient of attn. grad_raw (d raw) is the gradient
+//                          of the raw score per edge and head, and may be overwritten; fetch: columns.h
 #pragma once
 
 #include "columns.h"
@@ -75,10 +75,10 @@ class DotGroupScore : public Activation<Acc<T>> {
     gathered_.dots(group, block.index, block.limit, fixed_.of(group), z);
     block.update(z, [&](V v, int) { return v * scale_; });
   }
-  void accumulate(const Block& block, const Group& group, Fetch fetch, A* draw, SumRows<T> a,
+  void accumulate(const Block& block, const Group& group, Fetch fetch, A* grad_raw, SumRows<T> a,
                   SumRows<T>) const {
-    block.update(draw, [&](V v, int) { return v * scale_; });
-    gathered_.aggregate(group, block.index, fetch, draw, a);
+    block.update(grad_raw, [&](V v, int) { return v * scale_; });
+    gathered_.aggregate(group, block.index, fetch, grad_raw, a);
   }
 
  private:
@@ -109,9 +109,9 @@ class AdditiveV2GroupScore : public Activation<Acc<T>> {
   void raw(const Block& block, const Group& group, A* z) {
     gathered_.leaky_dots(group, block.index, block.limit, fixed_.of(group), attn_, slope_, z);
   }
-  void accumulate(const Block& block, const Group& group, Fetch fetch, A* draw, SumRows<T> a,
+  void accumulate(const Block& block, const Group& group, Fetch fetch, A* grad_raw, SumRows<T> a,
                   SumRows<T> a2) const {
-    gathered_.leaky_aggregate(group, block.index, fetch, fixed_.of(group), attn_, slope_, draw, a, a2);
+    gathered_.leaky_aggregate(group, block.index, fetch, fixed_.of(group), attn_, slope_, grad_raw, a, a2);
   }
 
  private:

@@ -6,9 +6,9 @@
 //   activate(z)     LeakyReLU;  slope(z): its derivative
 //   kGathersValues  whether raw() reads the rows of the values, if destinations are fixed
 // DotScore and AdditiveV2Score, whose ends are feature rows, also compute backward's sums over a row's edges.
-// draw (d raw) is the gradient of the raw score per edge and head; a and a2 are packed:
+// grad_raw (d raw) is the gradient of the raw score per edge and head; a and a2 are packed:
 //   load(block)                 loads the gathered rows as raw() does, for blocks whose scores are not needed
-//   accumulate(block, draw, a, a2, first)
+//   accumulate(block, grad_raw, a, a2, first)
 //                               a += the gradient of the fixed row, without a common factor; a starts
 //                               from 0 if `first`
 //   finish(a)                   multiplies a by this factor
@@ -101,20 +101,20 @@ class DotScore : public Activation<Acc<T>> {
     block.update(z, [&](V v, int) { return v * scale_; });
   }
 
-  void accumulate(const EdgeBlock<Acc<T>>& block, const A* draw, A* a, A*, bool first) const {
-    gathered_.aggregate(block, draw, nullptr, a, nullptr, first);
+  void accumulate(const EdgeBlock<Acc<T>>& block, const A* grad_raw, A* a, A*, bool first) const {
+    gathered_.aggregate(block, grad_raw, nullptr, a, nullptr, first);
   }
   void finish(A* a) const {
     for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= scale_;
   }
 
-  // For each edge: grad_feat = draw * scale * query (unless draw is null) + w * value (unless w is null).
-  // query is the fixed row, `value` a packed row of value_shape, which is shape() if both summands are
-  // wanted. Scales draw in place.
-  void scatter_feat(const EdgeBlock<Acc<T>>& block, A* draw, const A* w, const A* value,
+  // For each edge: grad_feat = grad_raw * scale * query (unless grad_raw is null) + w * value (unless w is
+  // null). query is the fixed row, `value` a packed row. value_shape is that of values, which is shape() if both
+  // summands are wanted. Scales grad_raw in place.
+  void scatter_feat(const EdgeBlock<Acc<T>>& block, A* grad_raw, const A* w, const A* value,
                     const RowShape& value_shape, T* grad_feat) const {
-    if (draw) block.update(draw, [&](V v, int) { return v * scale_; });
-    scatter_row(draw ? shape() : value_shape, block.n, w, value, draw, row_, block.eid, grad_feat);
+    if (grad_raw) block.update(grad_raw, [&](V v, int) { return v * scale_; });
+    scatter_row(grad_raw ? shape() : value_shape, block.n, w, value, grad_raw, row_, block.eid, grad_feat);
   }
 
  private:
@@ -155,16 +155,16 @@ class AdditiveV2Score : public Activation<Acc<T>> {
   }
 
   // a2, unless it is null, += what the block's edges contribute to the gradient of attn.
-  void accumulate(const EdgeBlock<Acc<T>>& block, const A* draw, A* a, A* a2, bool first) const {
-    gathered_.leaky_aggregate(block, row_, slope_, draw, a, a2, first);
+  void accumulate(const EdgeBlock<Acc<T>>& block, const A* grad_raw, A* a, A* a2, bool first) const {
+    gathered_.leaky_aggregate(block, row_, slope_, grad_raw, a, a2, first);
   }
   void finish(A* a) const {
     for (int64_t d = 0; d < shape().packed_size(); ++d) a[d] *= attn_[d];
   }
 
-  void scatter_feat(const EdgeBlock<Acc<T>>& block, const A* draw, const A*, const A*, const RowShape&,
+  void scatter_feat(const EdgeBlock<Acc<T>>& block, const A* grad_raw, const A*, const A*, const RowShape&,
                     T* grad_feat) const {
-    scatter_leaky(shape(), gathered_.sums(), block.n, row_, attn_, slope_, draw, block.eid, grad_feat);
+    scatter_leaky(shape(), gathered_.sums(), block.n, row_, attn_, slope_, grad_raw, block.eid, grad_feat);
   }
 
  private:

@@ -1,13 +1,13 @@
 // Second derivatives of attention on the CPU (second_order.cpp): the scalars per edge and head, edge-major,
 // for the edges of a group of rows. The letters are those of docs/internals/second_derivatives.md. S is the
 // scalar that is differentiated: the sum of the first backward pass' results, each times its cotangent
-// (`of_...`). Of that pass, ds, dz and draw (d raw) are the gradients of the score, of z and of the raw score
-// (core/params.h).
+// (`of_...`). Of that pass, ds, dz and grad_raw (d raw) are the gradients of the score, of z and of the raw
+// score (core/params.h).
 //   raw, z       the raw score of forward, and the argument of its LeakyReLU
 //   f, m         edge weight times dropout mask; the mask alone
 //   p, gamma     g . (v + e) + gamma, of which f p is the derivative of the loss by alpha. gamma is
 //                grad_attention (core/params.h)
-//   t_raw, t, u  what draw, ds and f alpha are multiplied by in S
+//   t_raw, t, u  what grad_raw, ds and f alpha are multiplied by in S
 //   delta, tau   the sums over a row of alpha f p and of alpha t
 //   y, d         the derivatives of S by alpha and by the score
 //   kappa        the sum over a row of alpha y

@@ -136,8 +136,7 @@ void some_columns(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, con
   }
 }
 
-// Does the same as some_columns for all columns of [H, dim] from `at` on, with narrower vectors for the last
-// ones.
+// Calls some_columns for the columns of [H, dim] from `at` to the last one, with narrower vectors at the end.
 template <class T, int W = kLanes<Acc<T>>>
 void some_rows(const TermsBackwardParams& q, const Bits<Acc<T>>* head_of, const Acc<T>* vectors,
                int64_t first, int64_t last, Acc<T>* sums, int64_t at = 0) {

@@ -73,7 +73,8 @@ const char* additive_backward(const BackwardParams& p, cudaStream_t stream) {
   });
   merge_rows<T>(p.reverse, p.shape, dim, p.partial_value, p.grad_value, 1, stream);
   merge_scalars<A>(p.reverse, heads, p.partial_alpha, p.grad_alpha_src, stream);
-  // With grad_raw, grad_alpha_dst is the sum of draw over each row; else prepare_additive_kernel wrote it.
+  // With grad_raw, grad_alpha_dst is the sum of grad_raw over each row; else prepare_additive_kernel wrote
+  // it.
   if (p.grad_raw) row_sums<A>(p.csr, heads, p.grad_raw, nullptr, p.grad_alpha_dst, p.partial_sums, stream);
   return last_error();
 }

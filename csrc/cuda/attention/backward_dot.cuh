@@ -10,7 +10,7 @@
 namespace dfgnn::cuda {
 
 // Projected features x of the edges in the pass over destinations (EdgeAttr in params.h): their part of the
-// scores and of g . v, and the sum b = sum_j draw_ij x_ij of a row. ON = false (below) does nothing.
+// scores and of g . v, and the sum b = sum_j grad_raw_ij x_ij of a row. ON = false (below) does nothing.
 template <class C, bool ON, int B>
 struct ProjectedDestinations {
   using T = typename C::T;
@@ -19,7 +19,8 @@ struct ProjectedDestinations {
   AttrLanes<C, true> lanes;
   ItemFeatures<C> items;  // rows in shared memory: W^T q, later overwritten by b, and (k = 1) W^T g
   T x[B][F];              // features of an iteration's edges
-  A query[F], grad[F], sum[1][F], mass[1][F];  // the row's W^T q and W^T g, and sums of x by draw and by mass
+  A query[F], grad[F], sum[1][F],
+      mass[1][F];  // the row's W^T q and W^T g, and sums of x by grad_raw and by mass
 
   // Multiplies q and g of the warp's items by W^T.
   __device__ __forceinline__ ProjectedDestinations(const Place<C>& me, const Tiling& t,
@@ -48,8 +49,8 @@ struct ProjectedDestinations {
     score = lanes.dot(query, x[u], score);
     dot_gv = lanes.dot(grad, x[u], dot_gv);
   }
-  __device__ __forceinline__ void add_to_sums(int u, A draw, A edge_mass) {
-    lanes.axpy(sum[0], draw, x[u]);
+  __device__ __forceinline__ void add_to_sums(int u, A grad_raw, A edge_mass) {
+    lanes.axpy(sum[0], grad_raw, x[u]);
     lanes.axpy(mass[0], edge_mass, x[u]);
   }
   // Stores b of a whole row in shared memory, for finish(), or of a row chunk in its partial-result slot.
@@ -166,8 +167,8 @@ constexpr Ahead dot_destinations_ahead() {  // measured; main_loop.cuh explains 
   return NARROW && (FEAT || (C::LPH == 1 && !SAVES)) ? Ahead::rows : Ahead::none;
 }
 
-// grad_query_i = scale sum_j draw_ij (k_j + e_ij), over the work items of the destinations. SAVES: alpha and
-// ds of every edge are stored in p.handed, for the pass over sources.
+// grad_query_i = scale sum_j grad_raw_ij (k_j + e_ij), over the work items of the destinations. SAVES: alpha
+// and ds of every edge are stored in p.handed, for the pass over sources.
 template <class C, Edges EDGES, int B, bool SAVES>
 __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES) || projects(EDGES)
                                                                  ? Held::many_rows
@@ -218,7 +219,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   RowStats<A> stats;
   // `= {}`: for the compiler only. Where open() is skipped, for rows without edges, nothing reads the query.
   A query[NV][VEC] = {}, grad[NV][VEC], delta;
-  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;  // sum, sum_of_mass: of keys, by draw and by mass
+  A sum[NV][VEC], sum_of_mass[NV][VEC], residual;  // sum, sum_of_mass: of keys, by grad_raw and by mass
   const auto open = [&] {
     me.unpack_row(query_raw, query, A(1));
     me.unpack_row(grad_raw, grad, A(1));
@@ -236,8 +237,8 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   };
 
   A sum_keys[FEAT ? B : 1][NV][VEC];  // FEAT: k, or k + e, of the iteration's edges
-  const auto add_sum_key = [&](const int u, const A draw, const A mass) {
-    add_scaled(sum, draw, sum_of_mass, mass, sum_keys[u]);
+  const auto add_sum_key = [&](const int u, const A grad_raw, const A mass) {
+    add_scaled(sum, grad_raw, sum_of_mass, mass, sum_keys[u]);
   };
 
   const auto iterate = [&](const int done, const int rest) {
@@ -250,14 +251,15 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw and, in `positive`, mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true>
+        grads_raw;  // weights: grad_raw and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s] * A(p.scale),
                                                  slope, dots[s], stats, delta);
-      draws.set(s, of.draw, true);    // sets both weights to draw
-      draws.positive[s] = of.mass();  // replaces the second one
+      grads_raw.set(s, of.grad_raw, true);  // sets both weights to grad_raw
+      grads_raw.positive[s] = of.mass();    // replaces the second one
       residual += of.ds;
       if constexpr (SAVES) {  // one lane per edge and head writes: others hold copies
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) {
@@ -268,14 +270,15 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
       }
     }
 
-    // ---- 6. Sums of the neighbours' keys, weighted by draw and by mass.
+    // ---- 6. Sums of the neighbours' keys, weighted by grad_raw and by mass.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
-        for_edges<LPH, B, FULL>(left, draws, add_sum_key);
+        for_edges<LPH, B, FULL>(left, grads_raw, add_sum_key);
       } else {
-        add_rows<C, FULL, true, B>(0, left, draws, key_rows, sum, sum_of_mass,
-                                   [&](int u, A draw, A mass) { projected.add_to_sums(u, draw, mass); });
+        add_rows<C, FULL, true, B>(
+            0, left, grads_raw, key_rows, sum, sum_of_mass,
+            [&](int u, A grad_raw, A mass) { projected.add_to_sums(u, grad_raw, mass); });
       }
     });
   };
@@ -305,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
   projected.finish(me, t, p);
 }
 
-// grad_key_j = scale sum_i draw_ij q_i and grad_value_j = sum_i f alpha g_i, over the work items of the
+// grad_key_j = scale sum_i grad_raw_ij q_i and grad_value_j = sum_i f alpha g_i, over the work items of the
 // sources. EDGES: none or scalars.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads,
@@ -370,24 +373,24 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, grads_raw;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s] * A(p.scale),
                                                  slope, dots[s], stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
-      draws.set(s, of.draw, true);
+      grads_raw.set(s, of.grad_raw, true);
       if constexpr (EDGE) {  // one lane per edge and head writes
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
       }
     }
 
-    // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by draw.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by grad_raw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
-      add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, draws, query_rows, sum_key, unused);
+      add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, grads_raw, query_rows, sum_key, unused);
     });
   };
 
@@ -455,16 +458,16 @@ __global__ void __launch_bounds__(kThreads,
   };
 
   // Adds an edge with features to the sums, and writes the gradient of its features.
-  [[maybe_unused]] const auto add_edge = [&](const int u, const A draw, const A weight, const int eid) {
+  [[maybe_unused]] const auto add_edge = [&](const int u, const A grad_raw, const A weight, const int eid) {
 #pragma unroll
     for (int k = 0; k < NV; ++k) {
       A query[VEC], grad[VEC];
       Pack<T>::unpack(query_rows[u][k], query);
-      repeat<VEC>([&](int v) { sum_key[k][v] += draw * query[v]; });
+      repeat<VEC>([&](int v) { sum_key[k][v] += grad_raw * query[v]; });
       Pack<T>::unpack(grad_rows[u][k], grad);
       repeat<VEC>([&](int v) { sum_value[k][v] += weight * grad[v]; });
       if (p.grad_feat) {
-        repeat<VEC>([&](int v) { grad[v] = in_key * draw * query[v] + in_value * weight * grad[v]; });
+        repeat<VEC>([&](int v) { grad[v] = in_key * grad_raw * query[v] + in_value * weight * grad[v]; });
         if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad));
       }
     }
@@ -475,12 +478,12 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 5. Softmax weights: read the own edges' alpha and ds, and apply the options on edges to them.
     const auto eid_at = [&](int s) { return eid_of<C, B, true>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, grads_raw;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const A mask = dropout.factor(s);
-      SavedEdge<A> now = {};  // its alpha becomes f alpha, and its ds becomes draw
+      SavedEdge<A> now = {};  // its alpha becomes f alpha, and its ds becomes grad_raw
       int eid = 0;
       if (valid) {
         eid = index[SLOTS + s];
@@ -499,21 +502,21 @@ __global__ void __launch_bounds__(kThreads,
         }
       }
       weights.set(s, now.alpha, true);
-      draws.set(s, now.ds, true);
+      grads_raw.set(s, now.ds, true);
       if (PROJ && p.attr.keep_edges) {
         __syncwarp();  // until all lanes have read the edge in p.handed that `now` replaces
         if (valid && me.head_ok && me.hl < Own::PERIOD) *saved_at(eid) = now;
       }
     }
 
-    // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by draw.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of their queries by grad_raw.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       if constexpr (FEAT) {
-        for_edges<LPH, B, FULL>(left, draws, weights, index, add_edge);
+        for_edges<LPH, B, FULL>(left, grads_raw, weights, index, add_edge);
       } else {
         add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
-        add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, draws, query_rows, sum_key, unused);
+        add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, grads_raw, query_rows, sum_key, unused);
       }
     });
   };

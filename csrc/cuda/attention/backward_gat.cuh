@@ -208,16 +208,16 @@ __global__ void __launch_bounds__(kThreads,
   };
 
   // ---- 3. Begin and open a row: unpack its operand, and set its sums to 0.
-  int row;                         // for iterate(); finish() gets the same row as an argument
-  bool writes;                     // me.writes, if the item exists
-  A value[NV][VEC];                // of the row
-  A sum_value[NV][VEC], sum_draw;  // sums of g by weight f alpha, and of draw
+  int row;                             // for iterate(); finish() gets the same row as an argument
+  bool writes;                         // me.writes, if the item exists
+  A value[NV][VEC];                    // of the row
+  A sum_value[NV][VEC], sum_grad_raw;  // sums of g by weight f alpha, and of grad_raw
   const auto open = [&] { me.unpack_row(value_raw, value, A(1)); };
   const auto begin = [&](const int at, const int n) {
     row = at;
     writes = me.writes && me.slot_of(n) != me.kNoItem;
     zero(sum_value);
-    sum_draw = 0;
+    sum_grad_raw = 0;
   };
 
   // Writes the gradient of the features of edge u of the chunk, weight g with weight = f alpha, as the row
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kThreads,
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, true, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, grads_raw;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -275,8 +275,8 @@ __global__ void __launch_bounds__(kThreads,
           gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, alpha_src + stats[s].term, slope,
                                      dots[s], stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
-      draws.set(s, of.draw, true);
-      sum_draw += of.draw;
+      grads_raw.set(s, of.grad_raw, true);
+      sum_grad_raw += of.grad_raw;
       if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
     }
 
@@ -285,8 +285,9 @@ __global__ void __launch_bounds__(kThreads,
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
       if constexpr (FEAT) {
-        // draw is not used for features: this score is a sum of two terms, and features are not part of it.
-        for_edges<LPH, B, FULL>(left, draws, weights, index,
+        // grad_raw is not used for features: this score is a sum of two terms, and features are not part of
+        // it.
+        for_edges<LPH, B, FULL>(left, grads_raw, weights, index,
                                 [&](int u, A, A weight, int eid) { store_grad_feat(u, weight, eid); });
       }
     });
@@ -294,18 +295,18 @@ __global__ void __launch_bounds__(kThreads,
 
   // ---- 7. Epilogue: the row's gradients.
   const auto finish = [&](const int row, const int slot) {
-    sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
+    sum_grad_raw = reduce_sum<Own::PERIOD>(sum_grad_raw);
     if (me.shared()) {
       me.across(sum_value, t);
-      sum_draw = me.across(sum_draw, t);
+      sum_grad_raw = me.across(sum_grad_raw, t);
     }
     me.store_row(p.grad_value, p.partial_value, sum_value, A(1), row, slot);
     if (writes && me.hl == 0 && me.chunk == 0) {
       if (slot < 0) {
         A* total = me.template at<A>(p.grad_alpha_src, row);
-        *total = sum_draw + (me.joins(slot) ? read_number(total) : A(0));
+        *total = sum_grad_raw + (me.joins(slot) ? read_number(total) : A(0));
       } else {
-        *me.template at<A>(p.partial_alpha, slot) = sum_draw;
+        *me.template at<A>(p.partial_alpha, slot) = sum_grad_raw;
       }
     }
   };

@@ -3,15 +3,16 @@
 // attn. Formulas: params.h. Words, steps and names: csrc/cuda/README.md.
 //
 // With u = x_i + v_j (+ e_ij), L'(u) is slope or 1, and so
-//   sum draw L'(u) = slope sum draw + (1 - slope) sum_{u > 0} draw:
-// kernels add up, per column, only the draw of the edges with u > 0. As L(u) = u L'(u), the gradient of attn
-// is the sum of x_i times this sum over destinations, of v_j times it over sources and of e_ij times it over
-// edges.
+//   sum grad_raw L'(u) = slope sum grad_raw + (1 - slope) sum_{u > 0} grad_raw:
+// kernels add up, per column, only the grad_raw of the edges with u > 0. As L(u) = u L'(u), the gradient of
+// attn is the sum of x_i times this sum over destinations, of v_j times it over sources and of e_ij times it
+// over edges.
 //
 // FEAT: the edges have feature rows; EDGES is features_scalars then, so that EDGE holds, too. row_term: the
 // linear part of the score that a row's edges have in common, slope attn . x of the row x, or with QUADS
-// attn . x; in the pass over sources x is v_j. slope: of a LeakyReLU after the score, 1, there is none;
-// `keep` hides the constant from the compiler, as if it were a parameter. pair.slope: that within the score.
+// attn . x; in the pass over sources x is v_j. slope: that of a LeakyReLU after the score. GATv2 has none, so that
+// it is 1; `keep` makes the compiler take it for a parameter, with which it makes fewer instructions.
+// pair.slope: that within the score.
 // writes: me.writes, if the item exists; begin() sets it with the item's other values, because in finish()
 // `me` may be at the next item. next_stats: load_item() loads the statistics of an item, begin() copies them
 // to `stats`; `= {}` is for the compiler only. p.grad_attn: this launch's partial sums; pair_launch.cuh moves
@@ -106,33 +107,33 @@ __device__ __forceinline__ void pair_scores(
   reduce_scatter<S, LPH>(dots, me.hl);
 }
 
-// Adds draw to `sum`, and mass to sum_of_mass, in every column where u = x + y > 0.
+// Adds grad_raw to `sum`, and mass to sum_of_mass, in every column where u = x + y > 0.
 template <int VEC, typename A>
-__device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&y)[VEC], A draw, A mass,
+__device__ __forceinline__ void add_where_positive(const A (&x)[VEC], const A (&y)[VEC], A grad_raw, A mass,
                                                    A (&sum)[VEC], A (&sum_of_mass)[VEC]) {
   repeat<VEC>([&](int v) {
     const bool positive = x[v] + y[v] > 0;
-    if (positive) sum[v] += draw;
+    if (positive) sum[v] += grad_raw;
     if (positive) sum_of_mass[v] += mass;
   });
 }
 
-// Adds an edge's features, times draw L'(u) by column, u = x + y, to the gradient of attn, and writes the
-// gradient of the features, attn draw L'(u), in this lane's k-th load.
+// Adds an edge's features, times grad_raw L'(u) by column, u = x + y, to the gradient of attn, and writes the
+// gradient of the features, attn grad_raw L'(u), in this lane's k-th load.
 template <class C, class P>
 __device__ __forceinline__ void gradient_of_features(const Place<C>& me, const BackwardParams& p,
                                                      const P& pair, int k, int eid,
                                                      const typename C::A (&x)[C::VEC],
-                                                     const typename C::A (&y)[C::VEC], typename C::A draw,
+                                                     const typename C::A (&y)[C::VEC], typename C::A grad_raw,
                                                      const Raw& feat_columns,
                                                      typename C::A (&grad_attn)[C::VEC]) {
   using T = typename C::T;
   using A = typename C::A;
-  const A draw_negative = draw * pair.slope;
+  const A grad_raw_negative = grad_raw * pair.slope;
   A feat[C::VEC], grad[C::VEC];
   Pack<T>::unpack(feat_columns, feat);
   repeat<C::VEC>([&](int v) {
-    grad[v] = x[v] + y[v] > 0 ? draw : draw_negative;
+    grad[v] = x[v] + y[v] > 0 ? grad_raw : grad_raw_negative;
     grad_attn[v] += grad[v] * feat[v];
   });
   if (!p.grad_feat) return;
@@ -140,13 +141,14 @@ __device__ __forceinline__ void gradient_of_features(const Place<C>& me, const B
   if (me.inside(k)) store_raw(me.address(p.grad_feat, eid, k), Pack<T>::pack(grad));
 }
 
-// `sum` is, by column, the sum of draw over the edges with u > 0. Replaces it by the row's gradient, attn sum
-// draw L'(u), and if `writes`, adds the row's part of the gradient of attn, x sum draw L'(u), to this lane's
-// share. sum_draw: the sum over all edges. x: the row; with QUADS it is read from minus_x instead.
+// `sum` is, by column, the sum of grad_raw over the edges with u > 0. Replaces it by the row's gradient, attn
+// sum grad_raw L'(u), and if `writes`, adds the row's part of the gradient of attn, x sum grad_raw L'(u), to
+// this lane's share. sum_grad_raw: the sum over all edges. x: the row; with QUADS it is read from minus_x
+// instead.
 template <class C, class P, bool QUADS>
 __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS>& grad_attn,
                                                const typename C::A (&x)[C::NV][C::VEC], const Raw& minus_x,
-                                               typename C::A sum_draw, bool writes,
+                                               typename C::A sum_grad_raw, bool writes,
                                                typename C::A (&sum)[C::NV][C::VEC]) {
   using A = typename C::A;
   constexpr int VEC = C::VEC;
@@ -159,7 +161,7 @@ __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS
     }
     pair.attn(k, attn);
     repeat<VEC>([&](int v) {
-      sum[k][v] = pair.slope * sum_draw + (1 - pair.slope) * sum[k][v];
+      sum[k][v] = pair.slope * sum_grad_raw + (1 - pair.slope) * sum[k][v];
       A& share = grad_attn.at(k, v);
       if (writes) share += row[v] * sum[k][v];
       sum[k][v] *= attn[v];
@@ -167,8 +169,8 @@ __device__ __forceinline__ void finish_columns(const P& pair, AttnShare<C, QUADS
   });
 }
 
-// grad_query_i = attn sum_j draw_ij L'(u), over the work items of the destinations. Also adds up the gradient
-// of attn and writes node_stats for the pass over sources.
+// grad_query_i = attn sum_j grad_raw_ij L'(u), over the work items of the destinations. Also adds up the
+// gradient of attn and writes node_stats for the pass over sources.
 template <class C, Edges EDGES, int B>
 __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>()))
     gatv2_destinations_kernel(const BackwardParams p, const Tiling t) {
@@ -220,8 +222,8 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   A x[NV][VEC] = {}, grad[NV][VEC], delta;
   Raw minus_x{};                         // QUADS: -x
   QuadRows quads;                        // QUADS: its two rows are g and attn
-  A sum[NV][VEC], sum_of_mass[NV][VEC];  // sums of draw and of mass where u > 0, by column
-  A sum_draw, residual, sum_mass;        // sums over all edges of the row
+  A sum[NV][VEC], sum_of_mass[NV][VEC];  // sums of grad_raw and of mass where u > 0, by column
+  A sum_grad_raw, residual, sum_mass;    // sums over all edges of the row
   const auto open = [&] {
     me.unpack_row(x_raw, x, A(1));
     me.unpack_row(grad_raw, grad, A(1));
@@ -240,14 +242,14 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     delta = 0;
     zero(sum);
     zero(sum_of_mass);
-    sum_draw = residual = sum_mass = 0;
+    sum_grad_raw = residual = sum_mass = 0;
   };
 
   A sum_keys[FEAT ? B : 1][NV][VEC];  // FEAT: v + e of the iteration's edges
-  const auto add_edge = [&](const int u, const A draw, const A mass) {
+  const auto add_edge = [&](const int u, const A grad_raw, const A mass) {
     if constexpr (QUADS) {
       repeat<4>([&](int w) {
-        add_where_greater<T>(value_rows[u][0].x[w], minus_x.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1],
+        add_where_greater<T>(value_rows[u][0].x[w], minus_x.x[w], grad_raw, sum[0][2 * w], sum[0][2 * w + 1],
                              mass, sum_of_mass[0][2 * w], sum_of_mass[0][2 * w + 1]);
       });
     } else {
@@ -256,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
         A y[VEC];
         Pack<T>::unpack(value_rows[u][k], y);
         if constexpr (FEAT) copy(y, sum_keys[u][k]);
-        add_where_positive(x[k], y, draw, mass, sum[k], sum_of_mass[k]);
+        add_where_positive(x[k], y, grad_raw, mass, sum[k], sum_of_mass[k]);
       }
     }
   };
@@ -277,30 +279,31 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> draws;  // weights: draw and, in `positive`, mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true>
+        grads_raw;  // weights: grad_raw and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
       const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, scores[s], slope,
                                                  dots[s], stats, delta);
-      draws.set(s, of.draw, true);
-      sum_draw += of.draw;
-      draws.positive[s] = of.mass();  // replaces draw, which `set` has written there, too
+      grads_raw.set(s, of.grad_raw, true);
+      sum_grad_raw += of.grad_raw;
+      grads_raw.positive[s] = of.mass();  // replaces grad_raw, which `set` has written there, too
       residual += of.ds;
       sum_mass += of.mass();
     }
 
-    // ---- 6. Sums of draw and of mass, by column.
-    whole_or_not<B>(left,
-                    [&](auto whole) { for_edges<LPH, B, decltype(whole)::value>(left, draws, add_edge); });
+    // ---- 6. Sums of grad_raw and of mass, by column.
+    whole_or_not<B>(
+        left, [&](auto whole) { for_edges<LPH, B, decltype(whole)::value>(left, grads_raw, add_edge); });
   };
 
   // ---- 7. Epilogue: the residual of delta, the row's gradient and its share of that of attn.
   const auto finish = [&](const int row, const int slot) {
-    sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
+    sum_grad_raw = reduce_sum<Own::PERIOD>(sum_grad_raw);
     if (me.shared()) {
       me.across(sum, t);
-      sum_draw = me.across(sum_draw, t);
+      sum_grad_raw = me.across(sum_grad_raw, t);
     }
     residual = reduce_sum<Own::PERIOD>(residual);
     sum_mass = reduce_sum<Own::PERIOD>(sum_mass);
@@ -310,12 +313,12 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
       sum_mass = me.across(sum_mass, t);
     }
     if (slot >= 0 || p.part_of_rows) residual = 0;
-    sum_draw -= residual * sum_mass;
+    sum_grad_raw -= residual * sum_mass;
     repeat<NV, VEC>([&](int k, int v) { sum[k][v] -= residual * sum_of_mass[k][v]; });
     if (writes && me.hl == 0 && me.chunk == 0)
       *me.template at<NodeStats<A>>(p.node_stats, row) = {QUADS ? pair.slope * row_term : row_term, stats,
                                                           delta + residual};
-    finish_columns(pair, grad_attn, x, minus_x, sum_draw, writes, sum);
+    finish_columns(pair, grad_attn, x, minus_x, sum_grad_raw, writes, sum);
     me.store_row(p.grad_query, p.partial_query, sum, A(1), row, slot);
   };
   main_loop<B, gatv2_ahead<C, EDGES>(), EIDS>(me, p.csr, t.items, index, load_item, load_edges, begin, open,
@@ -323,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
   grad_attn.store(me, t, p.grad_attn);
 }
 
-// grad_value_j = attn sum_i draw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources. With
+// grad_value_j = attn sum_i grad_raw_ij L'(u) + sum_i f alpha g_i, over the work items of the sources. With
 // features (LINEAR), the linear part of the score contains e_ij, so that it is added up per edge, and
 // row_term is not used. Without features the linear part is row_term + node_stats.term, slope attn . (v_j +
 // x_i), or with QUADS attn . v_j + slope attn . x_i. Step 4 then computes only the other part of a score,
@@ -374,9 +377,9 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
   A value[NV][VEC] = {};               // initialized: finish() reads it even if open() was not called
   Raw minus_value{};                   // QUADS: -v; initialized for the same reason
   QuadRows quads;                      // QUADS: its two rows are v and attn
-  A sum[NV][VEC], sum_value[NV][VEC];  // sum: of draw where u > 0, by column; sum_value: of f alpha g
-  A sum_attn[FEAT ? NV : 1][VEC];      // draw L'(u) e over this sub-warp's edges: part of grad_attn
-  A sum_draw;                          // over all edges of the row
+  A sum[NV][VEC], sum_value[NV][VEC];  // sum: of grad_raw where u > 0, by column; sum_value: of f alpha g
+  A sum_attn[FEAT ? NV : 1][VEC];      // grad_raw L'(u) e over this sub-warp's edges: part of grad_attn
+  A sum_grad_raw;                      // over all edges of the row
   const auto open = [&] {
     me.unpack_row(value_raw, value, A(1));
     row_term = pair.linear(me, t, p.attn, value, p.value, row);
@@ -393,14 +396,14 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     zero(sum);
     zero(sum_value);
     zero(sum_attn);
-    sum_draw = 0;
+    sum_grad_raw = 0;
   };
 
   // Adds edge u of the chunk to the sums; with features, also writes the gradient of its features.
-  const auto add_edge = [&](const int u, const A draw, [[maybe_unused]] const int eid) {
+  const auto add_edge = [&](const int u, const A grad_raw, [[maybe_unused]] const int eid) {
     if constexpr (QUADS) {
       repeat<4>([&](int w) {
-        add_where_greater<T>(x_rows[u][0].x[w], minus_value.x[w], draw, sum[0][2 * w], sum[0][2 * w + 1]);
+        add_where_greater<T>(x_rows[u][0].x[w], minus_value.x[w], grad_raw, sum[0][2 * w], sum[0][2 * w + 1]);
       });
     } else {
 #pragma unroll
@@ -409,10 +412,10 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
         Pack<T>::unpack(x_rows[u][k], y);
         features.add_to_key(y, feat_rows[FEAT ? u : 0][k]);
         repeat<VEC>([&](int v) {
-          if (value[k][v] + y[v] > 0) sum[k][v] += draw;
+          if (value[k][v] + y[v] > 0) sum[k][v] += grad_raw;
         });
         if constexpr (FEAT)
-          gradient_of_features(me, p, pair, k, eid, value[k], y, draw, feat_rows[u][k], sum_attn[k]);
+          gradient_of_features(me, p, pair, k, eid, value[k], y, grad_raw, feat_rows[u][k], sum_attn[k]);
       }
     }
   };
@@ -435,7 +438,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.reverse, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, draws;
+    Weights<A, SLOTS, /*POSITIVE*/ false, /*SIGNED*/ true> weights, grads_raw;
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
@@ -443,35 +446,35 @@ __global__ void __launch_bounds__(kThreads, (gatv2_sources_blocks<C, EDGES>()))
       const auto of = gradient_of_own_edge<EIDS>(p, edge, dropout, eid_at, s, valid, score, slope, dots[s],
                                                  stats[s].row, stats[s].delta);
       weights.set(s, of.weight(), true);
-      draws.set(s, of.draw, true);
-      sum_draw += of.draw;
+      grads_raw.set(s, of.grad_raw, true);
+      sum_grad_raw += of.grad_raw;
       if constexpr (EDGE) {  // one lane per edge and head writes
         if (valid && me.head_ok && me.hl < Own::PERIOD && me.chunk == 0) of.store(p);
       }
     }
 
-    // ---- 6. Sums of the neighbours' gradients by weight, and of draw by column.
+    // ---- 6. Sums of the neighbours' gradients by weight, and of grad_raw by column.
     whole_or_not<B>(left, [&](auto whole) {
       constexpr bool FULL = decltype(whole)::value;
       add_rows<C, FULL, /*POSITIVE*/ false, B>(0, left, weights, grad_rows, sum_value, sum_value);
       if constexpr (FEAT) {
-        for_edges<LPH, B, FULL>(left, draws, weights, index,
-                                [&](int u, A draw, A, int eid) { add_edge(u, draw, eid); });
+        for_edges<LPH, B, FULL>(left, grads_raw, weights, index,
+                                [&](int u, A grad_raw, A, int eid) { add_edge(u, grad_raw, eid); });
       } else {
-        for_edges<LPH, B, FULL>(left, draws, [&](int u, A draw, A) { add_edge(u, draw, 0); });
+        for_edges<LPH, B, FULL>(left, grads_raw, [&](int u, A grad_raw, A) { add_edge(u, grad_raw, 0); });
       }
     });
   };
 
   // ---- 7. Epilogue: the row's gradient, and its share of the gradient of attn.
   const auto finish = [&](const int row, const int slot) {
-    sum_draw = reduce_sum<Own::PERIOD>(sum_draw);
+    sum_grad_raw = reduce_sum<Own::PERIOD>(sum_grad_raw);
     if (me.shared()) {
       me.across(sum, t);
       me.across(sum_value, t);
-      sum_draw = me.across(sum_draw, t);
+      sum_grad_raw = me.across(sum_grad_raw, t);
     }
-    finish_columns(pair, grad_attn, value, minus_value, sum_draw, writes, sum);
+    finish_columns(pair, grad_attn, value, minus_value, sum_grad_raw, writes, sum);
     repeat<NV, VEC>([&](int k, int v) {
       if constexpr (FEAT) grad_attn.at(k, v) += sum_attn[k][v];  // not only if `writes`: own edges' part
       sum_value[k][v] += sum[k][v];

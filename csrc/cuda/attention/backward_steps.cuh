@@ -1,11 +1,10 @@
-// Steps that the backward kernels share. Formulas, with ds, dz and dalpha: params.h. draw ("d raw") is the
-// gradient of an edge's raw score, not a random draw; f is the factor of alpha, the edge's weight times
-// dropout's factor.
+// Steps that the backward kernels share. Formulas, with ds, dz and dalpha: params.h. grad_raw ("d raw") is
+// the gradient of an edge's raw score; f is the factor of alpha, the edge's weight times dropout's factor.
 //
 // The residual of delta. delta = g . out is known before a row's edges are visited, but `out` is rounded.
 // Therefore the pass over destinations uses delta0 = g . out as a first guess and adds up what is missing of
-// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). The row's gradient is sum_j draw_ij y_j with draw =
-// alpha (dalpha - delta) L'(z) gate, where y_j is a key (dot) or attn L'(u) (additive_v2). Since
+// delta, residual = sum_j alpha_ij (dalpha_ij - delta0). The row's gradient is sum_j grad_raw_ij y_j with
+// grad_raw = alpha (dalpha - delta) L'(z) gate, where y_j is a key (dot) or attn L'(u) (additive_v2). Since
 //   sum_j alpha (dalpha - delta0 - residual) L'(z) gate y_j
 //     = sum_j alpha (dalpha - delta0) L'(z) gate y_j - residual sum_j alpha L'(z) gate y_j,
 // it is exact if a second sum of the rows y_j is added up, in which an edge's weight is its `mass`, alpha
@@ -24,14 +23,14 @@ namespace dfgnn::cuda {
 // What the pass over destinations saves of an edge and head for the pass over sources: alpha, with a negative
 // sign where z <= 0 (not with projected features, which exclude the LeakyReLU), and ds as computed from
 // delta0. The pass over sources subtracts alpha times the residual from ds, and computes from the two numbers
-// the edge's weight f alpha and draw.
+// the edge's weight f alpha and grad_raw.
 template <typename A>
 struct alignas(2 * sizeof(A)) SavedEdge {
   A alpha, ds;
 };
 
 // One edge and head in backward: alpha, computed from the score, and the gradients ds of the score s, dz of z
-// and draw of the raw score; the options on edges make s from raw and z (EdgeOptions in params.h).
+// and grad_raw of the raw score; the options on edges make s from raw and z (EdgeOptions in params.h).
 template <typename T, bool EDGE, int SLOTS>
 struct EdgeGradient {
   using A = Acc<T>;
@@ -40,7 +39,7 @@ struct EdgeGradient {
   int64_t at = 0;           // the position of the edge and head in arrays [E, H]
   A dot_gv;                 // g . (v + e), plus the gradient of the returned attention
   EdgeScore<T, EDGE> z;
-  A alpha, ds, dz, draw;
+  A alpha, ds, dz, grad_raw;
 
   // valid: whether the edge exists; else its gradients are 0. mask: dropout's factor. dot_gv: g . (v + e).
   // SLOTS: edges of a lane.
@@ -60,18 +59,18 @@ struct EdgeGradient {
     const A dalpha = times(factor, dot_gv);
     const bool alone = softmax.log_sum == 0 && alpha > A(0.5);
     ds = valid ? alpha * (dalpha - (alone ? dalpha : delta)) : A(0);
-    dz = ds * z.slope, draw = dz * z.gate;
+    dz = ds * z.slope, grad_raw = dz * z.gate;
   }
   // The edge's weight in sums of values.
   __device__ __forceinline__ A weight() const { return alpha * factor; }
   // The edge's weight in the second sum of rows (see the head of this file).
   __device__ __forceinline__ A mass() const { return alpha * z.slope * z.gate; }
-  // Writes the gradients of edge tensors [E, H], and draw to grad_raw.
+  // Writes the gradients of edge tensors [E, H], and grad_raw to grad_raw.
   __device__ __forceinline__ void store(const BackwardParams& p) const {
     if (p.grad_bias) static_cast<A*>(p.grad_bias)[at] = p.edge.bias_after ? ds : dz;
     if (p.grad_gate) static_cast<A*>(p.grad_gate)[at] = dz * raw;
     if (p.grad_weight) static_cast<A*>(p.grad_weight)[at] = mask * alpha * dot_gv;
-    if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = draw;
+    if (p.grad_raw) static_cast<A*>(p.grad_raw)[at] = grad_raw;
   }
   // The same in a pass over destinations that saves alpha and ds. Its ds lacks the residual; therefore the
   // pass over sources writes grad_bias, and completes grad_gate: it multiplies raw, which is stored here, by
@@ -128,18 +127,18 @@ __device__ __forceinline__ void for_edges(int left, const W& weights, F f) {
   }
 }
 
-// Calls f(u, draw, weight, eid) for the same edges, with draw from `draws` and the weight from `weights`. The
-// ids are in the second half of `index`.
+// Calls f(u, grad_raw, weight, eid) for the same edges, with grad_raw from `grads_raw` and the weight from
+// `weights`. The ids are in the second half of `index`.
 template <int LPH, int B, bool FULL, class W, int S, class F>
-__device__ __forceinline__ void for_edges(int left, const W& draws, const W& weights, const int (&index)[S],
-                                          F f) {
+__device__ __forceinline__ void for_edges(int left, const W& grads_raw, const W& weights,
+                                          const int (&index)[S], F f) {
 #pragma unroll
   for (int u = 0; u < B; ++u) {
-    typename W::A draw, weight, unused;
-    draws.template get<LPH>(u, draw, unused);
+    typename W::A grad_raw, weight, unused;
+    grads_raw.template get<LPH>(u, grad_raw, unused);
     weights.template get<LPH>(u, weight, unused);
     const int eid = of_lane<LPH>(index[S / 2 + u / LPH], u % LPH);
-    if (FULL || u < left) f(u, draw, weight, eid);
+    if (FULL || u < left) f(u, grad_raw, weight, eid);
   }
 }
 

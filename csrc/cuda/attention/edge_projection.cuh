@@ -1,9 +1,9 @@
 // Low-dimensional features x of the edges. W x is not computed per edge; the rows of the nodes are multiplied
 // by W instead (EdgeAttr in params.h). Before the main loop W^T y is computed of each row's y, which is its
 // query or its grad_out, because y . (W x) = (W^T y) . x. After the loop W is multiplied with the row's sum
-// of x: weighted by f alpha in forward (a), by draw in backward (b). The LPH lanes of a head share an edge's
-// features: lane hl holds FEATS of them, hl, hl + LPH, .... So each edge costs a lane FEATS more products for
-// its score, and as many for the sum.
+// of x: weighted by f alpha in forward (a), by grad_raw in backward (b). The LPH lanes of a head share an
+// edge's features: lane hl holds FEATS of them, hl, hl + LPH, .... So each edge costs a lane FEATS more
+// products for its score, and as many for the sum.
 #pragma once
 
 #include "../mma.cuh"

@@ -1,9 +1,9 @@
-// The launcher of the backward of attention's backward (core/second_order.h); engine.h says what launchers
-// have in common. Keys and values must have heads of one size, a multiple of 16 bytes, and plans must not
-// have tiles.
+// The launcher of the backward of attention's backward (core/second_order_params.h); engine.h says what
+// launchers have in common. Keys and values must have heads of one size, a multiple of 16 bytes, and plans
+// must not have tiles.
 #pragma once
 
-#include "../../core/second_order.h"
+#include "../../core/second_order_params.h"
 
 namespace dfgnn::cuda {
 

@@ -12,7 +12,7 @@
 // shape and the plan alone.
 #pragma once
 
-#include "../../core/second_order.h"
+#include "../../core/second_order_params.h"
 #include "../attention/edge_options.cuh"
 #include "../attention/lanes.cuh"
 
@@ -129,8 +129,8 @@ struct Team {
     add_up(x, tile.lanes * tile.heads);
   }
 
-  // Calls f(RowEdges) for the rows that this team takes: a launch with WARPS = 1 shares the rows that the
-  // plan does not split among its teams, one with kTeamWarps those that it splits. ranges: {mirrored(begin),
+  // Calls f(RowEdges) for the rows that this team takes: with WARPS = 1 these are rows that
+  // the plan leaves whole, with kTeamWarps those that it splits; a launch deals them out to its teams. ranges: {mirrored(begin),
   // end} of each row, which replace begin and end of its work item; or null if each row is one work item.
   template <class F>
   __device__ __forceinline__ void for_rows(const Csr& csr, const int2* ranges, F f) const {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ... import functional
 from ...graph import Graph
-from ...runtime.compiling import has_numbers
+from ...runtime.tracing import has_numbers
 
 
 class _Seen(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -171,51 +173,22 @@ def reduce(input: SparseMatrix, dim: int | None = None, rtype: str = "sum") -> T
     return out.squeeze(0) if dim is None else out
 
 
-def sum(input: SparseMatrix, dim: int | None = None) -> Tensor:
-    return reduce(input, dim, "sum")
+def _reduction(rtype: str) -> Callable[..., Tensor]:
+    def reduction(input: SparseMatrix, dim: int | None = None) -> Tensor:
+        return reduce(input, dim, rtype)
+
+    reduction.__name__ = reduction.__qualname__ = rtype
+    return reduction
 
 
-def smax(input: SparseMatrix, dim: int | None = None) -> Tensor:
-    return reduce(input, dim, "smax")
-
-
-def smin(input: SparseMatrix, dim: int | None = None) -> Tensor:
-    return reduce(input, dim, "smin")
-
-
-def smean(input: SparseMatrix, dim: int | None = None) -> Tensor:
-    return reduce(input, dim, "smean")
-
-
-def sprod(input: SparseMatrix, dim: int | None = None) -> Tensor:
-    return reduce(input, dim, "sprod")
+sum, smin, smax, smean, sprod = map(_reduction, _REDUCTIONS)
 
 
 # ---- arithmetic by name -----------------------------------------------------------------------------------
 
 
-def add(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
-    return A + B
-
-
-def sub(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:
-    return A - B
-
-
-def mul(A: Any, B: Any) -> SparseMatrix:
-    return A * B
-
-
-def div(A: SparseMatrix, B: Any) -> SparseMatrix:
-    return A / B
-
-
-def power(A: SparseMatrix, scalar: Any) -> SparseMatrix:
-    return A**scalar
-
-
-def neg(A: SparseMatrix) -> SparseMatrix:
-    return -A
+add, sub, mul, div = operator.add, operator.sub, operator.mul, operator.truediv
+power, neg = operator.pow, operator.neg
 
 
 def inv(A: SparseMatrix) -> SparseMatrix:
@@ -244,22 +217,9 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:
     return val_like(A, getattr(operator, op)(A.val, factor if A.val.dim() == 1 else factor.unsqueeze(1)))
 
 
-def sp_add_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:
-    return sp_broadcast_v(A, v, "add")
-
-
-def sp_sub_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:
-    return sp_broadcast_v(A, v, "sub")
-
-
-def sp_mul_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:
-    return sp_broadcast_v(A, v, "mul")
-
-
-def sp_div_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:
-    return sp_broadcast_v(A, v, "truediv")
-
-
+sp_add_v, sp_sub_v, sp_mul_v, sp_div_v = (
+    partial(sp_broadcast_v, op=op) for op in ("add", "sub", "mul", "truediv")
+)
 SparseMatrix.__matmul__ = matmul  # type: ignore
 for _name in _REDUCTIONS:
     setattr(SparseMatrix, _name, globals()[_name])

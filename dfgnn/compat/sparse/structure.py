@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...graph import Graph
 from ...graph.cache import once
-from ...runtime.compiling import not_compiled
+from ...runtime.tracing import not_compiled
 
 INDEX_DTYPES = torch.int32, torch.int64
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from .._base import GraphLayer
 from .._graph import split_ends
-from .._layer import GraphLayer
 
 
 class AGNNConv(GraphLayer):

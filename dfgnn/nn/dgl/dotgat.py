@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ... import functional
+from .._base import AttentionLayer
 from .._graph import split_ends
-from .._layer import AttentionLayer
 from ..whole.spec import LayerSpec
 
 

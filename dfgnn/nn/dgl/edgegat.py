@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ...engine.edge_maps import sum_of_features
 from ...runtime.attention_options import EdgeTerm
+from .._base import add_bias, check_edge_rows, xavier, zero
 from .._graph import rows_in_use, split_ends
-from .._layer import add_bias, check_edge_rows, xavier, zero
-from .._terms import folded_terms, folds
+from .._linear import folded_terms, folds
 from .gat import AdditiveConv
 
 

@@ -13,10 +13,10 @@ from ...engine import plain as _plain
 from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import Graph
 from ...runtime import eager as _eager
+from .._base import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
 from .._errors import projected
 from .._graph import names_of_ends, rows_in_use, split_ends
-from .._layer import GraphLayer, add_bias, as_pair, check_edge_rows, check_per_edge, renamed, xavier, zero
-from .._terms import is_plain
+from .._linear import is_product
 
 
 class EGATConv(GraphLayer):
@@ -145,7 +145,7 @@ class EGATConv(GraphLayer):
 
     def _edge_term(self, efeats: Tensor) -> Tensor:
         """W e + b as a new tensor, to which the terms of both nodes are added in place."""
-        if is_plain(self.fc_fij):
+        if is_product(self.fc_fij):
             return F.linear(efeats, self.fc_fij.weight, self.bias)
         term = self.fc_fij(efeats)
         return term.clone() if self.bias is None else term + self.bias

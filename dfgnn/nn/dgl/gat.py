@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ... import functional
 from ...graph import Graph
+from .._base import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
 from .._errors import check_fits, projected
 from .._graph import split_ends
-from .._layer import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zero
-from .._terms import score_terms
+from .._linear import score_terms
 from ..fused import fused_layer, is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from .._base import LeakyLayer, dropout_p, xavier, zero
 from .._graph import split_ends
-from .._layer import LeakyLayer, dropout_p, xavier, zero
 from ..whole.spec import LayerSpec
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from .._base import FusedLayer
 from .._errors import check_takes
 from .._graph import as_graph, split_ends
-from .._half import normalized, rows_of_types
-from .._layer import FusedLayer
-from .._terms import is_untouched
-from .._typed import TypedLinear, check_types, first_types, groups_of, is_recorded, relations_of
+from .._linear import is_untouched
+from .._sums_in_16_bits import normalized, rows_of_types
+from .._typed import TypedLinear, check_types, first_types, groups_of, is_recorded, typed_sources
 
 
 class HGTConv(FusedLayer):
@@ -157,11 +157,11 @@ class HGTConv(FusedLayer):
         if prefix.numel() != 1:
             of_keys, of_values = (w.repeat(1, prefix.numel(), 1, 1) for w in (of_keys, of_values))
         key, value = (self._heads(linear(x_src, ntype)) for linear in (self.linear_k, self.linear_v))
-        relations = relations_of(fused, etype, self.num_etypes, "HGTConv: etype")
-        key, value = relations.pairs.matmul(key, of_keys), relations.pairs.matmul(value, of_values)
+        sources = typed_sources(fused, etype, self.num_etypes, "HGTConv: etype")
+        key, value = sources.pairs.matmul(key, of_keys), sources.pairs.matmul(value, of_values)
         dst_type = first_types(ntype, fused.num_dst)
         query = self._heads(self.linear_q(x_dst, dst_type))
-        h = self.attention(relations.graph, query, key, value, scale=1.0)
+        h = self.attention(sources.graph, query, key, value, scale=1.0)
         h = h.unflatten(1, (*prefix, self.num_heads)).flatten(-2)
         h = self.drop(self.linear_a(h, dst_type))
         residual = x_dst @ self.residual_w if hasattr(self, "residual_w") else x_dst

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from ... import functional
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
-from ...graph.cache import once
+from ...graph.cache import of_segments
+from .._base import FusedLayer
 from .._errors import wrong_argument
-from .._layer import FusedLayer
 
 
 class GlobalAttentionPooling(FusedLayer):
@@ -107,10 +107,4 @@ def _nodes_to_graphs(sizes: Tensor, num_nodes: int) -> Graph:
         nodes = torch.arange(num_nodes, device=sizes.device)
         group = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes, output_size=num_nodes)
         return cast(Graph, EdgeList(torch.stack([nodes, group]), num_nodes, len(sizes)))
-
-    def build() -> Graph:
-        indptr = torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
-        nodes = torch.arange(num_nodes, device=sizes.device)
-        return Graph.from_csr(indptr, nodes, len(nodes), validate=False)
-
-    return once((sizes,), ("nodes_to_graphs",), build)
+    return of_segments(sizes, num_nodes)

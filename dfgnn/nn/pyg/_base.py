@@ -16,7 +16,7 @@ from torch_geometric.nn.dense.linear import Linear
 from ...graph import Graph, cache
 from .._errors import check_constructor, says_errors
 from .._fused_or_upstream import METHODS, fused_or_upstream, methods_of, warn, why_upstream
-from .._terms import LINEAR
+from .._linear import LINEAR
 from .._upstream import Called, is_from
 from ..fused import fused_layer, refuse_parameters
 from ..whole.spec import LayerSpec

@@ -19,7 +19,7 @@ from ...graph import Graph
 from ...graph.cache import once, parts_of, state_of
 from ...sparse import csr as _csr
 from .._errors import wrong_argument
-from .._half import rows_of_types
+from .._sums_in_16_bits import rows_of_types
 from .._typed import Pairs, pairs_of, sum_of_sources
 
 # ---- relations between the same nodes, told apart by the type of an edge ---------------------------------

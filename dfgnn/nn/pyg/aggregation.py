@@ -14,10 +14,9 @@ from torch_geometric.utils import softmax
 from ... import functional
 from ...graph import Graph
 from ...graph import cache as _kept
-from ...runtime.compiling import without_gradient
 from ...runtime.torch_internals import FakeTensor
-from ...runtime.transforms import any_batched
-from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
+from ...runtime.tracing import any_batched, without_gradient
+from .._fused_or_upstream import warn, why_changed
 from .._upstream import Called
 from ._base import LIBRARY
 
@@ -61,20 +60,11 @@ class FusedAggregation:
         if FusedAggregation in cls.__bases__:
             cls._called = Called(cls.__mro__[2])
 
-    def _changed(self, x: Tensor) -> str | None:
-        if torch.compiler.is_compiling():
-            return None
-        replaced = self._called.replaced()
-        if replaced is not None:
-            return f"{replaced} was replaced, in torch_geometric or in torch"
-        mode = foreign_mode()
-        if mode is not None:
-            return f"a mode is active, {mode}"
-        foreign = foreign_tensor((x, *self._parameters.values()))  # type: ignore[attr-defined]
-        return None if foreign is None else f"there is a {foreign} among features and parameters"
-
     def _falls_back(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim: int) -> bool:
-        reason = self._changed(x)
+        reason = None
+        if not torch.compiler.is_compiling():
+            parameters = self._parameters.values()  # type: ignore[attr-defined]
+            reason = why_changed(self._called, LIBRARY, (x, *parameters))
         if x.dim() != 2 or dim not in (0, -2):
             reason = f"groups along dimension {dim} of {x.dim()}"
         elif x.shape[1] == 0:

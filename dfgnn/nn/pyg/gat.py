@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ... import functional
 from ...runtime.attention_options import EdgeTerm
-from ...runtime.compiling import is_exporting
 from ...runtime.eager import in_autocast, without_autocast
+from ...runtime.torch_internals import is_exporting
 from .._errors import check_fits, projected
-from .._terms import folded_terms, is_plain, score_terms
+from .._linear import folded_terms, is_product, score_terms
 from ..fused import is_first_rows, refuse_parameters
 from ..whole.spec import LayerSpec
 from ._base import FusedConv
@@ -137,7 +137,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         lin = self.lin_edge
         check_fits(self, "edge_attr", lin, edge_attr)
         vector = _no_wider(self.att_edge, edge_attr)
-        if not is_plain(lin):
+        if not is_product(lin):
             return (self._heads(lin(edge_attr)) * vector).sum(-1)
         if not in_autocast(edge_attr):
             return folded_terms(lin, edge_attr, vector)[0]

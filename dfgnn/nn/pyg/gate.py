@@ -13,7 +13,7 @@ from ... import functional
 from ...engine.edge_maps import rows_of_sources
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, check_takes
-from .._terms import is_plain
+from .._linear import is_product
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import check_rows, graph_of
@@ -47,7 +47,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
     def _special_reason(layer: Any) -> str | None:
         # The weight of lin1 is read without calling lin1. lin2 is called with the rows of nodes, where
         # torch_geometric's forward calls it with those of edges. So hooks would not see what they expect.
-        if not (is_plain(layer.lin1) and is_plain(layer.lin2)):
+        if not (is_product(layer.lin1) and is_product(layer.lin2)):
             return "lin1 or lin2 was replaced or has hooks"
         return None
 

@@ -13,7 +13,7 @@ from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
-from .._terms import is_plain
+from .._linear import is_product
 from ..fused import refuse_parameters
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
@@ -122,7 +122,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         """The edges' term of the keys: on the CPU attributes and projection where the projected attributes
         ``[E', H, C]`` would be large, else these."""
         width = self.heads * self.out_channels
-        takes_both = is_eager(edge_attr) and edge_attr.dim() == 2 and is_plain(self.lin_edge)
+        takes_both = is_eager(edge_attr) and edge_attr.dim() == 2 and is_product(self.lin_edge)
         if takes_both and folds(edge_attr, self.heads, width, "additive_v2"):
             check_fits(self, "edge_attr", self.lin_edge, edge_attr)
             if not torch.is_autocast_enabled("cpu"):

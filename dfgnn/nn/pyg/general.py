@@ -13,7 +13,7 @@ from ...engine.edge_maps import sum_of_features
 from ...functional.dot import dot
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_fits, projected, wrong_argument
-from .._terms import plain_linear
+from .._linear import plain_linear
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import both_ends, graph_of

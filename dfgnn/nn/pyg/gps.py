@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ... import functional
 from ...graph import cache as _kept
 from ...runtime import torch_internals as internals
-from ...runtime.compiling import without_gradient
+from ...runtime.tracing import without_gradient
 from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
-from .._terms import is_untouched
+from .._linear import is_untouched
 from ._base import LIBRARY
 
 # The functions that torch_geometric's own forward calls: if one was replaced, that forward has to run.

@@ -14,8 +14,8 @@ from ... import functional
 from ...engine.edge_maps import sum_of_features
 from ...runtime.attention_options import EdgeTerm
 from .._errors import check_takes, projected
-from .._half import HALF, rows_of_types
-from .._terms import is_untouched, plain_linear
+from .._linear import is_untouched, plain_linear
+from .._sums_in_16_bits import HALF, rows_of_types
 from .._typed import check_types, groups_of, is_recorded, typed_linear
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import edge_attributes

@@ -14,7 +14,7 @@ from torch_geometric.nn.dense import HeteroLinear
 from ... import functional
 from .._errors import check_fits, wrong_argument
 from .._fused_or_upstream import foreign_tensor
-from .._terms import is_untouched
+from .._linear import is_untouched
 from .._typed import Group, typed_matmul
 from ._base import FusedConv, is_batch, over_batch
 from ._relations import join

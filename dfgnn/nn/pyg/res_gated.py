@@ -13,7 +13,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import GraphPart
 from .._errors import projected, wrong_argument
-from .._terms import is_untouched, plain_linear
+from .._linear import is_untouched, plain_linear
 from ..fused import fused_layer
 from ..whole.spec import LayerSpec
 from ._base import FusedConv, is_batch, over_batch

@@ -11,9 +11,9 @@ from ... import functional
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm
-from ...runtime.transforms import any_batched
+from ...runtime.tracing import any_batched
 from .._errors import check_fits, check_takes, wrong_argument
-from .._terms import is_plain
+from .._linear import is_product
 from .._typed import Pairs
 from ._base import FusedConv, is_batch, over_batch
 from ._edges import attention_result, given_attributes
@@ -169,7 +169,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
 
     def _edge_term(self, edge_attr: Tensor, edge_type: Tensor | None) -> Tensor:
         """The term of the edges' attributes in the scores, ``[E, H * D]`` or ``[1, H * D]``."""
-        if is_plain(self.lin_edge):
+        if is_product(self.lin_edge):
             return edge_attr @ (self.lin_edge.weight.t() @ self.e)
         rows = self.lin_edge(edge_attr)
         if len(rows) != len(edge_attr) and edge_type is not None:  # a hook returned a row per type

@@ -14,7 +14,7 @@ from ...graph import Graph
 from ...graph.build import from_coo
 from ...sparse import csr as _csr
 from .._errors import projected, wrong_argument
-from .._terms import score_terms
+from .._linear import score_terms
 from ._base import FusedConv, is_batch, over_batch
 from ._x_and_edge_index import check_rows, graph_of
 

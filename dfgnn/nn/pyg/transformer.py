@@ -14,7 +14,7 @@ from ...graph import Graph, GraphPart
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import in_autocast
 from .._errors import check_fits, projected, wrong_argument
-from .._terms import is_plain
+from .._linear import is_product
 from ..whole.spec import LayerSpec
 from ..whole.traced import folds
 from ._base import FusedConv
@@ -184,7 +184,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
                 )
             check_fits(self, "edge_attr", self.lin_edge, edge_attr)
             fewer = edge_attr.shape[1] < self.out_channels
-            if is_plain(self.lin_edge) and (fewer or self._folds(edge_attr)):
+            if is_product(self.lin_edge) and (fewer or self._folds(edge_attr)):
                 proj = self.lin_edge.weight
                 if in_autocast(edge_attr):  # cast as lin_edge would cast them
                     edge_attr, proj = edge_attr.to(dtype), proj.to(dtype)

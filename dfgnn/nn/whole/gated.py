@@ -21,9 +21,8 @@ from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime import torch_internals as internals
 from ...runtime.arguments import LayerTensors
+from ...runtime.eager import needs_backward
 from .spec import LayerSpec, spelled
-
-__all__ = ["gated_layer", "why_not"]
 
 _linear = internals.linear
 _sigmoid_backward = _ops.aten.sigmoid_backward.default
@@ -234,6 +233,5 @@ class _Gated(NamedTuple):
 
 def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
     """The layer's result [N, C], from tensors that `eligible` and `why_not` have checked."""
-    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in t)
     call = _Gated(graph, spec.mean, _by_heads(t.x))
-    return FusedFunction.at_once(call, *t) if train else _ops.call(call.forward, t)[0]
+    return FusedFunction.at_once(call, *t) if needs_backward(t) else _ops.call(call.forward, t)[0]

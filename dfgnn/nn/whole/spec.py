@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["LayerSpec", "spelled"]
-
 
 class LayerSpec(NamedTuple):
     """Projections, the terms of the scores, and what follows the attention."""

@@ -17,11 +17,10 @@ from ...engine.argument_checks import DTYPES
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, AttentionInputs, Numbers, Tensors
-from ...runtime.compiling import is_exporting
-from .._terms import is_lazy, plain_linear
+from ...runtime.eager import needs_backward
+from ...runtime.torch_internals import is_exporting
+from .._linear import is_lazy, plain_linear
 from .spec import LayerSpec, spelled
-
-__all__ = ["MOST_UNFOLDED", "Rows", "folds", "traced_layer"]
 
 #: Device type -> the largest number of elements of projected edge attributes with which they are computed,
 #: although the projection could be folded into the attention (see `engine.edge_projection`): folding takes
@@ -168,10 +167,6 @@ def _bias(spec: LayerSpec, rows: Rows, x: Tensor) -> tuple[Tensor | None, Tensor
     return (None, spec.bias) if later else (spec.bias, None)
 
 
-def _needs_backward(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
 def _finished(spec: LayerSpec, rows: Rows, out: Tensor, train: bool, bias: Tensor | None) -> Tensor:
     # In training the result is a copy, because the caller may modify it and backward reads the operator's
     # own.
@@ -187,7 +182,7 @@ def _gat(spec: LayerSpec, edges: EdgeList, rows: Rows, feat: Tensor, *_: None) -
     if feat.dtype not in (attn_src.dtype, torch.float16, torch.bfloat16):
         attn_src, attn_dst = attn_src.to(feat.dtype), attn_dst.to(feat.dtype)
     bias, later = _bias(spec, rows, feat)
-    train = _needs_backward(feat, attn_src, attn_dst, bias)
+    train = needs_backward((feat, attn_src, attn_dst, bias))
     tensors = feat, attn_src, attn_dst, _seed(spec, feat), bias
     out = compiler_attention.gat(edges, tensors, float(spec.negative_slope), float(spec.dropout_p), train)
     return _finished(spec, rows, out, train, later)
@@ -210,7 +205,7 @@ def _attend(
     tensors = Tensors(
         value, key, query, attn, None, None, None, None, of_edges, _seed(spec, value), bias
     )  # fmt: skip
-    train = _needs_backward(*tensors)
+    train = needs_backward(tensors)
     numbers = Numbers(float(spec.negative_slope), float(spec.scale), float(spec.dropout_p), flags)
     inputs = AttentionInputs(edges, spec.score, tensors, numbers)
     out, _ = compiler_attention.attention(inputs, False, train, rows.heads)

@@ -16,11 +16,9 @@ from ...graph import Graph
 from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
-from ...runtime.eager import in_autocast
+from ...runtime.eager import in_autocast, needs_backward
 from ..fused import can_fuse
 from .traced import Rows
-
-__all__ = ["TypedSpec", "typed_attention", "typed_layer"]
 
 _hardtanh_backward = _ops.aten.hardtanh_backward.default
 
@@ -147,7 +145,7 @@ def typed_layer(spec: TypedSpec, x: Tensor, weight: Tensor, factor: Tensor) -> T
     ):
         return typed_attention(spec, F.linear(x, weight), factor)
     rows = Rows.on(x.device.type, heads, factor.shape[1] // heads, x.dtype)
-    train = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    train = needs_backward(tensors)
     handle = graph._planner.handle(heads, rows.size + rows.padding, x.dtype, "gat", "auto", True, train)
     call = _Typed(spec, handle, heads, rows)
     return FusedFunction.at_once(call, *tensors) if train else _ops.call(call.forward, tensors)[0]

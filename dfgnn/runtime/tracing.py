@@ -1,4 +1,4 @@
-"""Builds cached structures outside of compilers, modes and transforms, so that later calls can use them.
+"""Tells plain tensors from traced ones, and computes outside of compilers, modes and transforms.
 
 A graph caches what it derives from its tensors. What is derived while torch.compile, an exporter or
 torch.func traces would be a fake tensor, a proxy or tied to a transform that ends, and every later call would
@@ -8,7 +8,7 @@ get it. `not_compiled` and `untraced` suspend the tracing, so that plain tensors
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -16,19 +16,6 @@ import torch
 from torch import Tensor
 
 from . import torch_internals as internals
-from .torch_internals import is_exporting
-
-__all__ = [
-    "has_numbers",
-    "in_a_mode",
-    "is_exporting",
-    "is_plain",
-    "not_compiled",
-    "sums_of_rows",
-    "untraced",
-    "without_gradient",
-]
-
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -109,3 +96,34 @@ def _suspended(*tensors: Tensor | None) -> Iterator[None]:
                 stack.enter_context(internals.disable_current_modes())
             stack.enter_context(internals.DisableTorchFunction())
         yield
+
+
+@contextmanager
+def untransformed() -> Iterator[None]:
+    """A context that suspends torch.func: structures that outlive a transform must not hold its wrappers."""
+    if internals.transforms_active():
+        with internals.temporarily_clear_interpreter_stack():
+            yield
+    else:
+        yield
+
+
+def any_batched(values: Iterable[Any]) -> bool:
+    """Whether one of the values is a tensor that torch.func.vmap maps over."""
+    for x in values:
+        while isinstance(x, Tensor) and internals.is_wrapped_by_functorch(x):
+            if internals.is_batched_by_functorch(x):
+                return True
+            x = internals.unwrap_functorch(x)
+    return False
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """x, which determines a graph's structure, without torch.func's wrappers. Raises for a batch of vmap."""
+    while internals.is_wrapped_by_functorch(x):
+        if internals.is_batched_by_functorch(x):
+            raise NotImplementedError(
+                "torch.func.vmap: expected the same graph and types for all, got a batch"
+            )
+        x = internals.unwrap_functorch(x)
+    return x

@@ -24,7 +24,7 @@ from ._errors import (
 )
 from ._fused_or_upstream import upstream_runs
 from ._graph import as_graph, check_in_degrees, names_of_ends
-from ._terms import is_untouched
+from ._linear import is_untouched
 from .fused import fused_layer, made_by, refuse_parameters
 from .prepared import again, prepare
 from .whole.spec import LayerSpec, spelled

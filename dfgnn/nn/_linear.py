@@ -1,4 +1,5 @@
-"""Folding: score terms <W x, a> of additive attention as <W^T a, x>, and which linear layers allow it."""
+"""Which linear modules are plain products, and folding: score terms <W x, a> of additive attention as
+<W^T a, x>."""
 
 from __future__ import annotations
 
@@ -12,18 +13,6 @@ from torch.nn.parameter import UninitializedParameter
 from ..runtime import torch_internals as internals
 from ..runtime.eager import in_autocast
 from ._upstream import is_from
-
-__all__ = [
-    "LINEAR",
-    "all_hooked",
-    "folded_terms",
-    "folds",
-    "is_lazy",
-    "is_plain",
-    "is_untouched",
-    "plain_linear",
-    "score_terms",
-]
 
 #: Whether there are hooks on all modules (``register_module_forward_hook`` and its like).
 all_hooked = internals.has_any_global_hook
@@ -64,7 +53,7 @@ def _is_as_written(cls: type[nn.Module]) -> bool:
 _is_as_written._dynamo_marked_constant = True  # type: ignore[attr-defined]  # see `_fused_or_upstream`
 
 
-def is_plain(linear: nn.Module) -> bool:
+def is_product(linear: nn.Module) -> bool:
     """Whether the output of ``linear`` is x W^T with an ordinary tensor W: it has no hooks, replaced methods,
     parametrization or bias, and its weight is no subclass of Tensor (quantised, say)."""
     plain = None if all_hooked() else plain_linear(linear)
@@ -77,7 +66,7 @@ def is_lazy(linear: Any) -> bool:
 
 
 def plain_linear(linear: Any) -> tuple[Tensor, Tensor | None] | None:
-    """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_plain`); else None. The
+    """The weight and the bias where the output of ``linear`` is x W^T + b (see `is_product`); else None. The
     caller must check `all_hooked` itself."""
     if type(linear) not in LINEAR or F.linear is not internals.linear or not is_untouched(linear):
         return None
@@ -113,7 +102,7 @@ def folds(linear: nn.Module, x: Tensor, width: int) -> bool:
     # that sum is one kernel, while folding takes six more matrix products, those of the gradients included.
     if torch.compiler.is_compiling():
         return False
-    return is_plain(linear) and x.shape[-1] <= 2 * width and not in_autocast(x)
+    return is_product(linear) and x.shape[-1] <= 2 * width and not in_autocast(x)
 
 
 def folded_terms(linear: nn.Module, x: Tensor, *vectors: Tensor) -> tuple[Tensor, ...]:

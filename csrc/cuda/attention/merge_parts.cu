@@ -1,7 +1,7 @@
 // Merges two calls of attention (merge.h) in one pass: a thread takes 16 bytes of a row's head, and the first
 // of a head writes its statistics.
 #include "../launch.cuh"
-#include "merge.h"
+#include "merge_parts.h"
 
 namespace dfgnn::cuda {
 namespace {

@@ -1,8 +1,8 @@
-"""Makes the handle of a new GPU graph for eager calls: plans both directions in one call, without waiting.
+"""Makes the handles of graphs for eager calls: plans both directions of a graph in one native call.
 
-The plans are those of `choose.plan`, where these depend only on known degrees, are on rows, and take all
-heads and sources at a time. Small graphs that are new at every step, whose planning time matters, have such
-plans.
+On a GPU nothing waits. The plans are those of `choose.plan`, where these depend only on known degrees, are on
+rows, and take all heads and sources at a time. Small graphs that are new at every step, whose planning time
+matters, have such plans.
 """
 
 from __future__ import annotations
@@ -10,12 +10,41 @@ from __future__ import annotations
 from typing import Any
 
 from ..runtime.arguments import GraphArgs, GraphHandle
-from ..runtime.ops import cut_graph
+from ..runtime.ops import cut_graph, plan_graph
+from ..sparse.csr import CSR
+from ..sparse.packed import CPU_BOUND
+from ..sparse.structure import Structure
 from . import cost, tiles
 from .direction import Direction
 from .plans import Items, Shape
 
 _NONE = None, None, None
+
+
+def on_cpu(structure: Structure, backward: bool) -> GraphHandle:
+    """The handle of "auto", which on a CPU serves all feature shapes. It has edge ids whether a call needs
+    them or not. It is made by one call, because a graph that is used once is planned anew at every step."""
+    dst, src = structure.dst, structure.src
+    if dst.built is not None and not dst.built[1]:
+        structure.csr()
+    if backward and src.built is not None and not src.built[1]:
+        structure.reverse_csr(need_eids=True)
+    forward: Any = _NONE if dst.built is None else dst.built[0]
+    reverse: Any = _NONE if src.built is None or not src.built[1] else src.built[0]
+    number, slots, rev_slots, *csr, items, splits, rev_items, rev_splits = plan_graph(
+        *forward, *reverse, dst.num_rows, src.num_rows, CPU_BOUND, backward
+    )
+    if csr[0] is not None:
+        side = dst if dst.built is None else src
+        side.built = CSR(*csr), True
+        forward, reverse = (csr, reverse) if side is dst else (forward, csr)
+    size = dst.num_rows, src.num_rows, len(forward[1])
+    args: list[Any] = [*forward[1:], items, splits, [slots, 0, 0, *size]]
+    if backward:
+        args += *reverse[1:], rev_items, rev_splits, [rev_slots, 0, 0, size[1], size[0], size[2]]
+    else:
+        args += *_NONE, None, []
+    return GraphHandle(GraphArgs._make([*args, None, None]), number)
 
 
 def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, bool, tuple[int, int]] | None:
@@ -40,7 +69,7 @@ def chosen(direction: Direction, shape: Shape, edges: bool) -> tuple[str, int, b
     return name, bound, cost.longest_first(name, stats), cut
 
 
-def handle(
+def on_gpu(
     forward: Direction, reverse: Direction, shape: Shape, edges: bool, backward: bool
 ) -> GraphHandle | None:
     """The handle, or None if `chosen` has no answer or work items of a direction are cached already."""

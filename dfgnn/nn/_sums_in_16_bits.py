@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..runtime.rules import rows_at
-from ._terms import all_hooked, is_untouched
+from ._linear import all_hooked, is_untouched
 
 HALF = torch.float16, torch.bfloat16
 
