@@ -7,18 +7,14 @@ import random
 import sys
 import types
 
-import pytest
 import torch
 from beside import BOTH, TOLERANCE, Subject, assert_same, compare, run
-from graphs import make_graph
+from edge_forms import BIPARTITE, SIZES, SPARSE, as_int32, edges, graph_edges, in_form, torch_geometric
+from edge_forms import sparse_forms as sparse_forms
 
 from dfgnn import reference
 from dfgnn.nn import pyg
 
-torch_geometric = pytest.importorskip("torch_geometric", reason="torch_geometric is not installed")
-SPARSE = "coo", "csr"
-SIZES = {"random": 50, "complete": 24, "no edges": 4, "no nodes": 0}
-BIPARTITE = {"fewer_sources": (30, 80), "fewer_destinations": (80, 30)}
 # Graphs, and the forms of their edges; ours alone gets them as int32.
 EDGES = [
     ("random", "tensor"), ("duplicates", "int32"), ("isolated", "EdgeIndex"), ("no edges", "tensor"),
@@ -33,52 +29,6 @@ OF_TWO_KINDS = [
     ("fewer_sources", "tensor"), ("fewer_destinations", "EdgeIndex"), ("fewer_destinations", "coo"),
     ("fewer_destinations", "csr"),
 ]  # fmt: skip
-
-
-def edges(name="random", dtype=torch.int64):
-    """edge_index of one of ``graphs.GRAPHS``."""
-    return make_graph(name).edge_index.to(dtype).clone()
-
-
-def sparse_forms(edge_index, num_src, num_dst, values=None):
-    """The transposed adjacency matrix of distinct edges in the layouts that torch_geometric takes."""
-    dst_src = edge_index.flip(0)
-    values = torch.ones(edge_index.shape[1]) if values is None else values
-    shape = num_dst, num_src, *values.shape[1:]
-    coo = torch.sparse_coo_tensor(dst_src, values, shape).coalesce()
-    return {
-        "coo": coo,
-        "csr": torch_geometric.utils.to_torch_csr_tensor(coo.indices(), coo.values(), (num_dst, num_src)),
-    }
-
-
-def graph_edges(name, distinct=False):
-    """edge_index and the numbers of sources and of destinations; some nodes of most graphs are isolated."""
-    if name in ("no edges", "no nodes"):
-        return torch.zeros(2, 0, dtype=torch.long), SIZES[name], SIZES[name]
-    edge_index = edges(name)
-    if distinct:
-        edge_index = torch.unique(edge_index, dim=1)
-    num_nodes = SIZES.get(name, int(edge_index.max()) + 3)
-    return edge_index, *BIPARTITE.get(name, (num_nodes, num_nodes))
-
-
-def in_form(edge_index, num_src, num_dst, form, values=None):
-    if form in SPARSE:
-        return sparse_forms(edge_index, num_src, num_dst, values)[form]
-    if form.startswith("EdgeIndex"):
-        edge_index = torch_geometric.EdgeIndex(edge_index, sparse_size=(num_src, num_dst))
-        _, _, order = form.partition(" by ")
-        return edge_index.sort_by(order).values if order else edge_index
-    return edge_index
-
-
-def as_int32(value):
-    if isinstance(value, tuple):
-        return tuple(map(as_int32, value))
-    if isinstance(value, dict):
-        return {key: as_int32(item) for key, item in value.items()}
-    return value if value.is_floating_point() else value.to(torch.int32)
 
 
 def inject_dropout(monkeypatch, ours, num_edges, heads, seed=21):
@@ -307,12 +257,12 @@ MECHANISMS = {"within": "within-relation", "across": "across-relation"}
 NUM_RELATIONS = 6
 
 
-def edge_types(num_edges, dtype=torch.int64):
+def edge_types(num_edges):
     """A random type of each edge, 0, 1, 3 or 4; no edge has type 2, and few have type 4."""
     generator = torch.Generator().manual_seed(0)
     edge_type = torch.tensor([0, 1, 1, 3])[torch.randint(4, (num_edges,), generator=generator)]
     edge_type[:3] = 4
-    return edge_type.to(dtype)
+    return edge_type
 
 
 class RGATConv(PyGSubject):
@@ -373,13 +323,13 @@ def typed_features(widths=8, dtype=torch.float64, sizes=NODES):
     return {name: torch.randn(size, widths[name], dtype=dtype) for name, size in sizes.items()}
 
 
-def typed_edges(dtype=torch.int64, num_edges=60):
+def typed_edges(num_edges=60):
     """edge_index by relation: random edges, some repeated; some destinations have none."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for src, name, dst in RELATIONS:
         ends = [torch.randint(NODES[end] - 2, (num_edges,), generator=generator) for end in (src, dst)]
-        found[src, name, dst] = torch.stack(ends).to(dtype)
+        found[src, name, dst] = torch.stack(ends)
     found["c", "x", "a"][0] %= 5
     return found
 
