@@ -1,5 +1,7 @@
 """What every Graph must satisfy, whatever it was made from."""
 
+import itertools
+
 import torch
 
 from dfgnn.graph import Graph
@@ -60,3 +62,25 @@ def canonical(items, splits):
         sorted((row, a, b, -1 if slot < 0 else slot - first[row]) for row, a, b, slot in items.tolist()),
         sorted((row, end - begin, stride) for row, begin, end, stride in splits),
     )
+
+
+def check_items(items, splits, num_slots, indptr, max_edges, part_of=None):
+    """Checks that the work items of a plan hold each edge once, at most ``max_edges`` of a row each; that
+    every row has an item; and that a row of several has slots, in the order of its edges. part_of: the part
+    that an edge belongs to; an item holds edges of one part, and items come part by part.
+    """
+    found, edges, parts = {}, [], []
+    for row, begin, end, slot in items.tolist():
+        assert indptr[row] <= begin <= end <= indptr[row + 1] and end - begin <= max_edges
+        found.setdefault(row, []).append((begin, slot))
+        edges += range(begin, end)
+        if part_of is not None and begin < end:
+            inside = part_of[begin:end].unique().tolist()
+            assert len(inside) == 1
+            parts += inside
+    assert sorted(edges) == list(range(int(indptr[-1]))) and sorted(found) == list(range(len(indptr) - 1))
+    assert parts == sorted(parts)
+    slots = {row: [slot for _, slot in sorted(pieces)] for row, pieces in found.items()}
+    split = {row: list(range(first, last, stride)) for row, first, last, stride in splits.tolist()}
+    assert {row: mine for row, mine in slots.items() if mine != [-1]} == split
+    assert sorted(itertools.chain(*split.values())) == list(range(num_slots))

@@ -111,9 +111,13 @@ GRAPHS = {
 }
 
 
-def make_graph(name, device="cpu", index_dtype=torch.int64):
+def edges(name, device="cpu", dtype=torch.int64):
     src, dst, num_src, num_dst = GRAPHS[name]()
-    src, dst = src.to(device, index_dtype), dst.to(device, index_dtype)
+    return src.to(device, dtype), dst.to(device, dtype), num_src, num_dst
+
+
+def make_graph(name, device="cpu", index_dtype=torch.int64):
+    src, dst, num_src, num_dst = edges(name, device, index_dtype)
     return Graph.from_coo(src, dst, num_src=num_src, num_dst=num_dst)
 
 

@@ -385,22 +385,6 @@ def test_a_row_of_a_layer_is_its_least_gain(score, results):
     assert "| GAT, dropout | 4 | cora~, 4×32, fp32 | 2, PyG | 0.5, dfgnn captured | 100 of 3 |" in text
 
 
-def test_memory_break_even_and_headline(score, results):
-    pages = module("pages")
-    assert "| ogbn-arxiv | fp32 | 0.512 | 39.8 | 1.5 / 900 |" in pages.rendered("cuda-memory", results)
-    assert "| reddit~ | fp32 | 0.512 | 39.8 | 1.5 / 900 |" not in pages.rendered("cuda-setup", results)
-    assert "| ogbn-arxiv | GAT | 1 | 0.5 | 0.25 | 0.25 | 1, PyG |" in pages.rendered(
-        "cuda-break-even", results
-    )
-    assert pages.rendered("headline", results) == (
-        "On an NVIDIA H200 a training step of GAT attention on ogbn-arxiv (2.5 million edges, 4 heads of 32 "
-        "numbers, float32) takes 0.6 ms, replayed from a CUDA graph 0.5 ms. PyG's operations take 30 ms, "
-        "under `torch.compile` 2.5 ms."
-    )
-    assert "Not measured yet" in pages.rendered("cpu-models", results)
-    assert "H200" in pages.rendered("summary", results)
-
-
 def test_filling_replaces_what_is_between_and_nothing_else(score, results):
     pages = module("pages")
     text = "a <!-- scoreboard:headline -->old<!-- /scoreboard --> b\n\n"

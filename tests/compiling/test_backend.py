@@ -14,7 +14,7 @@ from test_refused import activation_in_place_of_softmax, by_another_index
 from torch._dynamo.backends.common import aot_autograd
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.utils import softmax
-from written import Inputs, cases, inputs
+from written import Inputs, cases, inputs, of_tensors
 
 import dfgnn
 from dfgnn.compiling import calls, rewrite
@@ -233,6 +233,7 @@ def test_large_sums_without_a_softmax_of_their_own(fn, device, monkeypatch):
         forms.append([found.form for found in report.rewritten])
         return made.forward
 
+    fn = of_tensors(fn)
     compiled = torch.compile(fn, backend=backend)
     for k, num_edges in enumerate((79, 81, 90, 60)):
         x = inputs(12, 12, num_edges, seed=k, device=device)

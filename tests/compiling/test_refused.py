@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparing import check, gradients, rewriting
-from written import GATHERS, SCORES, Inputs, inputs
+from written import GATHERS, SCORES, Inputs, inputs, of_tensors
 
 _g = GATHERS["x[i]"]
 _dot = SCORES["dot"][0]
@@ -30,29 +30,24 @@ def _out(a, x):
     return _sum(_messages(a, x), x.dst, len(x.query))
 
 
-def denominator_without_gradient(*tensors):
-    x = Inputs(*tensors)
+def denominator_without_gradient(x):
     return _out(_softmax(_dot(x, _g), x.dst, len(x.query), denominator=torch.Tensor.detach), x)
 
 
-def masked_denominator(*tensors):
-    x = Inputs(*tensors)
+def masked_denominator(x):
     return _out(_softmax(_dot(x, _g), x.dst, len(x.query), denominator=lambda e: e * x.gate.sigmoid()), x)
 
 
-def large_eps(*tensors):
-    x = Inputs(*tensors)
+def large_eps(x):
     return _out(_softmax(_dot(x, _g), x.dst, len(x.query), eps=1e-3), x)
 
 
-def clamped_sum(*tensors):
-    x = Inputs(*tensors)
+def clamped_sum(x):
     n, e = len(x.query), x.bias.exp()
     return _out(e / _sum(e, x.dst, n).clamp(min=3)[x.dst], x)
 
 
-def clamped_behind_the_maximum(*tensors):
-    x = Inputs(*tensors)
+def clamped_behind_the_maximum(x):
     n = len(x.query)
     most = x.bias.new_full((n, x.bias.shape[1]), float("-inf")).scatter_reduce(
         0, x.dst[:, None].expand_as(x.bias), x.bias, "amax"
@@ -61,74 +56,63 @@ def clamped_behind_the_maximum(*tensors):
     return _out(e / _sum(e, x.dst, n).clamp_min(1e-6)[x.dst], x)
 
 
-def by_another_index(*tensors):
+def by_another_index(x):
     """The softmax over what leaves a node, the sum over what enters one."""
-    x = Inputs(*tensors)
     return _out(_softmax(_dot(x, _g), x.src, len(x.key)), x)
 
 
-def more_rows_than_segments(*tensors):
-    x = Inputs(*tensors)
+def more_rows_than_segments(x):
     n = len(x.query)
     return _sum(_messages(_softmax(_dot(x, _g), x.dst, n), x), x.dst, n + 3)
 
 
-def scores_under_no_grad(*tensors):
-    x = Inputs(*tensors)
+def scores_under_no_grad(x):
     with torch.no_grad():
         score = _dot(x, _g)
     return _out(_softmax(score, x.dst, len(x.query)), x)
 
 
-def terms_under_no_grad(*tensors):
-    x = Inputs(*tensors)
+def terms_under_no_grad(x):
     with torch.no_grad():
         product = x.query[x.dst] * x.key[x.src]
     return _out(_softmax(product.sum(-1), x.dst, len(x.query)), x)
 
 
-def softmax_under_no_grad(*tensors):
-    x = Inputs(*tensors)
+def softmax_under_no_grad(x):
     with torch.no_grad():
         a = _softmax(_dot(x, _g), x.dst, len(x.query))
     return _out(a, x)
 
 
-def exponentials_under_no_grad(*tensors):
-    x = Inputs(*tensors)
+def exponentials_under_no_grad(x):
     score = _dot(x, _g)
     with torch.no_grad():
         total = _sum(score.exp(), x.dst, len(x.query))
     return _out(score.exp() / total[x.dst], x)
 
 
-def weights_detached(*tensors):
-    x = Inputs(*tensors)
+def weights_detached(x):
     return _out(_softmax(_dot(x, _g), x.dst, len(x.query)).detach(), x)
 
 
-def values_detached(*tensors):
-    x = Inputs(*tensors)
+def values_detached(x):
     a = _softmax(_dot(x, _g), x.dst, len(x.query))
     return _sum(a.unsqueeze(-1) * x.value.detach()[x.src], x.dst, len(x.query))
 
 
-def gathered_detached(*tensors):
-    x = Inputs(*tensors)
+def gathered_detached(x):
     a = _softmax(_dot(x, _g), x.dst, len(x.query))
     return _sum(a.unsqueeze(-1) * x.value[x.src].detach(), x.dst, len(x.query))
 
 
-def score_changed_afterwards(*tensors):
-    x = Inputs(*tensors)
+def score_changed_afterwards(x):
     score = _dot(x, _g) + 0
     a = _softmax(score.detach(), x.dst, len(x.query))
     score.detach().mul_(3)
     return _out(a, x), score.detach() * 1
 
 
-def values_changed_between(*tensors):
-    x = Inputs(*tensors)
+def values_changed_between(x):
     value = x.value.detach().clone()
     view = value[:, 0]
     gathered = value[x.src]
@@ -137,8 +121,7 @@ def values_changed_between(*tensors):
     return _sum(a.unsqueeze(-1) * gathered, x.dst, len(x.query)), value * 1
 
 
-def sum_changed_through_a_view(*tensors):
-    x = Inputs(*tensors)
+def sum_changed_through_a_view(x):
     out = _out(_softmax(_dot(x, _g), x.dst, len(x.query)), x)
     first, rest = out[:, :1], out[:, 1:]
     first += x.vector[:, :1]
@@ -146,8 +129,7 @@ def sum_changed_through_a_view(*tensors):
     return out * 1, first
 
 
-def index_changed_between(*tensors):
-    x = Inputs(*tensors)
+def index_changed_between(x):
     index, given = x.dst.clone(), x.query * 1
     x = Inputs(*(t.detach() for t in x))
     first = index[:]
@@ -156,15 +138,13 @@ def index_changed_between(*tensors):
     return _sum(_messages(a, x), first, len(x.query)) + given
 
 
-def weights_changed(*tensors):
-    x = Inputs(*tensors)
+def weights_changed(x):
     a = _softmax(_dot(x, _g), x.dst, len(x.query)).detach().clone()
     a[0] = 0
     return _out(a, x)
 
 
-def weights_in_place(*tensors):
-    x = Inputs(*tensors)
+def weights_in_place(x):
     a = _softmax(x.bias * 2, x.dst, len(x.query))
     b = a * 1
     b *= x.gate.detach()
@@ -172,62 +152,53 @@ def weights_in_place(*tensors):
     return _out(b, x)
 
 
-def nonlinear_weights(*tensors):
-    x = Inputs(*tensors)
+def nonlinear_weights(x):
     return _out(_softmax(_dot(x, _g), x.dst, len(x.query)).square(), x)
 
 
-def entropy(*tensors):
-    x = Inputs(*tensors)
+def entropy(x):
     a = _softmax(_dot(x, _g), x.dst, len(x.query))
     return _out(a, x), -(a * (a + 1e-12).log()).sum()
 
 
-def maximum_of_another_score(*tensors):
+def maximum_of_another_score(x):
     """Any number that is alike for a segment cancels."""
-    x = Inputs(*tensors)
     n = len(x.query)
     most = x.gate.new_zeros(n, x.gate.shape[1]).index_add(0, x.dst, x.gate)
     e = (x.bias - most[x.dst]).exp()
     return _out(e / _sum(e, x.dst, n)[x.dst], x)
 
 
-def not_the_maximum_with_eps(*tensors):
-    x = Inputs(*tensors)
+def not_the_maximum_with_eps(x):
     n = len(x.query)
     most = x.gate.new_zeros(n, x.gate.shape[1]).index_add(0, x.dst, x.gate)
     e = (x.bias - most[x.dst]).exp()
     return _out(e / (_sum(e, x.dst, n) + 0.1)[x.dst], x)
 
 
-def exponentials_gated(*tensors):
-    x = Inputs(*tensors)
+def exponentials_gated(x):
     n = len(x.query)
     e = x.bias.exp() * x.gate.sigmoid()
     return _out(e / _sum(e, x.dst, n)[x.dst], x)
 
 
-def of_both_ends_alike(*tensors):
+def of_both_ends_alike(x):
     """Rows of destinations as values."""
-    x = Inputs(*tensors)
     a = _softmax(x.bias, x.dst, len(x.query))
     return _sum(a.unsqueeze(-1) * x.query[x.dst], x.dst, len(x.query))
 
 
-def activation_in_place_of_softmax(*tensors):
-    x = Inputs(*tensors)
+def activation_in_place_of_softmax(x):
     weights = F.silu(_dot(x, _g)) * x.gate
     return _out(weights, x)
 
 
-def squared_weights(*tensors):
-    x = Inputs(*tensors)
+def squared_weights(x):
     a = _softmax(_dot(x, _g), x.dst, len(x.query)).unsqueeze(-1)
     return _sum(a * a * x.value[x.src], x.dst, len(x.query))
 
 
-def fewer_keys_than_values(*tensors):
-    x = Inputs(*tensors)
+def fewer_keys_than_values(x):
     key, src = x.key[: len(x.key) // 2 + 1], x.src % (len(x.key) // 2 + 1)
     score = (x.query[x.dst] * key[src]).sum(-1)
     return _sum(_softmax(score, x.dst, len(x.query)).unsqueeze(-1) * x.value[src], x.dst, len(x.query))
@@ -253,9 +224,10 @@ FUNCTIONS = {
 def test_same_numbers(fn, device):
     torch._dynamo.reset()
     reports: list = []
-    compiled = torch.compile(fn, backend=rewriting(reports), dynamic=False)
+    call = of_tensors(fn)
+    compiled = torch.compile(call, backend=rewriting(reports), dynamic=False)
     x = inputs(9, 9, 40, device=device)
-    check(gradients(compiled, x), gradients(fn, x))
+    check(gradients(compiled, x), gradients(call, x))
     reason = FUNCTIONS[fn]
     if reason is not None:
         assert any(reason in found.reason for report in reports for found in report.refused), reports

@@ -41,6 +41,11 @@ class Inputs(NamedTuple):
         return self.edge_index[1]
 
 
+def of_tensors(fn):
+    """A function of an Inputs as one of its tensors."""
+    return lambda *tensors: fn(Inputs(*tensors))
+
+
 def inputs(
     num_src: int, num_dst: int, num_edges: int, seed: int = 0, dtype=torch.float64, device="cpu"
 ) -> Inputs:

@@ -15,8 +15,9 @@ B, H = 3, 2
 class Case(NamedTuple):
     """A function, and its tensors as name:dimensions, which are letters: b (sets of features), n (sources),
     m (destinations), e (edges), h (heads), d (elements of a head), v (of a head of values), k (attributes),
-    t (types), o (one), D and V (of all heads). The names are flat (`attention.packed`). function: a public
-    one's name, or that of a score, whose function takes the options of layers, too."""
+    t (types), o (one), p (pairs of blocks), D and V (of all heads). The names are flat (`attention.packed`).
+    function: a public one's name, or that of a score, whose function takes the options of layers, too.
+    Attention within blocks takes the graph's nodes in three blocks."""
 
     function: str
     text: str
@@ -28,6 +29,9 @@ class Case(NamedTuple):
         generator = torch.Generator().manual_seed(0)
         sizes = dict(b=B, n=graph.num_src, m=graph.num_dst, e=graph.num_edges, h=h, d=d, v=v, k=k, o=1)
         sizes |= dict(D=h * d, V=h * v)
+        if self.in_blocks:
+            queries, keys = (ends_of_blocks(n).diff() for n in (graph.num_dst, graph.num_src))
+            sizes["p"] = int((queries * keys).sum())
         found = {}
         for name, letters in (part.split(":") for part in self.text.split()):
             shape = [sizes[x] for x in letters if batch or x != "b"]
@@ -41,6 +45,10 @@ class Case(NamedTuple):
     def has_batch(self):
         return {part.split(":")[0] for part in self.text.split() if ":b" in part}
 
+    @property
+    def in_blocks(self):
+        return self.function == "block_attention"
+
     def __call__(self, graph, tensors, module=functional, **more):
         """All results, as a tuple."""
         given = dict(tensors)
@@ -50,7 +58,12 @@ class Case(NamedTuple):
             graph = graph.edges_as_sources()
         scores = self.function in attention.SCORES
         call = attention.function(self.function, module) if scores else getattr(module, self.function)
-        found = call(graph, **attention.packed({**given, **self.options, **more}))
+        where = (graph,)
+        if self.in_blocks:
+            where, device = (), given["query"].device
+            given |= dict(offsets=ends_of_blocks(graph.num_dst, device))
+            given |= dict(key_offsets=ends_of_blocks(graph.num_src, device))
+        found = call(*where, **attention.packed({**given, **self.options, **more}))
         return tuple(x for x in found if x is not None) if isinstance(found, tuple) else (found,)
 
     def choose(self, monkeypatch):
@@ -60,6 +73,11 @@ class Case(NamedTuple):
     def _unfolds(self, inputs):
         terms = inputs.terms
         return not self.folded and not (terms.key_proj is None and terms.value_proj is None)
+
+
+def ends_of_blocks(num_nodes, device="cpu"):
+    """The offsets of three blocks, of which the second is the longest."""
+    return torch.tensor([0, num_nodes // 4, num_nodes - num_nodes // 4, num_nodes], device=device)
 
 
 def scores(q, k, e, w):
@@ -121,6 +139,11 @@ CASES = {
     "agnn beta": Case("agnn_attention", "value:bnhd query:bmhd beta:o"),
     "flex": Case("flex_attention", f"{QKV} params:hd", {"score_fn": scores}),
     "flex edges": Case("flex_attention", f"{QKV} edge_attr:ehd params:hd", {"score_fn": scores}),
+    "blocks": Case("block_attention", "query:mhd key:nhd value:nhv key_bias:n sink:h"),
+    "blocks of pairs": Case(
+        "block_attention", "query:mhd key:nhd value:nhv pair_bias:ph key_bias:nh", WEIGHTS
+    ),
+    "blocks, softcap": Case("block_attention", "query:mhd key:nhd value:nhv key_bias:nh", {"softcap": 2.0}),
     "softmax": Case("edge_softmax", "score:eh"),
     "softmax sink": Case("edge_softmax", "score:eh sink:h"),
     "sddmm": Case("sddmm", "query:bmhd key:bnhd"),

@@ -6,6 +6,7 @@ Every call starts from a right one and changes one or two arguments. Prints the 
 """
 
 import random
+import re
 import sys
 
 import torch
@@ -16,24 +17,26 @@ from dfgnn.runtime.arguments import ops
 HEADS, DIM = 2, 4
 
 
-def right_calls(device):
-    """Yields right calls (operator, arguments) on a graph with split rows, empty rows and a reverse CSR."""
+def right_calls(device, dtype=torch.float32):
+    """Yields right calls (operator, arguments) on a graph with split rows, empty rows and a reverse CSR, with
+    features of this dtype and float32 numbers of edges."""
     generator = torch.Generator().manual_seed(0)
     src, dst = torch.randint(30, (2, 900), generator=generator)
     dst[:700] = 3
     dst[dst == 7] = 8
     graph = Graph.from_coo(src.to(device), dst.to(device), num_src=30, num_dst=40)
     heads, dim, edges = HEADS, DIM, graph.num_edges
-    q, k, v, x = (torch.randn(n, heads, dim, device=device) for n in (40, 30, 30, 40))
+    q, k, v, x = (torch.randn(n, heads, dim, device=device).to(dtype) for n in (40, 30, 30, 40))
     a, b, attn = (torch.randn(n, heads, device=device) for n in (30, 40, dim))
-    attn = attn.t().contiguous()
+    attn = attn.t().contiguous().to(dtype)
     options = [torch.randn(edges, heads, device=device) for _ in range(3)]
     mask = torch.rand(edges, heads, device=device) > 0.3
     seed = torch.ones(1, dtype=torch.int64, device=device)
     args = graph._planner.arguments(
         heads, dim, v.dtype, "gat", schedule="natural<=32", edges=True, backward=True
     )
-    edge = (options[0], options[1], mask, options[2], None, seed, torch.randn(heads, dim, device=device))
+    out_bias = torch.randn(heads, dim, device=device).to(dtype)
+    edge = (options[0], options[1], mask, options[2], None, seed, out_bias)
     for score, ends in ((0, (v, a, b, None)), (1, (v, k, q, None)), (2, (v, None, x, attn))):
         numbers = (0.2 if score == 0 else 1.0, 0.5, 0.1, 0)
         forward = (score, *ends, *edge, *args, 40, *numbers, True, score == 0)
@@ -69,20 +72,21 @@ def right_calls(device):
     rows, number = v.flatten(1), ops.graph_handle(*args_of_gat)
     yield ops.score_terms, (rows, *vectors, 30)
     yield ops.score_terms_backward, (a, a, rows, *vectors)
-    bias = torch.randn(heads * dim, device=device)
+    bias = out_bias.flatten()
     out, kept = ops.gat(number, rows, *vectors, seed, bias, 0.2, 0.1, True)
     yield ops.gat, (number, rows, *vectors, seed, bias, 0.2, 0.1, True)
     yield ops.gat_backward, (number, rows, rows, *vectors, seed, bias, out, kept, 0.2, 0.1)
     yield ops.sddmm, (q, k, *args[:5])
-    yield ops.spmm, (options[0], v, *args[:5], 40)
-    attr = torch.randn(edges, 3, device=device)
+    yield ops.spmm, (options[0].to(dtype), v, *args[:5], 40)
+    attr = torch.randn(edges, 3, device=device).to(dtype)
     yield ops.edge_dot, (q, attr, *args[:5], 0.5)
     yield ops.edge_sum, (options[0], attr, *args[:5], 40, 4)
     yield ops.edge_outer, (options[0], q, *args[:5], 3, 0.5)
     if device == "cpu":
-        feat = torch.randn(edges, heads, dim)
+        feat = torch.randn(edges, heads, dim).to(dtype)
         yield ops.edge_products, (q, k, feat, *args[:5], 0.5, True)
         yield ops.edge_products_backward, (options[0], feat, q, k, feat, *args[:5], 0.5, True)
+    if device == "cpu" and dtype == torch.float32:
         dst, src, vector = (torch.randn(n, heads, 4) for n in (len(q), len(k), 1))
         proj = torch.randn(heads * 4, 3)
         scores = (src, dst, vector[0], attr, proj, None, *args[:5], len(q), len(k), heads, 4, 0.2)
@@ -146,7 +150,11 @@ def main(device):
                 calls += 1
                 try:
                     op(*right[:k], wrong, *right[k + 1 :])
-                except RuntimeError:
+                except RuntimeError as error:
+                    # The operator, and what is wrong. A size that a scalar does not have is torch's error.
+                    named = re.search(r"dfgnn::\w+: \w+|aoti_torch_get_size", str(error))
+                    if device == "cpu" and not named:
+                        raise SystemExit(f"{op}: argument {k} = {describe(wrong)}: {error}") from error
                     continue
                 raise SystemExit(f"{op}: argument {k} = {describe(wrong)} was taken")
         for what, size in (("heads", HEADS), ("columns", DIM)):

@@ -163,23 +163,3 @@ def test_no_tensor_of_edges_times_features():
             graph, gaussian, q, k, v, params=[width], kernel_options={"chunk_edges": 100}
         ).sum().backward()
     assert max(made.sizes) <= max(2 * graph.num_edges, v.numel(), 100 * 2 * 64)
-
-
-def test_errors():
-    graph = make_graph("random")
-    q, k, v = torch.randn(3, graph.num_src, 2, 4).unbind()
-    scale = torch.ones(2, requires_grad=True)
-    for kind, words, arguments in [
-        (ValueError, "score_fn: expected every tensor", (lambda q, k, e: (q * k).sum(-1) * scale, q, k, v)),
-        (ValueError, r"score_fn: expected a result of shape \[edges, 2\]", (lambda q, k, e: q * k, q, k, v)),
-        (TypeError, "score_fn: expected a function that returns", (lambda q, k, e: 1.0, q, k, v)),
-        (TypeError, "score_fn: expected a function, got", (None, q, k, v)),
-        (ValueError, "key: expected shape", (gaussian, q, k[1:], v)),
-        (ValueError, "value: expected shape", (gaussian, q, k, v[:, :1])),
-    ]:
-        with pytest.raises(kind, match="flex_attention: " + words):
-            functional.flex_attention(graph, *arguments)
-    with pytest.raises(TypeError, match=r"params\[0\]: expected a tensor, got float"):
-        functional.flex_attention(graph, gaussian, q, k, v, params=[1.0])
-    with pytest.raises(ValueError, match=r'kernel_options\["chunk_edges"\]: expected a number >= 1, got 0'):
-        functional.flex_attention(graph, gaussian, q, k, v, params=[scale], kernel_options={"chunk_edges": 0})

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from attention import function
 from graphs import make_graph
 
 from dfgnn import functional
@@ -55,19 +54,3 @@ def test_in_place_and_second_order(device):
     found = penalty(lambda: functional.dot_attention(graph, x, x, x).relu_())
     expected = penalty(lambda: torch.stack([functional.dot_attention(graph, y, y, y).relu() for y in x]))
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"score_src": (B + 1, 50, H)}, r"gat_attention: score_src: expected a batch of 3"),
-        ({"edge_value": (2, B, 450, H, D)}, r"gat_attention: edge.value: expected a batch of 3"),
-        ({"value": (B, 49, H, D)}, r"gat_attention: value: expected shape"),
-    ],
-)
-def test_errors(change, message):
-    graph = make_graph("random")
-    shapes = {"value": (B, 50, H, D), "score_src": (B, 50, H), "score_dst": (50, H)} | change
-    inputs = {n: torch.randn(shape) for n, shape in shapes.items()}
-    with pytest.raises(ValueError, match=message):
-        function("gat")(graph, **inputs)

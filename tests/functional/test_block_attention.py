@@ -1,4 +1,6 @@
-"""Attention among all pairs within blocks: numbers, derivatives, offsets, compilers, errors."""
+"""Attention among all pairs within blocks: numbers, derivatives, offsets. What every function promises is in
+test_every_function.py; attention of the force fields PET and DPA1, in tests/bench/test_force_fields.py.
+"""
 
 import math
 
@@ -26,7 +28,7 @@ def offsets_of(sizes, device="cpu", dtype=torch.int64):
 
 
 def make(sizes, key_sizes, heads, dim, value_dim, dtype, device, options):
-    """(query, key, value, key_bias, sink), then the two offsets."""
+    """Tensors by name, with options also key_bias and sink; and the offsets by name."""
     generator = torch.Generator().manual_seed(len(sizes))
     acc = torch.promote_types(dtype, torch.float32)
 
@@ -34,28 +36,37 @@ def make(sizes, key_sizes, heads, dim, value_dim, dtype, device, options):
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, of)
 
     rows, keys = sum(sizes), sum(sizes if key_sizes is None else key_sizes)
-    tensors = [random(rows, heads, dim), random(keys, heads, dim), random(keys, heads, value_dim), None, None]
+    tensors = dict(query=random(rows, heads, dim), key=random(keys, heads, dim))
+    tensors["value"] = random(keys, heads, value_dim)
     if options:
-        tensors[3:] = random(keys, heads, of=acc), random(heads, of=acc)
-        tensors[3][keys // 3 : keys // 3 + 4] = -math.inf
+        tensors |= dict(key_bias=random(keys, heads, of=acc), sink=random(heads, of=acc))
+        tensors["key_bias"][keys // 3 : keys // 3 + 4] = -math.inf
     of_keys = None if key_sizes is None else offsets_of(key_sizes, device)
-    return tensors, offsets_of(sizes, device), of_keys
+    return tensors, dict(offsets=offsets_of(sizes, device), key_offsets=of_keys)
 
 
-def results(module, tensors, offsets, key_offsets, dtype=None, **options):
-    """out, its gradients, and the gradients of a linear function of these."""
-    leaves = [None if x is None else x.detach().to(dtype or x.dtype).requires_grad_() for x in tensors]
-    query, key, value, bias, sink = leaves
-    out = module.block_attention(query, key, value, offsets, key_offsets, key_bias=bias, sink=sink, **options)
+def results(module, tensors, more, dtype=None):
+    """What the function returns, its gradients, and those of a linear function of these. more: the offsets
+    and options."""
+    leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in tensors.items()}
+    found = module.block_attention(**leaves, **more)
+    found = found if isinstance(found, tuple) else (found,)
     generator = torch.Generator().manual_seed(2)
 
-    def weights(x):
-        return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+    def weighted(every):
+        weights = (torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in every)
+        return sum((x * w).sum() for x, w in zip(every, weights))
 
-    inputs = [x for x in leaves if x is not None]
-    grads = torch.autograd.grad((out * weights(out)).sum(), inputs, create_graph=True)
-    second = torch.autograd.grad(sum((x * weights(x)).sum() for x in grads), inputs)
-    return [x.detach().double() for x in (out, *grads, *second)]
+    grads = torch.autograd.grad(weighted(found), [*leaves.values()], create_graph=True)
+    second = torch.autograd.grad(weighted(grads), [*leaves.values()], materialize_grads=True)
+    return [x.detach().double() for x in (*found, *grads, *second)]
+
+
+def compared(tensors, more):
+    """For each result ours, the one in float64, and that of plain PyTorch in the tensors' dtype."""
+    found = results(functional, tensors, more)
+    right, plain = (results(reference, tensors, more, dtype) for dtype in (torch.float64, None))
+    return zip(found, right, plain, strict=True)
 
 
 def error(found, right):
@@ -69,12 +80,10 @@ def error(found, right):
 def test_numbers_and_two_derivatives(device, dtype, name, options):
     sizes, key_sizes = SIZES[name]
     heads, dim, value_dim = (3, 33, 8) if options else (1, 7, 16)
-    tensors, *offsets = make(sizes, key_sizes, heads, dim, value_dim, dtype, device, options)
+    tensors, offsets = make(sizes, key_sizes, heads, dim, value_dim, dtype, device, options)
     if not options:
-        offsets[0] = offsets[0].int()
-    right = results(reference, tensors, *offsets, dtype=torch.float64)
-    plain = results(reference, tensors, *offsets, dtype=dtype)
-    for k, (found, whole, rough) in enumerate(zip(results(functional, tensors, *offsets), right, plain)):
+        offsets["offsets"] = offsets["offsets"].int()
+    for k, (found, whole, rough) in enumerate(compared(tensors, offsets)):
         # The gradients of a sink are sums over all rows, which nearly cancel.
         least = LEAST[dtype] * (1 if whole.dim() > 1 else 32)
         assert error(found, whole) <= max(2 * error(rough, whole), least), k
@@ -85,50 +94,33 @@ def test_numbers_and_two_derivatives(device, dtype, name, options):
 def test_sizes_of_heads_and_scales(device, dim, scale):
     if device == "cuda" and dim > 128:
         pytest.skip("CUDA refuses them")
-    tensors, *offsets = make(*SIZES["pairs"], 2, dim, 1, torch.float32, device, True)
-    right = results(reference, tensors, *offsets, dtype=torch.float64, scale=scale)
-    plain = results(reference, tensors, *offsets, scale=scale)
-    for found, whole, rough in zip(results(functional, tensors, *offsets, scale=scale), right, plain):
+    tensors, offsets = make(*SIZES["pairs"], 2, dim, 1, torch.float32, device, True)
+    for found, whole, rough in compared(tensors, dict(offsets, scale=scale)):
         least = 1e-5 if whole.dim() > 1 else 1e-4
         assert error(found, whole) <= max(4 * error(rough, whole), least)
-
-
-def test_derivatives_by_finite_differences(device):
-    tensors, *offsets = make([2, 0, 1], [3, 1, 2], 2, 2, 1, torch.float64, device, True)
-    tensors[3] = torch.randn(6, 2, dtype=torch.float64, device=device)
-    leaves = [x.requires_grad_() for x in tensors]
-
-    def call(query, key, value, bias, sink):
-        return functional.block_attention(query, key, value, *offsets, key_bias=bias, sink=sink)
-
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
 
 
 @pytest.mark.parametrize("dtype", LEAST)
 def test_biases_that_are_extreme(device, dtype):
     """Keys that are hidden from a whole block, and biases of 10,000 and -10,000."""
-    tensors, offsets, _ = make([70, 5, 130], None, 2, 16, 16, dtype, device, False)
+    tensors, offsets = make([70, 5, 130], None, 2, 16, 16, dtype, device, False)
     acc = torch.promote_types(dtype, torch.float32)
     bias = torch.zeros(205, dtype=acc, device=device)
     bias[70:75] = -math.inf
     bias[75:100], bias[100:] = 1e4, -1e4
-    tensors[3] = bias
-    found = results(functional, tensors, offsets, None)
-    right = results(reference, tensors, offsets, None, dtype=torch.float64)
-    plain = results(reference, tensors, offsets, None)
-    for k, (x, whole, rough) in enumerate(zip(found, right, plain)):
+    found = list(compared({**tensors, "key_bias": bias}, offsets))
+    for k, (x, whole, rough) in enumerate(found):
         assert error(x, whole) <= max(4 * error(rough, whole), 4 * LEAST[dtype]), k
-    assert not found[0][70:75].any() and not found[1][70:75].any() and not found[3][70:75].any()
+    assert not any(found[k][0][70:75].any() for k in (0, 1, 3))
 
 
 def test_a_scale_that_is_learned(device):
-    tensors, offsets, _ = make([5, 0, 9], None, 2, 16, 16, torch.float64, device, False)
+    tensors, offsets = make([5, 0, 9], None, 2, 16, 16, torch.float64, device, False)
     scale = torch.tensor(0.3, dtype=torch.float64, device=device, requires_grad=True)
     for more in ({}, dict(softcap=2.0)):
         found, right = (
             torch.autograd.grad(
-                module.block_attention(*tensors[:3], offsets, scale=scale, **more).sin().sum(), scale
+                module.block_attention(**tensors, **offsets, scale=scale, **more).sin().sum(), scale
             )
             for module in (functional, reference)
         )
@@ -138,10 +130,7 @@ def test_a_scale_that_is_learned(device):
 def test_many_keys_and_many_queries(device):
     """Blocks of 100,000 rows on one side: no pair is stored, or this would take a GiB."""
     for sizes, key_sizes in (([2, 1], [100_000, 3]), ([100_000, 3], [2, 1])):
-        tensors, *offsets = make(sizes, key_sizes, 1, 8, 8, torch.float32, device, True)
-        right = results(reference, tensors, *offsets, dtype=torch.float64)
-        plain = results(reference, tensors, *offsets)
-        for found, whole, rough in zip(results(functional, tensors, *offsets), right, plain):
+        for found, whole, rough in compared(*make(sizes, key_sizes, 1, 8, 8, torch.float32, device, True)):
             assert error(found, whole) <= max(4 * error(rough, whole), 1e-5)
 
 
@@ -150,10 +139,9 @@ def test_many_keys_and_many_queries(device):
 def test_one_long_block(device):
     """All pairs of 100,000 rows on a GPU, and of fewer on a CPU; of a few rows beside the plain formula."""
     count = 100_000 if device == "cuda" else 12_000
-    tensors, offsets, _ = make([count], None, 1, 4, 4, torch.float32, device, True)
-    leaves = [x.requires_grad_() for x in tensors]
-    query, key, value, bias, sink = leaves
-    out = functional.block_attention(query, key, value, offsets, key_bias=bias, sink=sink)
+    tensors, offsets = make([count], None, 1, 4, 4, torch.float32, device, True)
+    leaves = [x.requires_grad_() for x in tensors.values()]
+    out = functional.block_attention(**tensors, **offsets)
     some = torch.tensor([0, 1, count // 2, count - 1], device=device)
     found = torch.autograd.grad(out[some].square().sum(), leaves)
     whole = [x.detach().double().requires_grad_() for x in leaves]
@@ -165,18 +153,18 @@ def test_one_long_block(device):
 
 def test_is_attention_over_the_graph_of_all_pairs(device):
     sizes = [4, 0, 7, 1]
-    (query, key, value, *_), offsets, _ = make(sizes, None, 2, 8, 8, torch.float64, device, False)
+    tensors, offsets = make(sizes, None, 2, 8, 8, torch.float64, device, False)
     node = torch.arange(12, device=device)
-    block = torch.bucketize(node, offsets[1:], right=True)
+    block = torch.bucketize(node, offsets["offsets"][1:], right=True)
     src, dst = (block[:, None] == block).nonzero().T
     graph = Graph.from_coo(src, dst, num_nodes=12)
-    found = functional.block_attention(query, key, value, offsets)
-    torch.testing.assert_close(found, functional.dot_attention(graph, query, key, value))
+    found = functional.block_attention(**tensors, **offsets)
+    torch.testing.assert_close(found, functional.dot_attention(graph, **tensors))
 
 
 def test_rows_outside_of_blocks_get_zero(device):
-    (query, key, value, *_), *_ = make([20], None, 2, 16, 16, torch.float32, device, False)
-    leaves = [x.requires_grad_() for x in (query, key, value)]
+    tensors, _ = make([20], None, 2, 16, 16, torch.float32, device, False)
+    leaves = [x.requires_grad_() for x in tensors.values()]
     offsets = torch.tensor([3, 7, 15], device=device)
     out = functional.block_attention(*leaves, offsets)
     inside = functional.block_attention(*(x[3:15] for x in leaves), offsets - 3)
@@ -189,27 +177,13 @@ def test_rows_outside_of_blocks_get_zero(device):
 
 @pytest.mark.parametrize(("sizes", "key_sizes"), [([], None), ([0, 0], [0, 3]), ([2, 1], [0, 0])])
 def test_without_rows_or_keys(device, sizes, key_sizes):
-    tensors, *offsets = make(sizes, key_sizes, 2, 16, 16, torch.float32, device, True)
-    for x in results(functional, tensors, *offsets):
+    for x in results(functional, *make(sizes, key_sizes, 2, 16, 16, torch.float32, device, True)):
         assert not x.any()
 
 
-def test_the_number_of_threads_does_not_change_results():
-    tensors, *offsets = make([700, 3, 90, 0, 40], [600, 7, 900, 2, 1], 2, 16, 8, torch.float32, "cpu", True)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = results(functional, tensors, *offsets)
-        torch.set_num_threads(3)
-        several = results(functional, tensors, *offsets)
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, one, several))
-
-
 def test_strided_inputs(device):
-    tensors, offsets, _ = make([5, 9], None, 2, 16, 16, torch.float32, device, False)
-    query, key, value = tensors[:3]
+    tensors, offsets = make([5, 9], None, 2, 16, 16, torch.float32, device, False)
+    (query, key, value), offsets = tensors.values(), offsets["offsets"]
     rows = torch.stack([query, key, value], 1)  # as a linear layer of all three gives them
     found = functional.block_attention(*rows.unbind(1), offsets)
     assert torch.equal(found, functional.block_attention(query, key, value, offsets))
@@ -230,23 +204,40 @@ def test_export_with_dynamic_sizes():
 
 
 def test_operators_keep_their_contracts():
-    (query, key, value, bias, _), *offsets = make([3, 4], [2, 5], 2, 4, 3, torch.float32, "cpu", True)
-    leaves = [x.requires_grad_() for x in (query, key, value)]
-    arguments = (*leaves, *offsets, bias.requires_grad_(), 0.5)
+    tensors, offsets = make([3, 4], [2, 5], 2, 4, 3, torch.float32, "cpu", True)
+    *leaves, bias, _ = (x.requires_grad_() for x in tensors.values())
+    arguments = (*leaves, *offsets.values(), bias, 0.5)
     library.opcheck(torch.ops.dfgnn.block_attention_forward.default, arguments)
     out, stats = torch.ops.dfgnn.block_attention_forward(*arguments)
     more = (torch.ones_like(out), None, *arguments[:-1], out.detach(), stats.detach(), 0.5, True)
     library.opcheck(torch.ops.dfgnn.block_attention_backward.default, more)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_windows_of_tokens(softcap):
+    """WeatherGenerator's: the queries of a cell see its tokens, and a softcap bounds the scores."""
+    torch.manual_seed(0)
+    queries, tokens = [2, 3, 0, 4], [6, 0, 5, 30]
+    query, *others = (torch.randn(n, 2, 8, dtype=torch.float64) for n in (9, 41, 41))
+    found = functional.block_attention(
+        query, *others, offsets_of(queries), offsets_of(tokens), softcap=softcap
+    )
+    for q, k, v, out in zip(
+        *(x.split(n) for x, n in zip((query, *others, found), (queries, tokens, tokens, queries)))
+    ):
+        score = torch.einsum("ihd,jhd->hij", q, k) / math.sqrt(8)
+        score = score if softcap is None else softcap * (score / softcap).tanh()
+        torch.testing.assert_close(out, torch.einsum("hij,jhd->ihd", score.softmax(2), v))
+
+
 @pytest.mark.gpu
 def test_a_captured_step_takes_other_offsets():
-    tensors, offsets, _ = make([50, 60, 70, 20], None, 2, 32, 32, torch.float32, "cuda", False)
+    tensors, offsets = make([50, 60, 70, 20], None, 2, 32, 32, torch.float32, "cuda", False)
     outs = []
 
     def run():
-        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
-        out = functional.block_attention(*leaves, offsets)
+        leaves = [x.detach().requires_grad_() for x in tensors.values()]
+        out = functional.block_attention(*leaves, **offsets)
         outs[:] = out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
 
     stream = torch.cuda.Stream()
@@ -257,7 +248,7 @@ def test_a_captured_step_takes_other_offsets():
     with capturing(graph, stream=stream):
         run()
     captured = list(outs)
-    offsets.copy_(offsets_of([3, 0, 190, 7]))
+    offsets["offsets"].copy_(offsets_of([3, 0, 190, 7]))
     graph.replay()
     torch.cuda.synchronize()
     run()
@@ -267,8 +258,8 @@ def test_a_captured_step_takes_other_offsets():
 @pytest.mark.gpu
 @pytest.mark.parametrize("bad", [[0, 150, 20, 400], [-7, 3, 10**9, 5], [90, 90, 90, 90]])
 def test_wrong_offsets_on_a_gpu_read_nothing_beyond_the_rows(bad):
-    tensors, *_ = make([200], None, 2, 32, 32, torch.float32, "cuda", False)
-    leaves = [x.requires_grad_() for x in tensors[:3]]
+    tensors, _ = make([200], None, 2, 32, 32, torch.float32, "cuda", False)
+    leaves = [x.requires_grad_() for x in tensors.values()]
     out = functional.block_attention(*leaves, torch.tensor(bad, device="cuda"))
     torch.autograd.grad(out.sum(), leaves)
     torch.cuda.synchronize()

@@ -5,9 +5,9 @@ import math
 
 import pytest
 import torch
-from test_block_attention import LEAST, error, make
+from test_block_attention import LEAST, compared, error, make, results
 
-from dfgnn import functional, reference
+from dfgnn import functional
 from dfgnn.runtime.cuda_graphs import capturing
 
 PAIRS = [3, 0, 1, 64, 5], [0, 4, 1, 33, 7]
@@ -24,32 +24,17 @@ OPTIONS["all"] = dict(OPTIONS["all but softcap"], softcap=2.0, return_attention=
 
 def inputs(sizes, dtype, device, given, heads=3, dim=7, value_dim=4):
     """(tensors by name, options, offsets)"""
-    (query, key, value, bias, sink), *offsets = make(*sizes, heads, dim, value_dim, dtype, device, True)
-    tensors, options = dict(query=query, key=key, value=value), dict(given)
+    every, offsets = make(*sizes, heads, dim, value_dim, dtype, device, True)
+    options = dict(given)
     pairs = sum(n * m for n, m in zip(sizes[0], sizes[1] or sizes[0]))
     pair_bias = torch.randn(pairs, heads, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     pair_bias[pairs // 2 : pairs // 2 + 9] = -math.inf
-    every = dict(pair_bias=pair_bias.to(bias), key_bias=bias, sink=sink)
-    tensors |= {name: x for name, x in every.items() if options.pop(name, False)}
+    every["pair_bias"] = pair_bias.to(every["key_bias"])
+    rows = "query", "key", "value"
+    tensors = {name: x for name, x in every.items() if name in rows or options.pop(name, False)}
     if "generator" in options:
         options["generator"] = torch.tensor([options["generator"]], device=device)
-    return tensors, options, dict(zip(("offsets", "key_offsets"), offsets))
-
-
-def results(module, tensors, more, dtype=None):
-    """What the function returns, its gradients, and those of a linear function of these."""
-    leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in tensors.items()}
-    found = module.block_attention(**leaves, **more)
-    found = found if isinstance(found, tuple) else (found,)
-    generator = torch.Generator().manual_seed(2)
-
-    def weighted(every):
-        weights = (torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x) for x in every)
-        return sum((x * w).sum() for x, w in zip(every, weights))
-
-    grads = torch.autograd.grad(weighted(found), [*leaves.values()], create_graph=True)
-    second = torch.autograd.grad(weighted(grads), [*leaves.values()], materialize_grads=True)
-    return [x.detach().double() for x in (*found, *grads, *second)]
+    return tensors, options, offsets
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -57,28 +42,10 @@ def results(module, tensors, more, dtype=None):
 def test_numbers_and_two_derivatives(device, dtype, name):
     sizes = BLOCKS if "all" in name else PAIRS
     tensors, options, offsets = inputs(sizes, dtype, device, OPTIONS[name])
-    right = results(reference, tensors, {**options, **offsets}, torch.float64)
-    plain = results(reference, tensors, {**options, **offsets})
-    found = results(functional, tensors, {**options, **offsets})
-    assert len(found) == len(right)
-    for k, (x, whole, rough) in enumerate(zip(found, right, plain)):
+    for k, (x, whole, rough) in enumerate(compared(tensors, {**options, **offsets})):
         assert error(x, whole) <= max(
             4 * error(rough, whole), (16 if whole.dim() == 1 else 4) * LEAST[dtype]
         ), k
-
-
-@pytest.mark.parametrize("name", ["all", "all but softcap"])
-def test_derivatives_by_finite_differences(device, name):
-    tensors, options, offsets = inputs(([2, 0, 1], [3, 1, 2]), torch.float64, device, OPTIONS[name], 2, 2, 1)
-    for bias in ("key_bias", "pair_bias"):
-        tensors[bias] = torch.randn_like(tensors[bias])
-    names, leaves = list(tensors), [x.requires_grad_() for x in tensors.values()]
-
-    def call(*given):
-        return functional.block_attention(**dict(zip(names, given)), **offsets, **options)
-
-    assert torch.autograd.gradcheck(call, leaves)
-    assert torch.autograd.gradgradcheck(call, leaves)
 
 
 @pytest.mark.parametrize("dim", [1, 33, 300])
@@ -129,51 +96,6 @@ def test_without_rows_or_keys(device, sizes, keys):
     assert not any(x.any() for x in results(functional, tensors, {**options, **offsets}))
 
 
-@pytest.mark.parametrize("name", [None, "a bias of pairs", "a softcap", "weights"])
-def test_compilers(device, name):
-    """Also the call by blocks (None)."""
-    given = OPTIONS[name] if name else dict(key_bias=True, sink=True)
-    tensors, options, offsets = inputs(BLOCKS, torch.float32, device, given)
-    leaves = {name: x.requires_grad_() for name, x in tensors.items()}
-
-    def loss(leaves, offsets):
-        found = functional.block_attention(**leaves, offsets=offsets, **options)
-        return sum(x.square().sum() for x in (found if isinstance(found, tuple) else (found,)))
-
-    def run(loss):
-        return torch.autograd.grad(loss(leaves, offsets["offsets"]), [*leaves.values()])
-
-    found = run(torch.compile(loss, fullgraph=True, backend="aot_eager"))
-    torch.testing.assert_close(found, run(loss))
-
-    class Model(torch.nn.Module):
-        def forward(self, tensors, offsets):
-            return functional.block_attention(**tensors, offsets=offsets, **options)
-
-    plain = {name: x.detach() for name, x in tensors.items()}, offsets["offsets"]
-    program = torch.export.export(Model(), plain)
-    torch.testing.assert_close(program.module()(*plain), Model()(*plain))
-
-
-@pytest.mark.parametrize("name", [None, "a bias of pairs", "a softcap"])
-def test_transforms(device, name):
-    """Forward mode, and second derivatives by nested transforms, also with the call by blocks (None)."""
-    sizes = [2, 0, 3], [1, 2, 3]
-    given = OPTIONS[name] if name else {}
-    tensors, options, offsets = inputs(sizes, torch.float64, device, given, 2, 2, 1)
-    query = tensors.pop("query")
-
-    def loss(module):
-        return lambda q: module.block_attention(q, **tensors, **offsets, **options).sin().sum()
-
-    ours, right = loss(functional), torch.autograd.functional.hessian(loss(reference), query)
-    torch.testing.assert_close(torch.func.hessian(ours)(query), right)
-    torch.testing.assert_close(torch.func.jacrev(torch.func.jacrev(ours))(query), right)
-    several = torch.func.vmap(torch.func.grad(ours))(torch.stack([query, 2 * query]))
-    for x, q in zip(several, (query, 2 * query)):
-        torch.testing.assert_close(x, torch.func.grad(ours)(q))
-
-
 def test_the_pairs_are_kept():
     """They are made once for offsets, and anew when these change in place."""
     tensors, _, offsets = inputs(([3, 4], None), torch.float32, "cpu", {})
@@ -186,18 +108,6 @@ def test_the_pairs_are_kept():
     assert before is pairs() and before.num_edges == 25
     given[1] = 1
     assert pairs().num_edges == 37
-
-
-def test_on_meta():
-    tensors, _, offsets = inputs(([3, 4], None), torch.float32, "cpu", dict(pair_bias=True, sink=True))
-    tensors, (ends, _) = {k: x.to("meta") for k, x in tensors.items()}, offsets.values()
-    out, weights = functional.block_attention(**tensors, offsets=ends.to("meta"), return_attention=True)
-    assert out.shape == (7, 3, 4) and weights.shape == (25, 3)
-    del tensors["pair_bias"]
-    for more in ({}, dict(softcap=1.0), dict(dropout_p=0.5)):
-        assert functional.block_attention(**tensors, offsets=ends.to("meta"), **more).shape == (7, 3, 4)
-    with pytest.raises(ValueError, match="return_attention: expected False on the device meta"):
-        functional.block_attention(**tensors, offsets=ends.to("meta"), return_attention=True)
 
 
 @pytest.mark.gpu

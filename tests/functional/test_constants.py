@@ -1,4 +1,4 @@
-"""Numbers that C++ and Python both write down."""
+"""Numbers and orders of arguments that C++ and Python both write down."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,7 @@ from graphs import make_graph
 
 from dfgnn.plan import cost, items, tiles
 from dfgnn.runtime import arguments as _arguments
+from dfgnn.runtime.arguments import Backward, EdgeArgs, Forward, ForwardResults, GraphArgs, Numbers, Tensors
 from dfgnn.sparse import csr as _csr
 from dfgnn.sparse import degrees as _degrees
 
@@ -63,3 +64,23 @@ def test_scratch_of_backward():
     source = Path(__file__).resolve().parents[2] / "csrc" / "torch" / "cuda.cpp"
     (found,) = re.findall(r"kMostScratch = (\d+);", source.read_text())
     assert int(found) == cost._MOST_SCRATCH
+
+
+@pytest.mark.parametrize("group", [EdgeArgs, GraphArgs, Numbers, Tensors])
+def test_groups_stand_together(group):
+    """Arguments that Python passes as one tuple (`Tensors`, `Numbers`, ...) stand side by side in the
+    operators' schemas, in the order of the tuple's fields."""
+    for schema in (Forward, Backward):
+        at = schema._fields.index(group._fields[0])
+        assert schema._fields[at : at + len(group._fields)] == group._fields
+
+
+def test_order_of_the_groups():
+    assert Forward._fields == (
+        *("score", *Tensors._fields, *GraphArgs._fields, "num_dst", *Numbers._fields),
+        *("return_attention", "save_positive"),
+    )
+    assert Backward._fields == (
+        *("grad_out", "grad_attention", "score", *Tensors._fields, *ForwardResults._fields),
+        *(*GraphArgs._fields, *Numbers._fields, "need"),
+    )

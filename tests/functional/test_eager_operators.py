@@ -132,45 +132,6 @@ def test_backward_may_outlive_the_graph(device):
     assert value.grad.isfinite().all()
 
 
-WRONG = {
-    "rows": (lambda a: {"feat": a["feat"][:-1]}, r"value: expected shape \[\d+, heads, size\]"),
-    "columns": (lambda a: {"feat": a["feat"][:, :-1]}, "feat: expected rows of 2 heads"),
-    "dtype": (lambda a: {"feat": a["feat"].int()}, "expected float32, float64, float16 or bfloat16"),
-    "vector": (lambda a: {"attn_src": a["attn_src"][..., :-1]}, r"attn_src, attn_dst: expected \[2, 7\]"),
-    "long vectors": (
-        lambda a: {k: torch.randn(1, 2, 9, device=a["feat"].device) for k in ("attn_src", "attn_dst")},
-        "attn_src: expected vectors no longer than",
-    ),
-    "vector dtype": (lambda a: {"attn_src": a["attn_src"].half()}, "attn_src: expected feat's dtype"),
-    "bias": (
-        lambda a: {"out_bias": torch.randn(3, device=a["feat"].device)},
-        "out_bias: expected 16 elements",
-    ),
-    "seed": (lambda a: {"dropout_p": 0.5}, "seed: needed when dropout_p > 0"),
-    "probability": (lambda a: {"dropout_p": 2.0}, "dropout_p: expected a probability"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_refusals(device, name):
-    change, message = WRONG[name]
-    graph = make_graph("random", device)
-    number = graph._planner.handle(2, 8, torch.float32, "gat", "auto", False, True).number
-    a = {
-        "feat": torch.randn(graph.num_src, 16, device=device),
-        "attn_src": torch.randn(1, 2, 8, device=device),
-        "attn_dst": torch.randn(1, 2, 8, device=device),
-        "seed": None,
-        "out_bias": None,
-        "negative_slope": 0.2,
-        "dropout_p": 0.0,
-        "train": True,
-    }
-    a |= change(a)
-    with pytest.raises(RuntimeError, match=message):
-        ops.gat(number, *a.values())
-
-
 def test_backward_refuses_what_it_did_not_keep(device):
     call, tensors, _ = make_call("gat", {}, device)
     out, _, (kept,) = call.run(tensors)

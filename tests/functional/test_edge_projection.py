@@ -2,16 +2,14 @@
 
 import pytest
 import torch
-from attention import DTYPES, Made, check, function, make_inputs, relative_error, rounding_band
+from attention import DTYPES, check, function, make_inputs, relative_error, rounding_band
 from graphs import GRAPHS, make_graph, tiny_graph
-from torch import library
 
-from dfgnn import Graph, functional, reference
+from dfgnn import functional, reference
 from dfgnn.engine import edge_maps as _edge_terms
 from dfgnn.engine import operators
 from dfgnn.functional import EdgeTerm, Projected
 from dfgnn.plan.cost import lanes_per_head
-from dfgnn.runtime.arguments import ops
 
 SIZES = [(h, d) for d in (1, 7, 11, 33, 300) for h in (1, 3, 8, 16)]
 
@@ -86,21 +84,6 @@ def test_products_of_any_order(device, heads):
         assert torch.autograd.gradgradcheck(call, inputs)
 
 
-def test_fake_kernels(device):
-    """The fake kernels tell compilers the shapes and dtypes that the operators return."""
-    graph = make_graph("mixed_degrees", device)
-    rows = torch.randn(graph.num_dst, 3, 8, device=device, dtype=torch.float16)
-    attr = torch.randn(graph.num_edges, 5, device=device, dtype=torch.float16)
-    weight = torch.randn(graph.num_edges, 3, device=device)
-    args = operators.edge_term_args(graph, 3, 8, torch.float16)
-    for op, given in (
-        (ops.edge_dot, (rows, attr, *args, 0.5)),
-        (ops.edge_sum, (weight, attr, *args, graph.num_dst, 8)),
-        (ops.edge_outer, (weight, rows, *args, 5, 0.5)),
-    ):
-        library.opcheck(op.default, given, test_utils=("test_schema", "test_faketensor"))
-
-
 # ---- attention -------------------------------------------------------------------------------------------
 
 
@@ -157,21 +140,6 @@ def test_autocast_casts_a_projection(device):
     assert all(grad.dtype == torch.float32 and grad.abs().sum() > 0 for grad in grads)
     with pytest.raises(TypeError, match="edge.key.attr"):
         functional.dot_attention(graph, query, rows, rows, edge=EdgeTerm(term, term))
-
-
-def test_no_tensor_of_edges_and_channels(device):
-    """Neither forward nor backward makes a tensor of E x H x D elements, in any shape."""
-    graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)
-    inputs = with_projection(make_inputs("dot", graph, 2, 64), graph, 3)
-    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
-    most = 4000 * 2 * 64
-
-    with Made() as made:
-        function("dot")(graph, **leaves).sum().backward()
-    assert 4000 * 3 <= max(made.sizes) < most / 8
-    with Made() as made:  # Made notices a call that makes such a tensor
-        functional.sddmm(graph, leaves["query"], leaves["key"]).unsqueeze(2).expand(-1, -1, 64).clone()
-    assert max(made.sizes) == most
 
 
 # ---- the attention's own kernels -------------------------------------------------------------------------

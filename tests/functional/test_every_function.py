@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from attention import DTYPES, Made, relative_error, rounding_band
+from attention import DTYPES, Made, loss_of, relative_error, rounding_band
 from covering import EXHAUSTIVE, covered, exhaustive, some
 from every_function import CASES, B
 from graphs import GRAPHS, make_graph, tiny_graph
@@ -22,11 +22,6 @@ cases = pytest.mark.parametrize("name", CASES)
 def case(name, monkeypatch):
     CASES[name].choose(monkeypatch)
     return CASES[name]
-
-
-def loss_of(results):
-    """A sum of the results with fixed weights that differ between elements."""
-    return sum((x * torch.linspace(-1, 1, x.numel()).to(x).view_as(x)).sum() for x in results)
 
 
 def run(case, graph, tensors, module=functional, modify=lambda x: x, autocast=None, **more):
@@ -61,9 +56,12 @@ LACKS = {
     "gatv2": {"scale"},
 }
 PIECES = "edge_softmax", "sddmm", "spmm"
+# flex_attention and attention within blocks have criteria of their own, in test_adding_a_score.py and
+# test_block_attention.py.
+ACCURATE = [name for name, case in CASES.items() if "flex" not in name and not case.in_blocks]
 
 
-@covered(further=False, name=[n for n in CASES if "flex" not in n], dtype=DTYPES, shape=SHAPES, more=MORE)
+@covered(further=False, name=ACCURATE, dtype=DTYPES, shape=SHAPES, more=MORE)
 def test_accuracy(device, case, name, dtype, shape, more):
     """The results and all gradients: their error may be twice that of plain PyTorch in the same dtype."""
     turn = 5 * list(CASES).index(name) + 3 * SHAPES.index(shape) + DTYPES.index(dtype)
@@ -112,7 +110,7 @@ def test_autocast(device, case):
 PARTS = [
     *("gat shared", "gat without sources", "gatv2 vectors", "dot sink", "gat sink", "terms in values"),
     *("terms shared in values", "projection of values, folded", "projection of values, unfolded"),
-    *("products and scores", "spmm shared", "flex"),
+    *("products and scores", "spmm shared", "flex", "blocks, softcap"),
 ]
 
 
@@ -148,6 +146,7 @@ def test_derivatives(device, case):
 COMPILED = [
     *("gat edges", "gat sink", "gatv2", "dot edges", "dot at edges", "terms of heads"),
     *("products", "score at edges", "agnn beta", "flex", "softmax", "sddmm", "spmm shared"),
+    *("blocks", "blocks of pairs"),
     *("projections with biases, folded", "one projection, unfolded"),
 ]
 FORMS = [(name, ("graph", "edge_index")[k % 2]) for k, name in enumerate(COMPILED)]
@@ -241,7 +240,7 @@ def test_sets_of_features(device, case, shape):
 BATCHES = [(37, 120), (50, 400), (60, 5000), (3, 0), (50, 400)]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "flex" not in name])
+@pytest.mark.parametrize("name", ACCURATE)
 def test_fixed_capacity(device, case):
     """In a graph of fixed capacity, with one batch after the other, rows of nodes and edges that are not in
     use are 0, and so are their gradients."""
@@ -293,7 +292,9 @@ def test_padded_heads(case, monkeypatch):
     torch.testing.assert_close(run(case, graph, tensors), expected)
 
 
-@pytest.mark.parametrize("name", ["terms of heads", "projections, folded", "gat edges", "score"])
+@pytest.mark.parametrize(
+    "name", ["terms of heads", "projections, folded", "gat edges", "score", "blocks", "blocks of pairs"]
+)
 def test_exported(case):
     graph = make_graph("random")
     tensors = case.tensors(graph, 8, 5, 3, torch.float32, batch=False)
@@ -326,3 +327,27 @@ def test_no_further_tensor_of_edges_and_channels(device, name):
         CASES[name](graph, leaves)[0].sum().backward()
     large = [n for n in made.sizes if n >= min(most, 4000 * 16)]
     assert max(made.sizes) <= most and len(large) <= number
+    with Made() as made:  # which notices a call that makes such a tensor
+        leaves["query"].detach()[graph.edge_index[1]] * 1
+    assert max(made.sizes) == 4000 * 4 * 64
+
+
+@pytest.mark.parametrize("given", ["Graph", "Graph on meta", "edge_index"])
+@cases
+def test_on_meta(case, given):
+    """Tensors on the device meta have shapes alone, and so have the results of every function there and their
+    gradients (of layers: tests/nn/test_every_layer.py)."""
+    graph = make_graph("isolated")
+    tensors = case.tensors(graph, 4, 5, 3, batch=False)
+    expected = case(graph, tensors)
+    leaves = {key: x.to("meta").requires_grad_() for key, x in tensors.items()}
+    edges = graph.to("meta") if given == "Graph on meta" else graph
+    if given == "edge_index":
+        edges = graph.edge_index.to("meta")
+        edges = Graph.cached(edges, num_src=graph.num_src, num_dst=graph.num_dst)
+    found = case(edges, leaves)
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, x.dtype) for x in expected]
+    assert all(x.is_meta for x in found)
+    gradients = torch.autograd.grad(sum(x.sum() for x in found), [*leaves.values()], allow_unused=True)
+    for x, found in zip(leaves.values(), gradients):
+        assert found is None or found.is_meta and found.shape == x.shape

@@ -8,8 +8,9 @@ from attention import DTYPES, SCORES, TERMS, VALUES, check, function, make_input
 from covering import covered
 from graphs import GRAPHS, make_graph
 
-from dfgnn import reference
+from dfgnn import functional, reference
 
+MODULES = [pytest.param(module, id=module.__name__) for module in (functional, reference)]
 INDEX_DTYPES = torch.int32, torch.int64
 
 
@@ -67,9 +68,11 @@ def test_scale(device, scale):
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("score", SCORES)
-def test_rows_without_edges_are_exactly_zero(device, score, name):
+@pytest.mark.parametrize("module", MODULES)
+def test_rows_without_edges_are_exactly_zero(device, module, score, name):
     graph = make_graph(name, device)
-    results = run(function(score), graph, make_inputs(score, graph, 3, 5))
+    results = run(function(score, module), graph, make_inputs(score, graph, 3, 5))
+    assert all(x.isfinite().all() for x in results.values())
     row, source = graph.in_degrees() == 0, graph.out_degrees() == 0
     of_rows = {"gat": "grad_score_dst", "gatv2": "grad_query", "dot": "grad_query"}
     of_sources = {"gat": "grad_score_src", "gatv2": "grad_key", "dot": "grad_key"}
@@ -81,16 +84,22 @@ def test_rows_without_edges_are_exactly_zero(device, score, name):
 
 @pytest.mark.parametrize("name", ["random", "super_row"])
 @pytest.mark.parametrize("score", SCORES)
-def test_edges_masked_by_minus_infinity(device, score, name):
+@pytest.mark.parametrize("module", MODULES)
+def test_edges_masked_by_minus_infinity(device, module, score, name):
     """Some edges, all edges of row 2, and the first chunks of a split row are masked."""
     graph = make_graph(name, device)
     inputs = make_inputs(score, graph, 3, 8, term=True)
     src, dst = graph.edge_index
     inputs[TERMS[score]][src % 3 == 0] = -math.inf
     inputs[TERMS[score]][src < 100 if name == "super_row" else dst == 2] = -math.inf
-    check(score, graph, inputs, return_attention=True)
+    if module is functional:
+        check(score, graph, inputs, return_attention=True)
+    results = run(function(score, module), graph, inputs, return_attention=True)
+    rows = torch.zeros(graph.num_dst, dtype=torch.bool, device=device)
+    rows[dst[inputs[TERMS[score]][:, 0] > -math.inf]] = True
+    assert results["out"][~rows].eq(0).all() and results["out"][rows].ne(0).any()
     inputs[TERMS[score]][:] = -math.inf
-    results = run(function(score), graph, inputs, return_attention=True)
+    results = run(function(score, module), graph, inputs, return_attention=True)
     assert all(x.eq(0).all() for x in results.values())
 
 
@@ -115,34 +124,3 @@ def test_large_scores(device, score, dtype):
             assert relative_error(results[key], oracle[key]) < exponent_error, key
     else:
         check(score, graph, inputs, extra=exponent_error, **({"scale": 1.0} if score == "dot" else {}))
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_attention_sums_to_one_in_the_users_edge_order(device, score):
-    graph = make_graph("isolated", device)
-    _, attention = function(score)(graph, **make_inputs(score, graph, 3, 8), return_attention=True)
-    assert attention.shape == (graph.num_edges, 3)
-    total = attention.new_zeros(graph.num_dst, 3).index_add(0, graph.edge_index[1], attention)
-    torch.testing.assert_close(total, (graph.in_degrees() > 0).float()[:, None].expand(-1, 3))
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_matches_dense_attention(device, score):
-    """On a complete graph the function is ordinary attention, written here with matrices."""
-    graph = make_graph("complete", device)
-    n = graph.num_dst
-    src, dst = graph.edge_index
-    inputs = make_inputs(score, graph, 2, 16, torch.float64)
-    value = inputs[VALUES[score]]
-    if score == "gat":
-        logits = torch.nn.functional.leaky_relu(inputs["score_dst"][:, None] + inputs["score_src"][None], 0.2)
-    elif score == "gatv2":
-        pairs = torch.nn.functional.leaky_relu(inputs["query"][:, None] + inputs["key"][None], 0.2)
-        logits = (pairs * inputs["att"]).sum(-1)
-    else:
-        logits = torch.einsum("ihd,jhd->ijh", inputs["query"], inputs["key"]) / 4
-    weights = logits.softmax(1)
-    out, attention = function(score)(graph, **inputs, return_attention=True)
-    assert n == 24
-    torch.testing.assert_close(out, torch.einsum("ijh,jhd->ihd", weights, value))
-    torch.testing.assert_close(attention, weights[dst, src])

@@ -6,7 +6,7 @@ import gc
 import pytest
 import torch
 from every_function import CASES
-from graphs import GRAPHS, make_graph, tiny_graph
+from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, compat, functional, reference
 from dfgnn.functional import gat as _attention
@@ -70,30 +70,6 @@ def test_a_graph_costs_nothing(device, monkeypatch):
     monkeypatch.setattr(_attention, "graph_of", None)
     for name in ("gat", "gatv2", "dot", "agnn"):
         calls(graph)[name](graph)
-
-
-@pytest.mark.parametrize("function", NAMES)
-def test_gradients_and_torch_func(device, function):
-    graph = tiny_graph(device)
-    edge_index, sizes = graph.edge_index.clone(), dict(num_src=graph.num_src, num_dst=graph.num_dst)
-    x = torch.randn(graph.num_src, H, D, dtype=torch.float64, device=device)
-    y = torch.randn(graph.num_dst, H, D, dtype=torch.float64, device=device)
-    if function != "dot":
-        call = calls(graph)[function]
-        found = torch.func.vmap(lambda g: call(Graph.cached(edge_index, **sizes))[0] * g)(
-            torch.ones(2, device=device)
-        )
-        torch.testing.assert_close(found[1].to(torch.float64), call(graph)[0])
-        return
-
-    def loss(edges, y, x):
-        return functional.dot_attention(edges, y, x, x).square().sum()
-
-    expected = torch.func.grad(loss, argnums=(1, 2))(graph, y, x)
-    torch.testing.assert_close(torch.func.grad(loss, argnums=(1, 2))(edge_index, y, x), expected)
-    leaves = y.requires_grad_(), x.requires_grad_()
-    torch.testing.assert_close(torch.autograd.grad(loss(edge_index, *leaves), leaves), expected)
-    assert torch.autograd.gradgradcheck(lambda *xs: loss(edge_index, *xs), leaves)
 
 
 def test_compiled_without_a_size(device):

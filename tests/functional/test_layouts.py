@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from attention import derivatives
 from covering import some
 from every_function import CASES
 from graphs import tiny_graph
@@ -15,26 +16,6 @@ FEW = [
     *("gat edges", "gat sink, attention", "gatv2", "gatv2 projected", "dot sink, attention"),
     *("products returned", "score at edges", "flex edges", "softmax"),
 ]
-
-
-def weighted(x):
-    return (x * torch.linspace(-1, 1, x.numel()).to(x).view(x.shape)).sum()
-
-
-def derivatives(case, graph, leaves, wanted, module=functional, create_graph=False, results=slice(None)):
-    """The gradients of some tensors, 0 for None; with ``create_graph`` also those of their squares' sum."""
-    outs = case(graph, leaves, module)[results]
-    of = [x for x in outs if x.requires_grad]
-    xs = [leaves[name] for name in wanted]
-    found = [torch.zeros_like(x) for x in xs] * (2 if create_graph else 1)
-    if not of:
-        return found
-    first = torch.autograd.grad(sum(map(weighted, of)), xs, create_graph=create_graph, allow_unused=True)
-    second = ()
-    if create_graph:
-        again = [weighted(x.square()) for x in first if x is not None and x.requires_grad]
-        second = torch.autograd.grad(sum(again), xs, allow_unused=True) if again else (None,) * len(xs)
-    return [zero if x is None else x.detach() for x, zero in zip((*first, *second), found)]
 
 
 def by_columns(x):
@@ -66,14 +47,13 @@ def test_strides(device, name, monkeypatch):
     graph = tiny_graph(device)
     given = case.tensors(graph, 8, 8, 3, batch=False)
     names = list(given)
-    right = derivatives(
-        case, graph, {n: x.clone().requires_grad_() for n, x in given.items()}, names, create_graph=True
-    )
+    leaves = {n: x.clone().requires_grad_() for n, x in given.items()}
+    right = derivatives(case(graph, leaves), [*leaves.values()], 2)
     for layout, one in itertools.product(LAYOUTS, [*names, None]):
         leaves = {
             n: (layout(x) if one in (n, None) else x.clone()).requires_grad_() for n, x in given.items()
         }
-        got = derivatives(case, graph, leaves, names, create_graph=True)
+        got = derivatives(case(graph, leaves), [*leaves.values()], 2)
         where = f"{layout.__name__} of {one}"
         torch.testing.assert_close(got, right, msg=lambda text, where=where: f"{where}: {text}")
 
@@ -92,17 +72,11 @@ def test_an_expanded_tensor(device):
     ):
         case = CASES[name]
         given = {n: x[:1].expand_as(x) for n, x in case.tensors(graph, 8, 8, 3, batch=False).items()}
-        got, right = (
-            derivatives(
-                case,
-                graph,
-                {n: f(x).requires_grad_() for n, x in given.items()},
-                list(given),
-                create_graph=True,
-            )
-            for f in (torch.Tensor.detach, lambda x: x.detach().clone())
-        )
-        torch.testing.assert_close(got, right)
+        found = []
+        for of in (torch.Tensor.detach, lambda x: x.detach().clone()):
+            leaves = {n: of(x).requires_grad_() for n, x in given.items()}
+            found.append(derivatives(case(graph, leaves), [*leaves.values()], 2))
+        torch.testing.assert_close(*found)
 
 
 def subsets(names):
@@ -123,13 +97,11 @@ def test_subsets_that_require_gradients(device, name, edges, monkeypatch):
     given = case.tensors(graph, batch=False)
     with torch.no_grad():
         parts = [slice(None)] if len(case(graph, given)) == 1 else [slice(None), slice(0, 1), slice(1, None)]
-    for wanted, results, create_graph in itertools.product(subsets(list(given)), parts, (False, True)):
-        got, right = (
-            derivatives(
-                case, graph, {n: x.clone().requires_grad_(n in wanted) for n, x in given.items()}, wanted,
-                module, create_graph, results,
-            )
-            for module in (functional, reference)
-        )  # fmt: skip
-        where = f"{wanted}, {results}, create_graph={create_graph}"
-        torch.testing.assert_close(got, right, msg=lambda text, where=where: f"{where}: {text}")
+    for wanted, results, orders in itertools.product(subsets(list(given)), parts, (1, 2)):
+        found = []
+        for module in (functional, reference):
+            leaves = {n: x.clone().requires_grad_(n in wanted) for n, x in given.items()}
+            outs = case(graph, leaves, module)[results]
+            found.append(derivatives(outs, [leaves[n] for n in wanted], orders))
+        where = f"{wanted}, {results}, {orders} orders"
+        torch.testing.assert_close(*found, msg=lambda text, where=where: f"{where}: {text}")

@@ -88,18 +88,3 @@ def test_with_options_on_edges(score, degree, name):
     plain = errors(run(reference, torch.float32), exact)
     for error, allowed in zip(errors(found, exact), plain):
         assert error < 2 * allowed + 1e-5
-
-
-@pytest.mark.parametrize("score", ["dot", "gatv2"])
-def test_threads_do_not_matter(score):
-    run = make(score, 9000, torch.float32, ("bias",))
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(run(functional, torch.float32))
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))

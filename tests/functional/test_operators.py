@@ -10,8 +10,10 @@ import pytest
 import torch
 from attention import SCORES, function, make_inputs, run
 from graphs import make_graph
+from torch import library
 
 from dfgnn import Graph
+from dfgnn.runtime.arguments import ops
 
 
 def test_inconsistent_arguments_are_refused(device, plain_python):
@@ -27,6 +29,34 @@ def test_options_on_edges_of_other_heads_are_refused(device, name, at):
     wrong = torch.cat([args[at], args[at], args[at][:, :1]], 1)
     with pytest.raises(RuntimeError, match=f"{name}: expected 1 or num_heads columns"):
         op(*args[:at], wrong, *args[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    "seed, dropout_p, message",
+    [
+        (False, 0.5, "seed: needed when dropout_p > 0"),
+        (True, 2.0, "dropout_p: expected a probability"),
+        (True, -0.5, "dropout_p: expected a probability"),
+    ],
+)
+def test_dropout_that_is_refused(device, seed, dropout_p, message):
+    calls = operator_fuzz.right_calls(device)
+    number, *tensors, given, bias, slope, _, train = next(args for op, args in calls if op is ops.gat)
+    with pytest.raises(RuntimeError, match=message):
+        ops.gat(number, *tensors, given if seed else None, bias, slope, dropout_p, train)
+
+
+# Operators of eager calls, which compilers do not see.
+EAGER = "attend", "attend_backward", "attend_second_order", "gat", "gat_backward"
+EAGER += "score_terms", "score_terms_backward"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fake_kernels(dtype):
+    """They tell compilers the shapes and dtypes that the operators return."""
+    for op, args in operator_fuzz.right_calls("cpu", dtype):
+        if op.__name__ not in EAGER:
+            library.opcheck(op.default, args, test_utils=("test_schema", "test_faketensor"))
 
 
 _CPU = """

@@ -72,3 +72,15 @@ def test_the_graph_of_the_edges(device):
                     torch.arange(graph.num_edges, device=device).int() if one is None else one,
                     torch.arange(graph.num_edges, device=device).int() if other is None else other,
                 )
+
+
+def test_products_of_ends_and_features_as_published(device):
+    """exp(clamped) / (its sum + 1e-6)."""
+    graph = make_graph("random", device)
+    q, k, v, e = (torch.randn(n, 2, 8, device=device).double() for n in (50, 50, 50, graph.num_edges))
+    src, dst = graph.edge_index
+    weight = ((q * 8**-0.5)[dst] * k[src] * e).sum(-1, keepdim=True).clamp(-5, 5).exp()
+    sums = torch.zeros(graph.num_dst, 2, 1).to(weight).index_add(0, dst, weight)
+    expected = torch.zeros_like(q).index_add(0, dst, weight * v[src]) / (sums + 1e-6)
+    found = functional.edge_product_attention(graph, q, k, v, e, clamp=5.0)
+    assert ((found - expected).abs() <= 1.5e-4 * found.abs() + 1e-12).all()

@@ -130,6 +130,7 @@ def test_masking_bias(score, masked, schedule, dtype, device):
     inputs = alike(score, graph, dtype)
     hidden = torch.rand(graph.num_edges, HEADS, device=device) < 0.5
     hidden[dst % 3 == 0] = True
+    hidden[(dst == 1) & (graph.edge_index[0] < 200)] = True  # whole work items of a row that is split
     bias = torch.zeros(graph.num_edges, HEADS, dtype=acc, device=device)
     inputs["bias"] = torch.where(hidden, amount, torch.randn_like(bias))
     options = dict(return_attention=True)

@@ -48,7 +48,7 @@ def case(name, monkeypatch):
     "sizes", [(1, 1, 1), (3, 2, 2), pytest.param((64, 64, 4), marks=exhaustive)], ids=str
 )
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.in_blocks])
 def test_like_float64(name, case, graph, dtype, sizes):
     if name == "gat projected" and sizes[0] == 64:
         pytest.skip("the gradient of its projection is a difference of large terms, which 16 bits round")

@@ -55,7 +55,18 @@ TRANSFORMS = {
 
 
 PIECES = "softmax", "sddmm", "spmm"
-NAMES = "gat", "gat edges", "gatv2", "gatv2 vectors", "dot", "dot edges", "agnn", *PIECES
+NAMES = (
+    "gat",
+    "gat edges",
+    "gatv2",
+    "gatv2 vectors",
+    "dot",
+    "dot edges",
+    "agnn",
+    "blocks",
+    "blocks of pairs",
+    *PIECES,
+)
 OF_SEVERAL = "vmap of vmap", "grad of grad"  # a softmax has one tensor
 
 

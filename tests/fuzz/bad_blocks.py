@@ -10,6 +10,7 @@ from dfgnn import functional
 
 ROWS, OFFSETS = torch.ones(6, 2, 4), torch.tensor([0, 2, 6])
 PAIRS = torch.ones(20, 2)
+ON_META = {name: ROWS.to("meta") for name in ("query", "key", "value")} | {"offsets": OFFSETS.to("meta")}
 #: What is wrong, the changed arguments, of which the first is at fault, the error, and its words.
 WRONG = [
     ("a list", dict(query=[1.0]), TypeError, "expected a tensor, got list"),
@@ -40,6 +41,7 @@ WRONG = [
     ("1.5", dict(dropout_p=1.5), ValueError, "expected a probability in [0, 1], got 1.5"),
     ("a number", dict(generator=3, dropout_p=0.5), TypeError, "expected a torch.Generator"),
     ("unknown", dict(pairbias=PAIRS), TypeError, "did you mean pair_bias"),
+    ("on meta", dict(return_attention=True, **ON_META), ValueError, "expected False on the device meta"),
 ]
 for _more in ({}, dict(softcap=1.0)):  # in blocks, and over pairs
     _where = " of pairs" if _more else ""

@@ -16,7 +16,7 @@ from dfgnn.functional import EdgeTerm, Projected
 
 N_SRC, N_DST, HEADS, DIM = 4, 3, 2, 8
 SRC, DST = torch.tensor([0, 1, 2, 3, 1]), torch.tensor([0, 0, 1, 1, 1])
-EDGES = len(SRC)
+EDGES, ENDS = len(SRC), torch.stack([SRC, DST])
 
 
 @dataclass(frozen=True)
@@ -143,45 +143,27 @@ def _tensor_cases(function):
 
 def _function_cases():
     for function in FUNCTIONS:
-        yield _function_case(
-            function, "graph", "None", TypeError, "expected a dfgnn.Graph, a DGLGraph or an edge_index, got",
-            graph=None,
-        )  # fmt: skip
-        yield _function_case(
-            function, "graph", "lists", TypeError, "got list", "Graph.from_edge_index(edge_index",
-            graph=[SRC.tolist(), DST.tolist()],
-        )  # fmt: skip
-        case = _function_case(
-            function, "graph", "an edge_index [E, 2]", ValueError, graph=torch.stack([SRC, DST], dim=1)
-        )
+        dgl_graph = type("DGLGraph", (), {"canonical_etypes": []})()
+        for wrong, words, graph in (
+            ("None", ("expected a dfgnn.Graph, a DGLGraph or an edge_index, got",), None),
+            ("lists", ("got list", "Graph.from_edge_index(edge_index"), [SRC.tolist(), DST.tolist()]),
+            ("an edge_index of floats", ("got Tensor of torch.float32", "edge_index.long()"), ENDS.float()),
+            ("features", ("got Tensor", "comes before the features"), rand(N_SRC, HEADS, DIM)),
+            ("a DGLGraph", ("got DGLGraph", "Graph.from_dgl(g)"), dgl_graph),
+        ):
+            yield _function_case(function, "graph", wrong, TypeError, *words, graph=graph)
+        case = _function_case(function, "graph", "an edge_index [E, 2]", ValueError, graph=ENDS.T)
         yield dataclasses.replace(case, words=("edge_index: expected shape [2, *], got [5, 2]; transpose",))
         if function != "edge_softmax":  # it has no nodes' tensors that ids could exceed
-            case = _function_case(
-                function,
-                "graph",
-                "an edge_index of more nodes",
-                ValueError,
-                graph=torch.stack([SRC + 1, DST]),
-            )
+            more = torch.stack([SRC + 1, DST])
+            case = _function_case(function, "graph", "an edge_index of more nodes", ValueError, graph=more)
             yield dataclasses.replace(
                 case, words=(f"{function}: edge_index[0]: expected values in", "got 4", "num_src=")
             )
-        yield _function_case(
-            function, "graph", "an edge_index of floats", TypeError, "got Tensor of torch.float32",
-            "edge_index.long()", graph=torch.stack([SRC, DST]).float(),
-        )  # fmt: skip
         unknown = _function_case(function, "edge_weight", "no argument", TypeError, edge_weight=None)
         words = ("expected one of", "got edge_weight", "did you mean weight?")
         if function in (*_ATTENTION, "spmm") and function != "spmm":
             yield dataclasses.replace(unknown, words=words)
-        yield _function_case(
-            function, "graph", "features", TypeError, "got Tensor", "comes before the features",
-            graph=rand(N_SRC, HEADS, DIM),
-        )  # fmt: skip
-        yield _function_case(
-            function, "graph", "a DGLGraph", TypeError, "got DGLGraph", "Graph.from_dgl(g)",
-            graph=type("DGLGraph", (), {"canonical_etypes": []})(),
-        )  # fmt: skip
         yield from _tensor_cases(function)
     for function in _ATTENTION:
         for wrong, p in (("below 0", -0.1), ("above 1", 1.5), ("nan", math.nan)):
@@ -214,41 +196,31 @@ def _function_cases():
                 function, argument, wrong, error, *words, kernel_options={"schedule": schedule}
             )
             yield dataclasses.replace(case, words=("schedule", *words))
-        yield _function_case(
-            function, "kernel_options", "a string", TypeError, "a dict or None", "got str",
-            kernel_options="natural",
-        )  # fmt: skip
-        yield _function_case(
-            function, "kernel_options", "an unknown key", ValueError, "the keys schedule", "got shedule",
-            kernel_options={"shedule": "natural"},
-        )  # fmt: skip
-    for function in _ATTENTION:
-        yield _function_case(
-            function, "generator", "a number", TypeError, "a torch.Generator or a tensor", "got int",
-            generator=3,
-        )  # fmt: skip
-        yield _function_case(
-            function, "generator", "of no element", ValueError, "expected shape [1]", "got [0]",
-            generator=torch.zeros(0, dtype=torch.int64),
-        )  # fmt: skip
-    yield _function_case(
-        "edge_product_attention", "clamp", "0", ValueError, "expected a number above 0", "got 0.0", clamp=0.0
-    )
-    yield _function_case(
-        "edge_product_attention", "return_edges", "unknown", ValueError, "'products' or 'scores'",
-        "got 'all'", return_edges="all",
-    )  # fmt: skip
-    for function, argument in (("dot_attention", "key"), ("score_attention", "value")):
-        yield _function_case(
-            function, argument, "of edges", ValueError, "got [5, 2, 8]", "graph.edges_as_sources()",
-            **{argument: rand(EDGES, HEADS, DIM)},
-        )  # fmt: skip
-    yield _function_case(
-        "gatv2_attention", "att", "as layers have it", ValueError, "got [1, 2, 8]; att.squeeze(0) has the",
-        att=rand(1, HEADS, DIM),
-    )  # fmt: skip
     attr, weight, bias = rand(EDGES, 3), rand(HEADS * DIM, 3), rand(HEADS * DIM)
     feat, number = rand(EDGES, HEADS, DIM), rand(EDGES, HEADS)
+    with_schedules, products = (*_ATTENTION, "edge_softmax"), ("edge_product_attention",)
+    shedule, of_edges = {"shedule": "natural"}, ("got [5, 2, 8]", "graph.edges_as_sources()")
+    no_seed = torch.zeros(0, dtype=torch.int64)
+    for functions, argument, wrong, error, words, value in (
+        (with_schedules, "kernel_options", "a string", TypeError, ("a dict or None", "got str"), "natural"),
+        (with_schedules, "kernel_options", "an unknown key", ValueError,
+         ("the keys schedule", "got shedule"), shedule),
+        (_ATTENTION, "generator", "a number", TypeError, ("a torch.Generator or a tensor", "got int"), 3),
+        (_ATTENTION, "generator", "of no element", ValueError, ("expected shape [1]", "got [0]"), no_seed),
+        (products, "clamp", "0", ValueError, ("expected a number above 0", "got 0.0"), 0.0),
+        (products, "return_edges", "unknown", ValueError, ("'products' or 'scores'", "got 'all'"), "all"),
+        (("dot_attention",), "key", "of edges", ValueError, of_edges, feat),
+        (("score_attention",), "value", "of edges", ValueError, of_edges, feat),
+        (("gatv2_attention",), "att", "as layers have it", ValueError,
+         ("got [1, 2, 8]; att.squeeze(0) has the",), rand(1, HEADS, DIM)),
+        (("dot_attention",), "scale", "of nodes", ValueError, ("[5] or [5, 2]", "got [4, 2]"),
+         rand(N_SRC, HEADS)),
+        (("agnn_attention",), "query", "None for a bipartite graph", ValueError,
+         ("expected a tensor", "got None"), None),
+        (("flex_attention",), "score_fn", "no function", TypeError, ("a function", "got int"), 3),
+    ):  # fmt: skip
+        for function in functions:
+            yield _function_case(function, argument, wrong, error, *words, **{argument: value})
     for place, function in (
         ("key", "dot_attention"), ("value", "dot_attention"), ("key", "gatv2_attention"),
         ("value", "gat_attention"),
@@ -278,22 +250,14 @@ def _function_cases():
         ("gat_attention", "edge.score", "of features", ValueError, "[5, 2]", EdgeTerm(score=feat)),
     ):
         yield _function_case(function, argument, wrong, error, "expected", words, edge=edge)
-    yield _function_case(
-        "dot_attention", "scale", "of nodes", ValueError, "[5] or [5, 2]", "got [4, 2]",
-        scale=rand(N_SRC, HEADS),
-    )  # fmt: skip
-    yield _function_case(
-        "agnn_attention",
-        "query",
-        "None for a bipartite graph",
-        ValueError,
-        "expected a tensor",
-        "got None",
-        query=None,
-    )
-    yield _function_case(
-        "flex_attention", "score_fn", "no function", TypeError, "a function", "got int", score_fn=3
-    )
+    sets = rand(3, *_SRC)
+    for argument, wrong, words, changes in (
+        ("score_src", "of other sets", "a batch of 3", dict(value=sets, score_src=rand(4, *_SRC[:2]))),
+        ("edge.score", "of other dimensions", "a batch of 3",
+         dict(value=sets, edge=EdgeTerm(score=rand(2, 3, EDGES, HEADS)))),
+        ("value", "a set with one row too few", "shape", dict(value=sets[:, 1:])),
+    ):  # fmt: skip
+        yield _function_case("gat_attention", argument, wrong, ValueError, f"expected {words}", **changes)
     for wrong, error, function, got in (
         ("a result of another shape", ValueError, lambda q, k, e: (q * k).sum(-1)[:, :1], "got [edges, 1]"),
         ("no result", TypeError, lambda q, k, e: None, "got NoneType"),
@@ -368,21 +332,14 @@ def _graph_cases():
         ("edge_index[1]", "too large", ValueError, ("num_dst=3", "got 3"), torch.tensor([[0, 1], [0, 3]])),
     ):
         yield case("from_edge_index", argument, wrong, error, words, lambda value=value: edge_index(value, 3))
-    cached = Graph.cached
+    cached, one_edge = Graph.cached, torch.tensor([[1], [0]])
     for argument, wrong, error, words, value, size in (
         ("edge_index", "a list", TypeError, "got list", [[0], [0]], None),
         ("edge_index", "a Graph", TypeError, "got a Graph", block(), None),
         ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3), None),
-        (
-            "edge_index[0]",
-            "too large",
-            ValueError,
-            ("got 1", "1 rows were given"),
-            torch.tensor([[1], [0]]),
-            1,
-        ),
-        ("num_src", "a string", TypeError, "got str", torch.tensor([[1], [0]]), "2"),
-        ("num_src", "negative", ValueError, "got -1", torch.tensor([[1], [0]]), -1),
+        ("edge_index[0]", "too large", ValueError, ("got 1", "1 rows were given"), one_edge, 1),
+        ("num_src", "a string", TypeError, "got str", one_edge, "2"),
+        ("num_src", "negative", ValueError, "got -1", one_edge, -1),
     ):
         yield case("cached", argument, wrong, error, words, lambda v=value, s=size: cached(v, s))
     for argument, wrong, error, words, sizes in (
@@ -414,45 +371,32 @@ def _graph_cases():
         ("indices", "negative", "got -2", (ptr, idx - 2)),
     ):
         yield case("from_csr", argument, wrong, ValueError, words, lambda values=values: csr(*values))
-    yield case("from_csr", "eids", "repeated", ValueError, "more than once", lambda: csr(ptr, idx, eids=idx))
-    yield case("from_csr", "eids", "too few", ValueError, "got [2]", lambda: csr(ptr, idx, eids=idx[:2]))
-    yield case("from_csr", "eids", "too large", ValueError, "got 3", lambda: csr(ptr, idx, eids=idx + 2))
     large, one = torch.tensor([0, 2**31]), torch.zeros(1, dtype=torch.int64)
-    yield case(
-        "from_csr", "destination 0", "of 2**31 edges", ValueError, "expected fewer than 2**31 edges",
-        lambda: csr(large, one.expand(2**31), validate=False),
-    )  # fmt: skip
-    yield case(
-        "from_edge_index", "max(edge_index[0]) + 1", "2**31", ValueError, "got 2147483649",
-        lambda: edge_index(torch.stack([large, large])),
-    )  # fmt: skip
-    halves = coo(idx, idx, num_src=2**30, num_dst=2)
-    yield case("batch", "num_src", "2**31", ValueError, "got 2147483648", lambda: Graph.batch([halves] * 2))
-    yield case("from_scipy", "matrix", "a tensor", TypeError, "got Tensor", lambda: Graph.from_scipy(idx))
-    yield case(
-        "from_torch_sparse",
-        "matrix",
-        "dense",
-        TypeError,
-        "torch.strided",
-        lambda: Graph.from_torch_sparse(torch.eye(3)),
-    )
-    yield case(
-        "from_torch_sparse", "matrix", "None", TypeError, "NoneType", lambda: Graph.from_torch_sparse(None)
-    )
-    yield case(
-        "from_torch_sparse", "matrix", "of 3 dimensions", ValueError, "2 sparse dimensions, got",
-        lambda: Graph.from_torch_sparse(torch.ones(2, 2, 2).to_sparse()),
-    )  # fmt: skip
-    yield case(
-        "from_pyg", "num_nodes, num_src, num_dst", "beside a sparse one", ValueError, "which has sizes",
-        lambda: Graph.from_pyg(torch.eye(3).to_sparse(), num_nodes=3),
-    )  # fmt: skip
-    yield case("from_dgl", "graph", "a tensor", TypeError, "got Tensor", lambda: Graph.from_dgl(idx))
-    yield case("from_pyg", "data", "a list", TypeError, "got list", lambda: Graph.from_pyg([0, 1]))
-    yield case("batch", "graphs", "empty", ValueError, "got none", lambda: Graph.batch([]))
-    yield case("batch", "graphs", "a graph", TypeError, "got Graph", lambda: Graph.batch(block()))
-    yield case("batch", "graphs[1]", "a tensor", TypeError, "got Tensor", lambda: Graph.batch([block(), idx]))
+    halves, sparse = coo(idx, idx, num_src=2**30, num_dst=2), torch.ones(2, 2, 2).to_sparse()
+    of_sparse, sizes = Graph.from_torch_sparse, "num_nodes, num_src, num_dst"
+    for method, argument, wrong, error, words, call in (
+        ("from_csr", "eids", "repeated", ValueError, "more than once", lambda: csr(ptr, idx, eids=idx)),
+        ("from_csr", "eids", "too few", ValueError, "got [2]", lambda: csr(ptr, idx, eids=idx[:2])),
+        ("from_csr", "eids", "too large", ValueError, "got 3", lambda: csr(ptr, idx, eids=idx + 2)),
+        ("from_csr", "destination 0", "of 2**31 edges", ValueError, "expected fewer than 2**31 edges",
+         lambda: csr(large, one.expand(2**31), validate=False)),
+        ("from_edge_index", "max(edge_index[0]) + 1", "2**31", ValueError, "got 2147483649",
+         lambda: edge_index(torch.stack([large, large]))),
+        ("batch", "num_src", "2**31", ValueError, "got 2147483648", lambda: Graph.batch([halves] * 2)),
+        ("from_scipy", "matrix", "a tensor", TypeError, "got Tensor", lambda: Graph.from_scipy(idx)),
+        ("from_torch_sparse", "matrix", "dense", TypeError, "torch.strided", lambda: of_sparse(torch.eye(3))),
+        ("from_torch_sparse", "matrix", "None", TypeError, "NoneType", lambda: of_sparse(None)),
+        ("from_torch_sparse", "matrix", "of 3 dimensions", ValueError, "2 sparse dimensions, got",
+         lambda: of_sparse(sparse)),
+        ("from_pyg", sizes, "beside a sparse one", ValueError, "which has sizes",
+         lambda: Graph.from_pyg(torch.eye(3).to_sparse(), num_nodes=3)),
+        ("from_dgl", "graph", "a tensor", TypeError, "got Tensor", lambda: Graph.from_dgl(idx)),
+        ("from_pyg", "data", "a list", TypeError, "got list", lambda: Graph.from_pyg([0, 1])),
+        ("batch", "graphs", "empty", ValueError, "got none", lambda: Graph.batch([])),
+        ("batch", "graphs", "a graph", TypeError, "got Graph", lambda: Graph.batch(block())),
+        ("batch", "graphs[1]", "a tensor", TypeError, "got Tensor", lambda: Graph.batch([block(), idx])),
+    ):  # fmt: skip
+        yield case(method, argument, wrong, error, words, call)
 
     graph = block()
     for argument, wrong, error, words, options in (
@@ -467,6 +411,7 @@ def _graph_cases():
     for argument, wrong, error, words, options in (
         ("layer", "unknown", ValueError, "got 'gcn'", dict(layer="gcn")),
         ("num_heads", "zero", ValueError, "got 0", dict(num_heads=0)),
+        ("head_dim", "a float", ValueError, "got 1.5", dict(head_dim=1.5)),
         ("dtype", "of integers", ValueError, "got torch.int64", dict(dtype=torch.int64)),
         ("seconds", "zero", ValueError, "got 0", dict(seconds=0)),
     ):

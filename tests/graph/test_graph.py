@@ -9,15 +9,10 @@ import weakref
 import pytest
 import torch
 from graph_checks import check_graph, edge_order, small
-from graphs import GRAPHS
+from graphs import GRAPHS, edges
 
 from dfgnn.graph import CSR, DegreeStats, Graph
 from dfgnn.plan import Planner, Shape
-
-
-def edges(name, device="cpu", dtype=torch.int64):
-    src, dst, num_src, num_dst = GRAPHS[name]()
-    return src.to(device, dtype), dst.to(device, dtype), num_src, num_dst
 
 
 def csr_of(src, dst, num_dst):
@@ -376,6 +371,34 @@ def test_to_moves_every_part():
     assert moved.degree_stats() is graph.degree_stats()
     assert all(t.device.type == "meta" for t in (*moved.csr(), *moved.reverse_csr(need_eids=True)))
     assert graph.device.type == "cpu"
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+_PTR, _IDX = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 0])
+
+
+def test_errors_on_the_device(device):
+    """The same words on every device, and never a device-side assertion."""
+    indptr, indices = _PTR.to(device), torch.tensor([0, 7, 0], device=device)
+    with pytest.raises(
+        ValueError, match=r"indices: expected values in \[0, num_src=2\), got 7 at position 1"
+    ):
+        Graph.from_csr(indptr, indices)
+    with pytest.raises(ValueError, match=r"src: expected values in \[0, num_src=3\), got 7 at position 1"):
+        Graph.from_coo(indices, indices, 3)
+    with pytest.raises(ValueError, match=r"eids: expected values in \[0, num_edges=3\), got 7"):
+        Graph.from_csr(indptr, _IDX.to(device), eids=indices)
+    check_graph(small(device), *small().edge_index, 4, 4, device)
+
+
+@pytest.mark.gpu
+def test_devices_that_differ():
+    with pytest.raises(ValueError, match="indices: expected device cpu like indptr, got cuda:0"):
+        Graph.from_csr(_PTR, _IDX.cuda())
+    with pytest.raises(ValueError, match=r"graphs\[1\]: expected device cpu like graphs\[0\], got cuda:0"):
+        Graph.batch([small(), small("cuda")])
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------

@@ -4,17 +4,12 @@ import numpy as np
 import pytest
 import torch
 from graph_checks import check_graph
-from graphs import GRAPHS
+from graphs import GRAPHS, edges
 
 from dfgnn.graph import Graph
 
 NAMES = list(GRAPHS)
 BIPARTITE = ["no_destinations", "fewer_destinations", "fewer_sources", "super_source"]
-
-
-def edges(name, device="cpu", dtype=torch.int64):
-    src, dst, num_src, num_dst = GRAPHS[name]()
-    return src.to(device, dtype), dst.to(device, dtype), num_src, num_dst
 
 
 # ---- scipy -----------------------------------------------------------------------------------------

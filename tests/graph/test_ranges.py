@@ -54,11 +54,15 @@ def test_results_are_those_of_the_whole_graph(few, device, order, score):
     assert all(part.graph.num_edges < MOST for part in graph.ranges)
     assert all(isinstance(part.place, slice) == (order == "sorted") for part in graph.ranges)
     kinds = [{}, {"term": True, "weight": "H", "gate": 1}, {"edge": True}]
+    mask = torch.rand(whole.num_edges, device=device) < 0.5
     for kind in kinds:
         inputs = make_inputs(score, whole, 3, 8, torch.float64, **kind)
         if kind:
             inputs["sink"] = torch.randn(3, dtype=torch.float64, device=device)
-        for options in ({}, {"return_attention": True}):
+            inputs["out_bias"] = torch.randn(3, 8, dtype=torch.float64, device=device)
+        if "edge" in kind and score == "gat":
+            inputs["score_dst"] = None
+        for options in ({}, {"return_attention": True}, {"mask": mask}):
             expected = run(function(score), whole, inputs, **options)
             for name, x in run(function(score), graph, inputs, **options).items():
                 assert relative_error(x, expected[name], 1.0) < 1e-12, name
@@ -78,15 +82,6 @@ def test_products(few, device, order, reverse):
         grad = torch.randn_like(expected)
         for x, y in zip(*(torch.autograd.grad(r, inputs, grad) for r in (found, expected))):
             torch.testing.assert_close(x, y)
-
-
-def test_masks_biases_and_missing_terms(few, device):
-    whole, graph = both("mixed", device)
-    feat, alpha = torch.randn(40, 2, 4, device=device), torch.randn(40, 2, device=device)
-    mask = torch.rand(700, device=device) < 0.5
-    options = dict(mask=mask, out_bias=torch.randn(2, 4, device=device))
-    expected = function("gat")(whole, feat, alpha, None, **options)
-    torch.testing.assert_close(function("gat")(graph, feat, alpha, None, **options), expected)
 
 
 def test_dropout_drops_other_edges_in_each_range(few, device):

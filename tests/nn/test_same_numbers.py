@@ -16,7 +16,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ASKABLE = [
     name
     for name, case in CASES.items()
-    if case.function not in ("edge_softmax", "sddmm", "spmm") and "return_attention" not in case.options
+    if case.function not in ("edge_softmax", "sddmm", "spmm", "block_attention")
+    and "return_attention" not in case.options
 ]
 
 

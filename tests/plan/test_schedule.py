@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from graph_checks import canonical
+from graph_checks import canonical, check_items
 from graphs import GRAPHS
 
 from dfgnn import Graph, functional
@@ -107,20 +107,14 @@ def test_items_come_part_by_part(longest_first):
     flat = torch.cat([torch.zeros(1, dtype=torch.int64), degree.T.flatten().cumsum(0)])
     begin, end = flat[:-1].view(50, 2).T, flat[1:].view(50, 2).T
     found, splits, num_slots = items.cut(begin, end, 32, longest_first)
-    row, first, last, slot = found.long().T
-    assert found.is_contiguous() and (last - first).max() <= 32
-    part = (first >= begin[1, row]).long() * (last > first)
-    assert part.tolist() == sorted(part.tolist())
+    part_of = torch.arange(2).repeat(50).repeat_interleave(degree.T.flatten())
+    check_items(found, splits, num_slots, [*begin[0].tolist(), int(flat[-1])], 32, part_of)
+    assert found.is_contiguous() and (splits[:, 3] == 1).all()
     if longest_first:
+        found = found[found[:, 2] > found[:, 1]]
         for p in (0, 1):
-            length = (last - first)[part == p]
+            length = (found[:, 2] - found[:, 1])[part_of[found[:, 1].long()] == p]
             assert (length[1:] <= length[:-1]).all()
-    covered = torch.cat([torch.arange(a, b) for a, b in zip(first.tolist(), last.tolist())])
-    assert sorted(covered.tolist()) == list(range(int(flat[-1])))
-    assert sorted(row.unique().tolist()) == list(range(50))
-    assert sorted(slot[slot >= 0].tolist()) == list(range(num_slots))
-    for r, a, b, stride in splits.tolist():
-        assert stride == 1 and sorted(slot[row == r].tolist()) == list(range(a, b)) and b - a > 1
 
 
 def skewed(device="cpu") -> CSR:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import SCORES, function, make_inputs, relative_error, run
+from graph_checks import check_items
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional, reference
@@ -80,21 +81,12 @@ def test_bounds_cut_rows(order, bound, reverse, device):
     graph = skewed(device)
     plan = graph.plan(**SHAPE, reverse=reverse, schedule=f"{order}<={bound}")
     csr = graph.reverse_csr() if reverse else graph.csr()
-    degree = csr.indptr.diff()
     assert plan.max_edges == bound
-    row, begin, end, slot = plan.items.long().T
-    assert (end - begin).max() <= bound
-    assert torch.equal(torch.zeros_like(degree).index_add(0, row, end - begin), degree)
-    split = (degree > bound).nonzero().squeeze(1)
-    assert torch.equal(plan.splits[:, 0].long().sort().values, split)
-    assert torch.equal(row[slot >= 0].unique(), split)
-    # A split row's slots are in the order of its edges, and all slots are used.
-    for name, first, last, stride in plan.splits.tolist():
-        mine = plan.items[plan.items[:, 0] == name]
-        mine = mine[mine[:, 1].argsort()]
-        assert mine[:, 3].tolist() == list(range(first, last, stride))
-        assert mine[1:, 1].tolist() == mine[:-1, 2].tolist()
-    assert sorted(slot[slot >= 0].tolist()) == list(range(plan.num_slots))
+    check_items(plan.items, plan.splits, plan.num_slots, csr.indptr.tolist(), bound)
+    _, begin, end, slot = plan.items.long().T
+    assert torch.equal(
+        plan.splits[:, 0].sort().values, (csr.indptr.diff() > bound).nonzero().squeeze(1).int()
+    )
     if order == "longest_first":  # by length up to a quarter of an octave; lengths 2 and 3 count as equal
         length = (end - begin)[slot < 0].double().clamp(min=1)
         assert (length[1:] <= 1.5 * length[:-1]).all()
@@ -103,8 +95,7 @@ def test_bounds_cut_rows(order, bound, reverse, device):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_sources_in_parts(parts, reverse, device):
-    """Items are in the order of the source partitions and cover only edges of theirs; every edge is covered
-    once; the slots of a row are consecutive."""
+    """Items are in the order of the source partitions and hold only edges of theirs."""
     graph = skewed(device)
     graph = Graph.from_coo(*graph.edge_index.T.unique(dim=0).T, num_src=50, num_dst=301)  # rows rise
     order = "longest_first" if device == "cuda" else "natural"
@@ -112,22 +103,9 @@ def test_sources_in_parts(parts, reverse, device):
     csr = graph.reverse_csr() if reverse else graph.csr()
     num_cols = graph.num_dst if reverse else graph.num_src
     assert plan.source_parts == parts and f"sources in {parts} parts" in repr(plan)
-    bounds = [-(-num_cols * part // parts) for part in range(parts + 1)]
-    last_part, edges, slots = 0, [], {}
-    for row, begin, end, slot in plan.items.tolist():
-        assert csr.indptr[row] <= begin <= end <= csr.indptr[row + 1] and end - begin <= 64
-        edges += range(begin, end)
-        if slot >= 0:
-            slots.setdefault(row, []).append(slot)
-        if begin < end:
-            part = next(p for p in range(parts) if csr.indices[begin] < bounds[p + 1])
-            assert csr.indices[end - 1] < bounds[part + 1] and part >= last_part
-            last_part = part
-    assert sorted(edges) == list(range(graph.num_edges))
-    assert {row: sorted(found) for row, found in slots.items()} == {
-        row: list(range(first, last)) for row, first, last, _ in plan.splits.tolist()
-    }
-    assert sum(map(len, slots.values())) == plan.num_slots
+    bounds = torch.tensor([-(-num_cols * part // parts) for part in range(1, parts)])
+    part_of = torch.bucketize(csr.indices.cpu().long(), bounds, right=True)
+    check_items(plan.items, plan.splits, plan.num_slots, csr.indptr.tolist(), 64, part_of)
 
 
 def test_sources_in_parts_need_rows_that_rise(device):
@@ -162,11 +140,14 @@ def test_random_schedules_give_the_same_results(device, score, turn):
         shape = dict(num_heads=heads, head_dim=dim, dtype=torch.float64)
         names = [c.schedule for c in graph.plan(**shape).candidates]
         chosen = f"{rng.choice(names)}<={rng.choice((32, 33, 64, 100, 257, 1024))}"
+        assert graph.plan(**shape, schedule=chosen).schedule in chosen
         chosen += rng.choice(("", "", f" heads<={rng.choice((1, 2, 3))}"))
         chosen += rng.choice(("", f" sources/{rng.choice((2, 5))}")) if rises(graph) else ""
-        inputs = make_inputs(score, graph, heads, dim, torch.float64, term=rng.random() < 0.3)
+        weight = rng.choice((None, "H"))
+        inputs = make_inputs(score, graph, heads, dim, torch.float64, term=rng.random() < 0.3, weight=weight)
         seed = torch.tensor([turn], device=device)
         options = {"dropout_p": 0.3, "generator": seed} if rng.random() < 0.3 else {}
+        options["return_attention"] = rng.random() < 0.5
         expected = run(function(score, reference), graph, inputs, **options)
         results = run(function(score), graph, inputs, schedule=chosen, **options)
         for key, x in expected.items():
@@ -430,22 +411,6 @@ def test_files_that_are_something_else(text, tmp_path):
     with pytest.raises(ValueError, match="file: expected JSON of an earlier call"):
         skewed().autotune(file=path)
     assert path.read_text(errors="surrogateescape") == text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"layer": "gcn"}, "layer: expected one of gat, gatv2, dot, got 'gcn'"),
-        ({"num_heads": 0}, "num_heads: expected a positive integer, got 0"),
-        ({"head_dim": 1.5}, "head_dim: expected a positive integer, got 1.5"),
-        ({"dtype": torch.int32}, "dtype: expected one of torch.float32"),
-        ({"seconds": 0}, "seconds: expected a positive number, got 0"),
-    ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        skewed().autotune(**arguments)
 
 
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
