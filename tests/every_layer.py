@@ -11,7 +11,9 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+from covering import exhaustive
 from torch import nn
 
 import dfgnn
@@ -240,6 +242,23 @@ def names_upstream():
         and is_installed({"pyg": "torch_geometric", "dgl": "dgl"}[of(name)])
         and hasattr(library(UPSTREAM[of(name)]), name.split()[1])
     ]
+
+
+def in_turns(of_what, items, names):
+    """Parametrizes a test over these layers and items: every item with every class of layers, whose variants
+    take turns; in exhaustive tests every item with every layer."""
+    classes = {}
+    for name in names:
+        classes.setdefault(tuple(name.split(",")[0].split()[: 1 + bool(of(name))]), []).append(name)
+    return pytest.mark.parametrize(
+        ("name", of_what),
+        [
+            pytest.param(name, item, marks=[exhaustive] * (turn != k % len(variants)))
+            for variants in classes.values()
+            for turn, name in enumerate(variants)
+            for k, item in enumerate(items)
+        ],
+    )
 
 
 def case_of(name):

@@ -9,7 +9,22 @@ import torch
 import torch.nn.functional as F
 from attention import MODIFY
 from covering import covered
-from every_layer import ATTR, EDGES, LAYERS, E, N, X, arguments, edges_of, floats, made, names, of, on
+from every_layer import (
+    ATTR,
+    EDGES,
+    LAYERS,
+    E,
+    N,
+    X,
+    arguments,
+    edges_of,
+    floats,
+    in_turns,
+    made,
+    names,
+    of,
+    on,
+)  # fmt: skip
 from graphs import make_graph
 from torch import nn
 
@@ -261,8 +276,7 @@ def check_meta(found, expected, leaves):
 
 
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("name", names())
+@in_turns("train", [False, True], names())
 def test_layers_on_meta(name, train):
     """A Graph has values, with features and parameters on meta; of an edge_index everything is on meta, also
     where loops are appended, whose number depends on values."""
@@ -304,8 +318,7 @@ def run(layer, given, leaves):
 ON_HARD_GRAPHS = names("dgl", "", without=["pair", "Pooling"])
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("name", ON_HARD_GRAPHS)
+@in_turns("graph", GRAPHS, ON_HARD_GRAPHS)
 def test_reference(name, graph, device, monkeypatch):
     """A layer whose ``attention`` is the function of `reference` is the same layer."""
     if graph == "fewer_destinations" and "EdgeGraphTransformer" in name:
@@ -367,8 +380,7 @@ def test_pickles_and_copies(name):
         assert all(map(torch.equal, floats(other(*arguments(name))), expected))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", names("dgl", ""))
+@in_turns("dtype", [torch.float16, torch.bfloat16], names("dgl", ""))
 def test_low_precision(name, dtype):
     layer = made(name).eval().to(dtype)
     found = floats(layer(*arguments(name, X.to(dtype), ATTR.to(dtype))))

@@ -7,10 +7,9 @@ tests/functional/test_where_libraries_differ.py.
 
 import copy
 
-import pytest
 import torch
 from covering import some
-from every_layer import LAYERS, UPSTREAM, floats, library, names, of
+from every_layer import LAYERS, UPSTREAM, floats, in_turns, library, names, of
 from many_terms import DEGREE, HALF, assert_no_sum_lost, edges, positive, weighted
 
 import dfgnn
@@ -47,8 +46,7 @@ def drawn(name, dtype):
     return layer, exact
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("name", names(without=["pair", "weights"]))
+@in_turns("dtype", HALF, names(without=["pair", "weights"]))
 def test_like_float64(name, dtype):
     layer, exact = drawn(name, dtype)
     assert_no_sum_lost(run(layer, name, dtype), run(exact, name, dtype, exact=True), least=LEAST)

@@ -16,7 +16,7 @@ import weakref
 
 import pytest
 import torch
-from every_layer import EDGES, VARIANTS, E, N, X, arguments, assert_equal, both, floats, made, names
+from every_layer import EDGES, VARIANTS, E, N, X, arguments, assert_equal, both, floats, in_turns, made, names
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -237,8 +237,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-@pytest.mark.parametrize("name", SUBJECTS)
+@in_turns("transform", TRANSFORMS, SUBJECTS)
 def test_what_a_transform_leaves(name, transform):
     """Nothing that is wrapped by a transform is kept for the calls after it."""
     subject = Subject(name)
@@ -250,7 +249,7 @@ def test_what_a_transform_leaves(name, transform):
 
     # Not every layer can be transformed; what it leaves is of interest here.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        transform(lambda x: subject.call(subject.ours, with_features(x))[0], first)
+        TRANSFORMS[transform](lambda x: subject.call(subject.ours, with_features(x))[0], first)
     subject.check(given)
     first.requires_grad_()
     sum(part.sum() for part in subject.call(subject.ours, given)).backward()

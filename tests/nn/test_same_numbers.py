@@ -6,7 +6,7 @@ import pytest
 import torch
 from covering import covered
 from every_function import CASES
-from every_layer import ATTR, WITH_LOOPS, E, N, X, arguments, floats, made, names, of
+from every_layer import ATTR, WITH_LOOPS, E, N, X, arguments, floats, in_turns, made, names, of
 from graphs import make_graph
 
 from dfgnn import Graph
@@ -66,8 +66,7 @@ LONG = torch.cat([WITH_LOOPS.repeat(1, 10), torch.stack([WITH_LOOPS[0], torch.ze
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("dtype", ["autocast", torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ASKED)
+@in_turns("dtype", ["autocast", torch.float32, torch.float64, torch.bfloat16], ASKED)
 def test_layers(name, dtype, train):
     autocast, dtype = dtype == "autocast", torch.float32 if dtype == "autocast" else dtype
     layer = made(name).to(dtype).train(train)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_layer import arguments, made, names, of
+from every_layer import arguments, in_turns, made, names, of
 from torch.nn import Parameter
 
 import dfgnn
@@ -100,8 +100,7 @@ def test_parameters_of_other_shapes_in_layers_of_dgl(name, vectors):
 BROADCAST = {"w", "l1", "b1", "l2", "b2", "beta", "skip"}
 
 
-@pytest.mark.parametrize("usual", [False, True], ids=["first", "usual"])
-@pytest.mark.parametrize("name", names(without=["GPSConv", "Aggregation", "bare"]))
+@in_turns("usual", [False, True], names(without=["GPSConv", "Aggregation", "bare"]))
 def test_every_parameter_of_another_shape(name, usual):
     """PyTorch's errors do not know its name; those of a layer do, whichever of its modules raises them."""
 

@@ -3,6 +3,7 @@ something around it: replaced functions, modules and modes, hooks, parametrizati
 of their own; and which gradients are None."""
 
 import contextlib
+import copy
 import functools
 import sys
 import warnings
@@ -20,10 +21,12 @@ from every_layer import (
     Layer,
     N,
     X,
+    arguments,
     assert_equal,
     both,
     edges_of,
     floats,
+    in_turns,
     library,
     made,
     names_upstream,
@@ -144,8 +147,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("what", REPLACED)
-@EVERY
+@in_turns("what", REPLACED, NAMES)
 def test_what_a_program_replaces(name, what):
     if what == "SumAggregation" and of(name) == "dgl":
         pytest.skip("DGL has none")
@@ -242,8 +244,7 @@ def parts_of(layer):
     return [key for key, module in layer.named_modules() if isinstance(module, linears()[:2])]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@EVERY
+@in_turns("change", CHANGES, NAMES)
 def test_changes_of_a_linear_module(name, change):
     """Of each of its linear modules, also of those whose weight is folded into the score terms; for every
     other change the layer has been called before, so that its next call may be prepared."""
@@ -263,6 +264,68 @@ def test_changes_of_a_linear_module(name, change):
         assert_equal(found[1], found[0])
         if name.split()[1] in ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv"):
             assert of(name) == "dgl" or layer.why_not(layer) is None
+
+
+# ---- other modules of DGL's layers ----------------------------------------------------------------------
+
+PARTS = {
+    "leaky_relu hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    "leaky_relu pre-hook": lambda m: m.register_forward_pre_hook(lambda module, args: (args[0] - 1,)),
+    "leaky_relu forward": lambda m: setattr(m, "forward", lambda x: x.abs()),
+    "leaky_relu Tanh": lambda m: nn.Tanh(),
+    "attn_drop hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    "attn_drop Softsign": lambda m: nn.Softsign(),
+    "relation_att.1 hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    # What the engine does, too.
+    "feat_drop hook": lambda m: m.register_forward_hook(lambda module, args, out: 2 * out),
+    "feat_drop Tanh": lambda m: nn.Tanh(),
+    "attn_drop Identity": lambda m: nn.Identity(),
+    "feat_drop Identity": lambda m: nn.Identity(),
+    "leaky_relu of another slope": lambda m: nn.LeakyReLU(0.7),
+}
+HONOURED = "feat_drop hook", "feat_drop Tanh", "Identity", "slope"
+
+
+def change_part(layer, change):
+    part = change.split()[0]
+    new = PARTS[change](layer.get_submodule(part))
+    if isinstance(new, nn.Module):
+        setattr(layer, part, new)
+
+
+def changes_of_parts():
+    for name in NAMES:
+        if of(name) == "dgl" and name.split()[1] in ("GATConv", "GATv2Conv", "EdgeGATConv", "HGTConv"):
+            for change in PARTS:
+                if ("HGT" in name) == ("relation" in change):
+                    yield name, change
+
+
+@pytest.mark.parametrize(("name", "change"), [*changes_of_parts()])
+def test_changes_of_other_modules(name, change):
+    """Before accelerate and after it: they take effect in the fused forward, or DGL's own forward runs with a
+    warning; with a dfgnn.Graph, which that cannot take, they raise."""
+    part, honoured = change.split()[0], any(word in change for word in HONOURED)
+    theirs, late = both(name)
+    change_part(theirs, change)
+    early = copy.deepcopy(theirs)
+    report = dfgnn.accelerate(early)
+    if honoured:
+        assert report.replaced
+    else:
+        (kept,) = report.kept
+        assert part.split(".")[0] in kept.reason and not report.replaced
+    change_part(late, change)
+    expected = results(theirs, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for layer in (early, late):
+            assert_equal(results(layer, name), expected)
+    found = [str(x.message) for x in said if issubclass(x.category, FallbackWarning)]
+    assert len(found) == (not honoured) and all(part.split(".")[0] in text for text in found)
+    if not honoured:
+        with pytest.raises(NotImplementedError, match=f"{name.split()[1]}: .*{part.split('.')[0]}.*DGL"):
+            late(*arguments(name))
 
 
 # ---- hooks ---------------------------------------------------------------------------------------------
@@ -324,8 +387,7 @@ def halved(layer):
             module._parameters[key] = p if p is None else nn.Parameter(p.detach().as_subclass(Halved))
 
 
-@pytest.mark.parametrize("change", [parametrized, halved])
-@EVERY
+@in_turns("change", [parametrized, halved], NAMES)
 def test_changed_parameters(name, change):
     theirs, ours = both(name)
     change(theirs), change(ours)

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from every_layer import ATTR, EDGES, LAYERS, VARIANTS, Layer, X, attributed, floats, library, names
-from pyg_compare import torch_geometric
+from of_pyg import torch_geometric
 
 import dfgnn
 

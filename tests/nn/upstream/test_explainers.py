@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from every_layer import ATTR, BATCH, EDGES, LAYERS, METADATA, X, assert_equal, both, floats, names
+from every_layer import ATTR, BATCH, EDGES, LAYERS, METADATA, X, assert_equal, both, floats, in_turns, names
 from torch import nn
 from torch_geometric import explain
 from torch_geometric.nn import GCNConv
@@ -84,8 +84,7 @@ def masks(model, name, explainer):
 
 
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
-@pytest.mark.parametrize("explainer", EXPLAINERS)
-@pytest.mark.parametrize("name", names("pyg"))
+@in_turns("explainer", EXPLAINERS, names("pyg"))
 def test_explainers(name, explainer):
     if explainer == "Saliency":
         pytest.importorskip("captum")

@@ -19,11 +19,12 @@ from every_layer import (
     both,
     drawn,
     floats,
+    in_turns,
     names,
     results,
     with_gradients,
 )  # fmt: skip
-from pyg_compare import torch_geometric
+from of_pyg import torch_geometric
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
@@ -72,8 +73,7 @@ def tripled(x):
 
 
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
-@pytest.mark.parametrize("what", SET)
-@pytest.mark.parametrize("name", CONVS)
+@in_turns("what", SET, CONVS)
 def test_what_is_set_after_accelerate(name, what):
     if what == "explain" and name in ("pyg HGTConv", "pyg HANConv", "pyg FAConv"):
         pytest.skip("the mask is of the edges of one type, and without loops")
@@ -138,8 +138,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", NAMES)
+@in_turns("transform", TRANSFORMS, NAMES)
 def test_edges_made_inside_a_transform(name, transform):
     if name == "pyg GPSConv" and transform in ("jvp", "hessian"):
         pytest.skip("torch has no forward mode of its attention")
@@ -190,8 +189,7 @@ def test_aggregation_of_no_rows(make, by, groups):
 
 
 @pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
-@pytest.mark.parametrize("structure", [True, False], ids=["all", "features and types"])
-@pytest.mark.parametrize("name", NAMES)
+@in_turns("structure", [True, False], NAMES)
 def test_fake_tensors(name, structure):
     theirs, ours = both(name)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

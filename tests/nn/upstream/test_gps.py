@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from pyg_compare import compare, torch_geometric
+from beside import compare
+from of_pyg import torch_geometric
 
 import dfgnn
 from dfgnn.nn import pyg

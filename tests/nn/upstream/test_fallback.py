@@ -7,7 +7,8 @@ import warnings
 
 import pytest
 import torch
-from pyg_compare import assert_same, compare, edges, pair, run, torch_geometric
+from beside import assert_same, compare, pair, run
+from of_pyg import edges, torch_geometric
 
 import dfgnn
 from dfgnn.nn import (
@@ -186,13 +187,6 @@ def test_scripting(cls, monkeypatch):
 
 
 # ---- the package -----------------------------------------------------------------------------------------
-
-
-def test_import_is_lazy(plain_python):
-    code = (
-        "import sys, dfgnn, dfgnn.nn; assert not [m for m in sys.modules if m.startswith('torch_geometric')]"
-    )
-    plain_python(code)
 
 
 def test_missing_torch_geometric(plain_python):

@@ -1,40 +1,16 @@
 """Layers of dfgnn.nn.dgl are subclasses of DGL's where DGL is installed, and elsewhere the same without that
 base."""
 
-import copy
 import pickle
 
 import pytest
 import torch
+from of_dgl import SUBJECTS, dgl
 
 import dfgnn
 
-dgl = pytest.importorskip("dgl", reason="dgl is not installed (dgl==1.1.3 supports Python <= 3.11)")
-
-# Every option that changes what a layer consists of.
-CASES = [
-    ("AGNNConv", (0.7,), {}),
-    ("AGNNConv", (), {"learn_beta": False, "allow_zero_in_degree": True}),
-    ("DotGatConv", (6, 4, 2), {}),
-    ("DotGatConv", ((6, 5), 4, 2), {}),
-    ("EGATConv", (6, 3, 4, 5, 2), {}),
-    ("EGATConv", ((6, 7), 3, 4, 5, 2), {}),
-    ("EdgeGATConv", (6, 3, 4, 2), {}),
-    ("EdgeGATConv", ((6, 7), 3, 4, 2), {"residual": False, "bias": False}),
-    ("GATConv", (6, 4, 2), {}),
-    ("GATConv", ((8, 8), 4, 2), {"residual": True}),
-    ("GATConv", (6, 4, 2), {"residual": True, "negative_slope": 0.3}),
-    ("GATConv", ((6, 8), 4, 2), {"residual": True, "activation": torch.nn.ELU()}),
-    ("GATConv", (6, 4, 2), {"bias": False, "feat_drop": 0.1, "attn_drop": 0.2}),
-    ("GATv2Conv", (6, 4, 2), {}),
-    ("GATv2Conv", (6, 4, 2), {"share_weights": True, "bias": False, "residual": True}),
-    ("GATv2Conv", (8, 4, 2), {"residual": True, "activation": torch.nn.ELU()}),
-    ("HGTConv", (6, 3, 2, 2, 3), {}),
-    ("HGTConv", (6, 4, 2, 2, 3), {"use_norm": True}),
-]
-LAYERS = pytest.mark.parametrize(
-    ("name", "args", "options"), CASES, ids=lambda x: x if type(x) is str else ""
-)
+# With every option that changes what a layer consists of.
+CASES = [(subject.name, *each) for subject in SUBJECTS for each in subject.constructors()]
 PREAMBLE = """
 import pickle, sys, warnings
 import torch, dfgnn
@@ -45,35 +21,6 @@ assert not {"dgl", "torch_geometric"} & set(sys.modules)
 @pytest.fixture(scope="session")
 def run(plain_python):
     return lambda code, *args: plain_python(PREAMBLE + code, *args)
-
-
-@LAYERS
-def test_is_dgls(name, args, options):
-    cls = getattr(dfgnn.nn.dgl, name)
-    assert issubclass(cls, getattr(dgl.nn, name))
-    torch.manual_seed(5)
-    ours = cls(*args, **options)
-    torch.manual_seed(5)
-    theirs = getattr(dgl.nn, name)(*args, **options)
-    assert repr(ours) == repr(theirs)
-    # The same attributes with the same values, and the same parameters in the same order.
-    assert vars(ours).keys() == vars(theirs).keys()
-    for key, value in vars(theirs).items():
-        if isinstance(value, (int, float, tuple, str)):
-            assert vars(ours)[key] == value, key
-    assert ours._parameters.keys() == theirs._parameters.keys()
-    assert ours._buffers.keys() == theirs._buffers.keys() and ours._modules.keys() == theirs._modules.keys()
-    state = theirs.state_dict()
-    assert list(ours.state_dict()) == list(state)
-    assert all(torch.equal(x, state[key]) for key, x in ours.state_dict().items())
-    if hasattr(theirs, "reset_parameters"):
-        for layer in (ours, theirs):
-            torch.manual_seed(6)
-            layer.reset_parameters()
-        assert all(torch.equal(x, theirs.state_dict()[key]) for key, x in ours.state_dict().items())
-    for duplicate in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
-        assert type(duplicate) is cls and repr(duplicate) == repr(theirs)
-    theirs.load_state_dict(ours.state_dict())
 
 
 def test_accelerate_and_patch_use_it():
@@ -92,11 +39,10 @@ def test_names_of_both():
     assert layer.leaky_relu.negative_slope == 0.5 and layer._allow_zero_in_degree is True
 
 
-@LAYERS
-def test_without_dgl(name, args, options, without_dgl):
-    theirs = getattr(dgl.nn, name)(*args, **options)
-    keys, text, state = without_dgl[CASES.index((name, args, options))]
-    assert keys == sorted(vars(theirs)) and text == repr(theirs) and state == list(theirs.state_dict())
+def test_without_dgl(without_dgl):
+    for (name, args, options), (keys, text, state) in zip(CASES, without_dgl, strict=True):
+        theirs = getattr(dgl.nn, name)(*args, **options)
+        assert keys == sorted(vars(theirs)) and text == repr(theirs) and state == list(theirs.state_dict())
 
 
 @pytest.fixture(scope="module")

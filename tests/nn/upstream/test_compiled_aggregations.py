@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pyg_compare import torch_geometric  # noqa: F401  # skips without it
+from of_pyg import torch_geometric  # noqa: F401  # skips without it
 
 from dfgnn.nn import pyg
 

@@ -11,7 +11,7 @@ for name in [name for name in os.environ if name.startswith("DGL") or name == "X
     del os.environ[name]
 if {blocked}:
     sys.modules["dgl"] = None
-import dfgnn
+import dfgnn, dfgnn.nn
 assert "torch_geometric" not in sys.modules and dfgnn.nn.pyg.GATConv
 import dfgnn.nn, dfgnn.nn.pyg, dfgnn.compat
 for name in dfgnn.nn.dgl.__all__:

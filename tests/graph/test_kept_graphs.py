@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from graphs import GRAPHS
-from pyg_compare import edges, sparse_forms, torch_geometric
+from of_pyg import edges, sparse_forms, torch_geometric
 
 from dfgnn import Graph, functional
 from dfgnn.graph import cache as _kept
