@@ -125,19 +125,19 @@ $(RUN):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"dfgnn needs Python >= 3.10, $(PYTHON) is {sys.version}")'
 	$(PYTHON) -m venv $(VENV)
 
-# The engine needs no torch: it is compiled while torch is being installed. Without pip's bars, which would
-# overwrite the compiler's progress; and of torch's 2,000 modules only those that are used are compiled, among
-# them torch._dynamo, which optimizers import.
+# The engine needs neither torch nor setuptools: it is compiled while they are being installed. Without pip's
+# bars, which would overwrite the compiler's progress; and of torch's 2,000 modules only those that are used
+# are compiled, among them torch._dynamo, which optimizers import.
 $(VENV)/.torch: constraints.txt | $(RUN)
-	$(PIP) setuptools ninja
+	$(PIP) ninja
 	+$(MAKE) --no-print-directory -j2 engine torch
 	touch $@
 
 .PHONY: engine torch
 engine:
-	$(RUN) setup.py --quiet build_native --only=engine
+	$(RUN) build_native.py
 torch:
-	$(PIP) --progress-bar=off --no-compile torch numpy tqdm
+	$(PIP) --progress-bar=off --no-compile setuptools torch numpy tqdm
 	$(RUN) -c "import torch._dynamo"
 
 # The package itself is compiled by now, with its progress shown.

@@ -16,7 +16,8 @@ Environment:
                           or Debian's cross compiler (make release)
     MAX_JOBS              compilations at once (default: the number of usable cores)
 
-DFGNN_PURE=1 is setup.py's: nothing is compiled.
+DFGNN_PURE=1 is setup.py's: nothing is compiled. As a program this module compiles the CPU
+engine's objects alone, which need neither torch nor setuptools.
 """
 
 import functools
@@ -422,3 +423,10 @@ def build(folder: Path = IN_PLACE, only: str | None = None) -> list[Path]:
         for library in libraries:
             install(ROOT / library, folder)
     return [folder / library.name for library in libraries]
+
+
+if __name__ == "__main__":
+    try:
+        build(only="engine")
+    except BuildError as error:
+        raise SystemExit(f"error: {error}") from None

@@ -28,17 +28,17 @@ PURE = os.environ.get("DFGNN_PURE") == "1"
 
 
 class BuildNative(Command):
-    """python setup.py build_native [--only=cpu|cuda|engine]: compile what has changed into dfgnn/lib."""
+    """python setup.py build_native [--only=cpu|cuda]: compile what has changed into dfgnn/lib."""
 
     description = "compile the libraries into the source tree"
-    user_options = [("only=", None, "build one library, cpu or cuda, or the objects of the engine")]
+    user_options = [("only=", None, "build one library, cpu or cuda")]
 
     def initialize_options(self):
         self.only = None
 
     def finalize_options(self):
-        if self.only not in (None, "cpu", "cuda", "engine"):
-            raise SystemExit(f"--only: expected cpu, cuda or engine, got {self.only}")
+        if self.only not in (None, "cpu", "cuda"):
+            raise SystemExit(f"--only: expected cpu or cuda, got {self.only}")
 
     def run(self):
         for library in build_native.build(only=self.only):

@@ -55,7 +55,7 @@ def _edge_index(graph: Graph) -> Tensor:
     return graph.edge_index
 
 
-@public(EdgeOptions, more=OF_LAYERS)
+@public(EdgeOptions, more=OF_LAYERS, taken=True)
 @batched("value")
 def gat_attention(
     graph: Graph,
@@ -76,7 +76,7 @@ def gat_attention(
     return attend(graph, raw, _plus(rows_at(value, src), of_value), negative_slope, term, **options)
 
 
-@public(EdgeOptions, more=OF_LAYERS)
+@public(EdgeOptions, more=OF_LAYERS, taken=True)
 @batched("query")
 def gatv2_attention(
     graph: Graph,
@@ -96,7 +96,7 @@ def gatv2_attention(
     return attend(graph, raw, rows_at(key, src), term=term, **options)
 
 
-@public(EdgeOptions, more=(*OF_LAYERS, "negative_slope"))
+@public(EdgeOptions, more=(*OF_LAYERS, "negative_slope"), taken=True)
 @batched("query")
 def dot_attention(
     graph: Graph,
@@ -120,7 +120,7 @@ def dot_attention(
     return attend(graph, raw, values, negative_slope, term, **options)
 
 
-@public(ScoreOptions, more=OF_LAYERS)
+@public(ScoreOptions, more=OF_LAYERS, taken=True)
 @batched("value")
 def agnn_attention(
     graph: Graph,
@@ -136,7 +136,7 @@ def agnn_attention(
     return dot_attention(graph, unit, key, value, scale=1.0, **options)
 
 
-@public(SinkOptions, more=OF_LAYERS)
+@public(SinkOptions, more=OF_LAYERS, taken=True)
 @batched("value")
 def flex_attention(
     graph: Graph,

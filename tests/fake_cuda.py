@@ -191,7 +191,10 @@ class _NoWaiting(_Mode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         waits = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}.intersection(func.tags)
         if func.__name__.startswith(("index.", "index_put")):  # by masks alone
-            waits = any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+            masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
+            # One number on the host, which looks like one on the device here, is filled in by a mask.
+            fills = len(masks) == len(args[1]) == 1 and len(args) > 2 and args[2].numel() == 1
+            waits = masks and not fills
         if waits:
             raise RuntimeError(f"called a synchronizing CUDA operation ({func})")
         return func(*args, **(kwargs or {}))

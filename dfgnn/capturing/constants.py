@@ -367,7 +367,8 @@ class Constants(TorchDispatchMode):
         """The content of a tensor on the host, which is known by its numbers."""
         if content is None and random_on_host() != self._random:
             return self._hold(x, None, 0, "is made on the host, where random numbers were drawn")
-        if x.nbytes > _MOST_ON_HOST or (torch.cuda.is_available() and x.is_pinned()):
+        large = content is None and x.nbytes > _MOST_ON_HOST  # looked at before each replay
+        if large or (torch.cuda.is_available() and x.is_pinned()):
             return self._hold(x, None, 0, "is a large tensor on the host, or pinned, and may be filled anew")
         if content is None:
             leaves = self._leaf(x).leaves

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..graph import Graph, GraphPart
-from ..graph import cache as _kept
+from ..graph import cache as graph_cache
 from ..graph import constructors as _constructors
 from ..graph.of_dgl import is_dgl, of_dgl
 from ..runtime import library as _library
@@ -20,7 +20,7 @@ from ..runtime.arguments import FEAT_IN_KEY, FEAT_IN_VALUE, NO_EDGES, EdgeArgs, 
 from ..runtime.attention_options import AttentionResult, EdgeTerm, Projected
 from ..runtime.eager import in_autocast, transformed, without_autocast
 from ..sparse.csr import no_tensor
-from . import compiler_graph as _edges
+from . import compiler_graph
 from .compiler_graph import EdgeList, is_traced
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -89,7 +89,7 @@ class Checker(FeatureChecker):
             )
         super().__init__(function, first, features)
         #: The graph, or for features on the device meta what stands for it.
-        self.graph = _edges.on_meta(graph, features)
+        self.graph = compiler_graph.on_meta(graph, features)
         self.device = self.graph.device
         # A Graph of values has another device than features on meta.
         self.whose = "(the graph's)" if self.graph is graph else f"like {first}"
@@ -159,7 +159,7 @@ class Checker(FeatureChecker):
         read nor write, are set to 0, and so is their gradient."""
         if x is None or torch.compiler.is_compiling():  # operators on traced graphs set these rows to 0
             return x
-        return _edges.in_use(self.graph.edge_mask, x)
+        return compiler_graph.in_use(self.graph.edge_mask, x)
 
     def results(self, out: Tensor, attention: Any, size: int, return_attention: bool) -> Any:
         """What a public function returns: ``out`` cut to heads of ``size`` columns, without padding, and the
@@ -313,7 +313,7 @@ def _of_edges(function: str, edge_index: Any, num_src: int | None, num_dst: int 
     told = (
         "the tensors have {}, one per node; Graph.cached(edge_index, num_src=..., num_dst=...) states others"
     )
-    find = _kept.graph_of_uncompiled if torch.compiler.is_compiling() else _kept.graph_of
+    find = graph_cache.graph_of_uncompiled if torch.compiler.is_compiling() else graph_cache.graph_of
     return find(edge_index, *size, where=function, sizes=told)[0]
 
 
@@ -330,7 +330,7 @@ def _cached(edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
     """See `Graph.cached`; of an ``edge_index`` without values, what stands for the graph."""
     if num_src is not None and num_dst is not None and is_traced(edge_index):
         return EdgeList(edge_index, num_src, num_dst)
-    return _kept.cached(edge_index, num_src, num_dst)
+    return graph_cache.cached(edge_index, num_src, num_dst)
 
 
 _constructors.make_cached = _cached  # constructors.py cannot import this module

@@ -24,8 +24,7 @@ from ..runtime.arguments import (
     needs_rows,
 )
 from ..runtime.rules import Rule, once
-from . import compiler_graph as _edges
-from . import edge_maps, plain
+from . import compiler_graph, edge_maps, plain
 from .compiler_graph import EdgeList, Place, PlanKey, Traced
 from .operators import SAVED_ALIGN, attend_backward_op, backward_op, forward_op, gat_backward_op, gat_op
 
@@ -53,13 +52,13 @@ def _backward_fake(plan, num_dst, num_edges, heads, grad_out, grad_attention, sc
     return _ops.backward_fake(num_edges, heads, score, Tensors(*args[: len(Tensors._fields)]), args[-1])
 
 
-_edges.define_planned(
+compiler_graph.define_planned(
     "attend",
     f"int num_heads, {_arguments(forward_op)}",
     "(Tensor out, Tensor stats, Tensor? positive, Tensor? positive_mass, Tensor? attention)",
     _forward_fake,
 )
-_edges.define_planned(
+compiler_graph.define_planned(
     "attend_backward",
     f"int num_heads, {_arguments(backward_op)}",
     _results(attend_backward_op),
@@ -124,7 +123,7 @@ class _Attend(Rule):
         return grad_sink, *gradients
 
 
-_PLACE = f"{_edges.TRACED}, {_edges.KEY}"
+_PLACE = f"{compiler_graph.TRACED}, {compiler_graph.KEY}"
 _NUM_KEY = len(PlanKey._fields)
 
 
@@ -132,12 +131,12 @@ def _run(edges: Traced, *args) -> list[Tensor]:
     key, (heads, score, *rest) = PlanKey(*args[:_NUM_KEY]), args[_NUM_KEY:]
     count = len(Tensors._fields)
     tensors, (*trailing, sink) = rest[:count], rest[count:]
-    rule = _Attend(_edges.place_of(edges, key, tensors[0]), edges, heads, score, tuple(trailing))
-    out, _, _, _, attention = _edges.by_rule(rule, sink, *tensors)
+    rule = _Attend(compiler_graph.place_of(edges, key, tensors[0]), edges, heads, score, tuple(trailing))
+    out, _, _, _, attention = compiler_graph.by_rule(rule, sink, *tensors)
     return [out] if attention is None else [out, attention]
 
 
-_edges.define_traced(
+compiler_graph.define_traced(
     "attend", f"({_PLACE}, int num_heads, {_arguments(forward_op)}, Tensor? sink) -> Tensor[]", _run
 )
 
@@ -161,8 +160,8 @@ def _gat_backward_fake(plan, num_dst, num_edges, grad_out, *args):
     return *made, None if bias is None else bias.new_empty(bias.shape)
 
 
-_edges.define_planned("gat", _arguments(gat_op), _results(gat_op), _gat_fake)
-_edges.define_planned(
+compiler_graph.define_planned("gat", _arguments(gat_op), _results(gat_op), _gat_fake)
+compiler_graph.define_planned(
     "gat_backward", _arguments(gat_backward_op), _results(gat_backward_op), _gat_backward_fake
 )
 
@@ -189,11 +188,11 @@ class _Gat(Rule):
 
 def _run_gat(edges: Traced, *args) -> Tensor:
     key, (*tensors, slope, dropout_p, train) = PlanKey(*args[:_NUM_KEY]), args[_NUM_KEY:]
-    rule = _Gat(_edges.place_of(edges, key, tensors[0]), (slope, dropout_p), train)
-    return _edges.by_rule(rule, *tensors)[0]
+    rule = _Gat(compiler_graph.place_of(edges, key, tensors[0]), (slope, dropout_p), train)
+    return compiler_graph.by_rule(rule, *tensors)[0]
 
 
-_edges.define_traced(
+compiler_graph.define_traced(
     "gat", f"({_PLACE}, {_arguments(gat_op)[: -len(', bool train')]}, bool save) -> Tensor", _run_gat
 )
 
@@ -215,7 +214,7 @@ def attention(
     h, dim = (heads, t.value.shape[1] // heads) if heads else t.value.shape[1:]
     key = PlanKey(h, dim, t.value.dtype, PLAN_LAYERS[score], schedule, any_edges, train)
     out, *more = _ops.operator("traced_attend")(
-        *_edges.as_traced(edges, sized), *key, heads, SCORES[score], *t, *numbers, return_attention,
+        *compiler_graph.as_traced(edges, sized), *key, heads, SCORES[score], *t, *numbers, return_attention,
         save_positive, sink,
     )  # fmt: skip
     return out, more[0] if more else None
@@ -231,5 +230,5 @@ def gat(
     heads, any_edges = attn_src.shape[-2], tensors[3] is not None  # dropout needs the ids of edges
     key = PlanKey(heads, feat.shape[1] // heads, feat.dtype, "gat", "auto", any_edges, train)
     return _ops.operator("traced_gat")(
-        *_edges.as_traced(edges, False), *key, *tensors, slope, dropout_p, train
+        *compiler_graph.as_traced(edges, False), *key, *tensors, slope, dropout_p, train
     )

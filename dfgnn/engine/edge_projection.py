@@ -42,9 +42,7 @@ from ..runtime.arguments import (
     EdgeTerms,
     Tensors,
 )
-from . import compiler_graph as _edges
-from . import edge_maps as _terms
-from . import operators, paths
+from . import compiler_graph, edge_maps, operators, paths
 from .autograd import FusedFunction
 from .paths import attend
 
@@ -86,8 +84,8 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     assert terms is not None
     with _eager.without_autocast(tensors.value):
         if terms.key is not None:
-            rows = _terms.onto_features(tensors.dst, terms.key_proj)  # type: ignore[arg-type]
-            bias = _terms.dot(graph, rows, terms.key, numbers.scale)
+            rows = edge_maps.onto_features(tensors.dst, terms.key_proj)  # type: ignore[arg-type]
+            bias = edge_maps.dot(graph, rows, terms.key, numbers.scale)
             if tensors.edge_gate is not None:
                 bias = bias * tensors.edge_gate
             if tensors.edge_bias is not None:
@@ -97,8 +95,10 @@ def _composed(inputs: AttentionInputs) -> tuple[Tensor, Any]:
         out, attention = attend(inputs._replace(tensors=tensors, return_attention=wanted, terms=None))
         if terms.value is not None:
             weight = _ops.as_type(attention, _ops.acc_type(out.dtype))
-            sums = _terms.total(graph, weight, terms.value, _width_of_sums(tensors.value, terms.value_proj))
-            out = _terms.with_projection(out, sums, terms.value_proj)
+            sums = edge_maps.total(
+                graph, weight, terms.value, _width_of_sums(tensors.value, terms.value_proj)
+            )
+            out = edge_maps.with_projection(out, sums, terms.value_proj)
             if inputs.return_attention:  # a copy, because the caller may modify it, and backward reads it
                 attention = attention.clone()
     return out, attention
@@ -137,13 +137,13 @@ class _Separate:
         g = _Given(*tensors)
         terms, bias = self.terms(g), g.edge_bias
         if terms.key is not None:
-            rows = _terms.onto_features(g.query, terms.key_proj)
-            bias = _terms.dot(self.graph, rows, terms.key, self.numbers.scale)
+            rows = edge_maps.onto_features(g.query, terms.key_proj)
+            bias = edge_maps.dot(self.graph, rows, terms.key, self.numbers.scale)
             if g.edge_bias is not None:
                 bias = bias + g.edge_bias
         out, stats, _, _, attention = self.engine(g.value).forward(g.tensors(bias))
-        sums = _terms.total(self.graph, attention, terms.value, _width_of_sums(g.value, terms.value_proj))
-        _terms.add_projection(out, sums, terms.value_proj)
+        sums = edge_maps.total(self.graph, attention, terms.value, _width_of_sums(g.value, terms.value_proj))
+        edge_maps.add_projection(out, sums, terms.value_proj)
         made = (
             None if bias is g.edge_bias else bias,
             stats,
@@ -175,10 +175,10 @@ class _Separate:
         assert terms.value is not None
         rows = None
         if self.one_feat and need.key_feat and terms.key_proj is not None and terms.value_proj is not None:
-            rows, grad_rows = _terms.onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
+            rows, grad_rows = edge_maps.onto_features_beside(g.query, terms.key_proj, grad, terms.value_proj)
         else:
-            grad_rows = _terms.onto_features(grad, terms.value_proj)
-        gamma = _terms.dot(graph, grad_rows, terms.value)  # adds to the gradient of alpha
+            grad_rows = edge_maps.onto_features(grad, terms.value_proj)
+        gamma = edge_maps.dot(graph, grad_rows, terms.value)  # adds to the gradient of alpha
         bias = g.edge_bias if bias is None else bias
         bits = NEED_BIAS * (bias is not None) | NEED_WEIGHT * need.edge_weight
         grads = self.engine(g.value).backward(
@@ -191,29 +191,31 @@ class _Separate:
         if need.edge_weight:
             found["edge_weight"] = _ops.per_edge(g.edge_weight, grad_weight)
         if need.value_proj:
-            found["value_proj"] = _terms.products_of_rows(grad, sums)
+            found["value_proj"] = edge_maps.products_of_rows(grad, sums)
         if need.value_feat:
-            found["value_feat"] = _terms.outer(graph, attention, grad_rows, terms.value)
+            found["value_feat"] = edge_maps.outer(graph, attention, grad_rows, terms.value)
         if terms.key is None:
             return found
         score_sums: Any = None
         if need.query or need.key_proj:
-            score_sums = _terms.total(graph, grad_score, terms.key, _width_of_sums(g.query, terms.key_proj))
+            score_sums = edge_maps.total(
+                graph, grad_score, terms.key, _width_of_sums(g.query, terms.key_proj)
+            )
         if need.query:
-            _terms.add_projection(grad_query, score_sums, terms.key_proj, scale)
+            edge_maps.add_projection(grad_query, score_sums, terms.key_proj, scale)
         if need.key_proj and self.one_proj:
-            found["key_proj"] = _terms.grad_proj(g.query, score_sums, grad, sums, scale)
+            found["key_proj"] = edge_maps.grad_proj(g.query, score_sums, grad, sums, scale)
         elif need.key_proj:
-            found["key_proj"] = _terms.products_of_rows(g.query, score_sums).mul_(scale)
+            found["key_proj"] = edge_maps.products_of_rows(g.query, score_sums).mul_(scale)
         if rows is not None:
             # One product over 2 H heads: H for the gradient by way of the key, then H by way of the value.
             weights = torch.cat([grad_score * scale, attention], 1)
-            found["key_feat"] = _terms.outer(graph, weights, rows, terms.key)
+            found["key_feat"] = edge_maps.outer(graph, weights, rows, terms.key)
         elif need.key_feat:
-            rows = _terms.onto_features(g.query, terms.key_proj)
-            found["key_feat"] = _terms.outer(graph, grad_score, rows, terms.key, scale)
+            rows = edge_maps.onto_features(g.query, terms.key_proj)
+            found["key_feat"] = edge_maps.outer(graph, grad_score, rows, terms.key, scale)
             if self.one_feat:
-                found["key_feat"].add_(_terms.outer(graph, attention, grad_rows, terms.key))
+                found["key_feat"].add_(edge_maps.outer(graph, attention, grad_rows, terms.key))
         return found
 
 
@@ -268,12 +270,12 @@ class _InOne(_Separate):
         )
         found = dict(zip(("value", "key", "query"), grads))
         if need.key_proj:
-            found["key_proj"] = _terms.grad_proj(query, score_sums, grad, sums, scale)
+            found["key_proj"] = edge_maps.grad_proj(query, score_sums, grad, sums, scale)
         if need.key_feat:
             attention, grad_score = edges.unbind(-1)
-            rows, grad_rows = _terms.onto_features(query, proj), _terms.onto_features(grad, proj)
-            of_key = _terms.outer(self.graph, grad_score, rows, feat, scale)
-            found["key_feat"] = of_key.add_(_terms.outer(self.graph, attention, grad_rows, feat))
+            rows, grad_rows = edge_maps.onto_features(query, proj), edge_maps.onto_features(grad, proj)
+            of_key = edge_maps.outer(self.graph, grad_score, rows, feat, scale)
+            found["key_feat"] = of_key.add_(edge_maps.outer(self.graph, attention, grad_rows, feat))
         return found
 
 
@@ -299,7 +301,7 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
     """W with zeros up to heads of this size and, as the device's kernels need, `row_width` features."""
     if proj is None:
         return None
-    width = _terms.row_width(proj.shape[2], proj)
+    width = edge_maps.row_width(proj.shape[2], proj)
     if (size, width) == proj.shape[1:]:
         return proj
     return torch.nn.functional.pad(proj, (0, width - proj.shape[2], 0, size - proj.shape[1]))
@@ -321,7 +323,7 @@ def _unfolds(inputs: AttentionInputs) -> bool:
         return True
     if proj is None or query is None or query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    if isinstance(inputs.graph, (GraphPart, _edges.EdgeList)):
+    if isinstance(inputs.graph, (GraphPart, compiler_graph.EdgeList)):
         return False
     both = terms.key is not None and terms.value is not None
     shared = both and terms.key is terms.value and terms.key_proj is terms.value_proj
@@ -335,7 +337,7 @@ def _unfolded(inputs: AttentionInputs, terms: EdgeTerms) -> tuple[Tensor, Any]:
             return x
         projected = (x @ proj.flatten(0, 1).t()).unflatten(1, proj.shape[:2])
         # Kernels do not write the gradients of unused edges, which the gradient of proj would add up.
-        return _edges.in_use(inputs.graph.edge_mask, projected)
+        return compiler_graph.in_use(inputs.graph.edge_mask, projected)
 
     one = terms.key is terms.value and terms.key_proj is terms.value_proj
     with _eager.without_autocast(inputs.tensors.value):
@@ -375,7 +377,7 @@ def attention(inputs: AttentionInputs) -> tuple[Tensor, Any]:
     numbers = inputs.numbers._replace(flags=inputs.numbers.flags & BIAS_AFTER)
     inputs = inputs._replace(numbers=numbers, terms=terms)
     plain = tensors.edge_gate is not None or inputs.sink is not None or terms.value is None
-    plain = plain or isinstance(graph, (GraphPart, _edges.EdgeList)) or _eager.in_plain_operations()
+    plain = plain or isinstance(graph, (GraphPart, compiler_graph.EdgeList)) or _eager.in_plain_operations()
     plain = plain or torch.compiler.is_compiling() or _differentiates_twice(terms)
     if plain or _eager.transformed(*tensors, *terms):
         return _composed(inputs)

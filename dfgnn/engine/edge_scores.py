@@ -46,8 +46,7 @@ from ..runtime import rules
 from ..runtime.arguments import Numbers
 from ..runtime.rules import Rule, rows_at
 from ..runtime.tracing import sums_of_rows
-from . import compiler_graph as _edges
-from . import operators, paths
+from . import compiler_graph, operators, paths
 from . import plain as _plain
 from .edge_maps import rows_of_destinations, rows_of_sources
 from .paths import AttentionInputs, attend
@@ -69,7 +68,7 @@ def edge_scores(graph, score_fn: Callable, chunk: int, query, key, edge_feat, pa
     """The scores [E, H] by score_fn, differentiable in query, key, edge_feat and params."""
     if isinstance(graph, GraphPart):
         graph, (key,) = graph.gathered(key)
-    if isinstance(_edges.for_compiler(graph), _edges.EdgeList):
+    if isinstance(compiler_graph.for_compiler(graph), compiler_graph.EdgeList):
         # There are no chunks here: the compiler fuses the operations of the score, but the gathered rows of
         # the nodes exist for all edges at a time.
         q = rows_of_destinations(graph, query.flatten(1)).unflatten(1, query.shape[1:])

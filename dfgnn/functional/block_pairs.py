@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..engine.compiler_graph import EdgeList, is_traced
 from ..graph import Graph
-from ..graph import cache as _kept
+from ..graph import cache as graph_cache
 from ..runtime import ops as _ops
 from ..runtime.rules import rows_at
 from ..runtime.tracing import any_batched, without_gradient
@@ -30,7 +30,7 @@ def graph_of_pairs(
     if any_batched(parts):
         raise NotImplementedError("block_attention: torch.func.vmap: expected the same offsets for all")
     parts = parts[:1] if offsets is key_offsets else parts
-    return _kept.once(parts, ("pairs", rows, keys), lambda: _made(parts[0], parts[-1], rows, keys))
+    return graph_cache.once(parts, ("pairs", rows, keys), lambda: _made(parts[0], parts[-1], rows, keys))
 
 
 def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:

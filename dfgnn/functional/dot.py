@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor
 
-from ..engine import argument_checks as _edges
-from ..engine import edge_projection, paths
+from ..engine import argument_checks, edge_projection, paths
 from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, with_feat
 from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
@@ -21,6 +20,7 @@ from ..runtime.attention_options import (
     EdgeOptions,
     EdgeTerm,
     ScoreOptions,
+    inner,
     public,
 )
 from ..runtime.batches import batched
@@ -134,7 +134,7 @@ def dot_attention(
     scale = 1 / math.sqrt(dim) if scale is None else scale
     check.number("scale", scale)
     check.number("negative_slope", negative_slope)
-    own, flags, terms, key_bias, value_bias = _edges.sort_out(check, edge, heads, dim, value_dim)
+    own, flags, terms, key_bias, value_bias = argument_checks.sort_out(check, edge, heads, dim, value_dim)
     per_edge, sink, schedule, out_bias = check.settings(options, heads, value_dim, dropout_p)
     if negative_slope != 1 and per_edge.edge_bias is not None:
         if terms is not None and terms.key is not None:  # which would be added where the bias is
@@ -153,7 +153,7 @@ def dot_attention(
 
 
 #: `dot_attention` for calls within the library, whose types do not state `OF_LAYERS` and the function's name.
-dot: Any = dot_attention
+dot: Any = inner(dot_attention)
 
 
 # fmt: off
@@ -235,6 +235,9 @@ def _per_edge(x: Any, graph: Any) -> bool:
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] == graph.num_src:
         return False  # before num_edges is read, whose value may be unknown while a compiler records
     return x.shape[0] == graph.num_edges
+
+
+agnn: Any = inner(agnn_attention)
 
 
 def _broadcasts(shape, wanted) -> bool:

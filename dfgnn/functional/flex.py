@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine import edge_scores as _flex
+from ..engine import edge_scores
 from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..runtime.attention_options import AttentionResult, SinkOptions, public
@@ -120,9 +120,9 @@ def flex_attention(
         raise check.error(TypeError, where, "an integer", type(chunk).__name__)
     if chunk is not None and chunk < 1:
         raise check.error(ValueError, where, "a number >= 1", chunk)
-    _flex.try_out(check.error, score_fn, query, key, edge_attr, params)
-    chunk = chunk or _flex.chunk_size(query, key)
-    score = _flex.edge_scores(graph, score_fn, chunk, query, key, edge_attr, params)
+    edge_scores.try_out(check.error, score_fn, query, key, edge_attr, params)
+    chunk = chunk or edge_scores.chunk_size(query, key)
+    score = edge_scores.edge_scores(graph, score_fn, chunk, query, key, edge_attr, params)
     return gat(
         graph, value, None, None, negative_slope=1.0, bias=score, kernel_options=of_kernels or None,
         function=function, **options,

@@ -23,7 +23,15 @@ from ..engine.paths import AttentionInputs, attend
 from ..graph import Graph
 from ..runtime import ops as _ops
 from ..runtime.arguments import BIAS_AFTER, FEAT_IN_KEY, FEAT_IN_VALUE, Numbers, Tensors
-from ..runtime.attention_options import OF_LAYERS, AttentionResult, EdgeOptions, EdgeTerm, Projected, public
+from ..runtime.attention_options import (
+    OF_LAYERS,
+    AttentionResult,
+    EdgeOptions,
+    EdgeTerm,
+    Projected,
+    inner,
+    public,
+)
 from ..runtime.batches import batched
 
 if TYPE_CHECKING:
@@ -283,5 +291,5 @@ def gatv2_attention(
 
 
 #: Both for calls within the library, whose types do not state `OF_LAYERS` and the function's name.
-gat: Any = gat_attention
-gatv2: Any = gatv2_attention
+gat: Any = inner(gat_attention)
+gatv2: Any = inner(gatv2_attention)

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..engine import by_index
-from ..engine import edge_maps as _products
+from ..engine import by_index, edge_maps
 from ..engine.argument_checks import Checker, GraphLike, for_device, graph_of, without_padding
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
@@ -88,7 +87,7 @@ def sddmm(graph: GraphLike, query: Tensor, key: Tensor) -> Tensor:
     graph = check.graph
     check.tensor("query", query, [(graph.num_dst, None, None)])
     check.tensor("key", key, [(graph.num_src, *query.shape[1:])])
-    out: Tensor = check.in_use(_products.sddmm(graph, *for_device(check, query, key)))
+    out: Tensor = check.in_use(edge_maps.sddmm(graph, *for_device(check, query, key)))
     return out
 
 
@@ -112,4 +111,4 @@ def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
     if weight.dim() == 1:
         weight = weight.unsqueeze(1).expand(-1, heads)
     (values,) = for_device(check, value)
-    return without_padding(_products.spmm(graph, check.in_use(weight), values), dim)
+    return without_padding(edge_maps.spmm(graph, check.in_use(weight), values), dim)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from ..engine import edge_scores as _edge_products
+from ..engine import edge_scores
 from ..engine.argument_checks import Checker, GraphLike, graph_of
 from ..graph import Graph
 from ..runtime import ops as _ops
@@ -108,7 +108,7 @@ def edge_product_attention(
         raise check.error(ValueError, "return_edges", "None, 'products' or 'scores'", repr(return_edges))
     if bias is not None:
         check.tensor("bias", bias, [(graph.num_edges, heads)], (check.dtype, check.acc))
-    raw, products = _edge_products.edge_products(
+    raw, products = edge_scores.edge_products(
         graph, query, key, check.in_use(edge_attr), 1 / math.sqrt(dim), return_edges == "products"
     )
     score = raw if clamp is None else raw.clamp(-clamp, clamp)

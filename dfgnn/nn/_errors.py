@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -105,6 +106,17 @@ def check_sizes(layer: nn.Module) -> None:
         for attribute in (name, theirs):
             if own.get(attribute, 1) == 0:
                 _check_size(type(layer).__name__, _DGL_NAMES[name] if attribute == theirs else name, 0)
+
+
+def check_numbers(layer: nn.Module, negative_slope: Any, dropout_p: Any) -> None:
+    """Raise TypeError or ValueError where an option of the layer is not a number, or not a probability."""
+    name = type(layer).__name__
+    if not isinstance(negative_slope, numbers.Real):
+        raise TypeError(f"{name}: negative_slope: expected a number, got {negative_slope!r}")
+    if not isinstance(dropout_p, numbers.Real) or not 0 <= dropout_p <= 1:
+        option = "dropout" if "dropout" in layer.__dict__ else "attn_drop"
+        kind = ValueError if isinstance(dropout_p, numbers.Real) else TypeError
+        raise kind(f"{name}: {option}: expected a probability in [0, 1], got {dropout_p!r}")
 
 
 def check_parameters(

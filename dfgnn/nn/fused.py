@@ -39,7 +39,7 @@ from ..runtime.arguments import (
 from ..runtime.attention_options import EdgeTerm
 from ..runtime.eager import in_autocast, is_eager, runs_eagerly
 from ..runtime.rules import recorded_gradients
-from ._errors import check_parameters, check_sizes
+from ._errors import check_numbers, check_parameters, check_sizes
 from ._linear import all_hooked, plain_linear
 from .whole import gated
 from .whole.spec import LayerSpec, spelled
@@ -231,6 +231,7 @@ def fused_layer(
     seed = None
     if with_attention and _draws_seed(layer, spec, graph, x):
         seed = draw_seed(graph)
+    check_numbers(layer, spec.negative_slope, spec.dropout_p)
     found = checked_tensors(layer, spec, graph, x, x_dst)
     if type(found) is str:
         refuse_parameters(layer, spec)

@@ -65,7 +65,7 @@ class GraphTransformerConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16), edge_bias=bias)  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot.dot)
 
     _in_engine = {"attn_drop": (nn.Dropout, nn.Identity)}
 

@@ -33,7 +33,8 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``layers``     counts the layers that are constructed meanwhile, also in processes that the script starts
 ``compiled``   traces or compiles modules with message passing of their own
 ``indexing``   takes rows of tensors by an index in them
-``captured``   replays calls of models as CUDA graphs, which ``call_graphs`` makes
+``captured``   replays calls of models as CUDA graphs, which ``call_graphs`` makes of ``arguments``
+``gains``      measures what that and other lines would gain
 ``models``     finds the calls of a script's models
 ``sample``     repeats one call of a module on copies
 ``own``        finds attention that a script computes itself

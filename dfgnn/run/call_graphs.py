@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..capturing._run import no_waiting
 from ..capturing.constants import LEARNING_RUNS, Constants
@@ -17,16 +17,15 @@ from ..capturing.state import Snapshot, buffers_stay, forget_streams
 from ..capturing.state import tensors_of as state_of
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
+from .arguments import PLAIN, Arguments, Made, assign
 from .sample import tensors_of
-
-#: What is the same object, or an equal one, in each call: neither a tensor nor something that holds them.
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice)
 
 
 class _Given(NamedTuple):
-    """A result that is an argument: which one."""
+    """A result that is an argument: which of the leaves, or which object."""
 
     place: int
+    is_object: bool
 
 
 def _tensors(out: list[Any]) -> list[Tensor]:
@@ -60,19 +59,20 @@ class CallGraphs:
     """The CUDA graphs of one call: forward and backward."""
 
     def __init__(
-        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict,
-        snapshot: Snapshot, assigned: list[tuple[dict[str, Any], str]], held: list[Tensor],
-        modified: dict[int, Any],
+        self, call: Callable, module: nn.Module, arguments: Arguments, snapshot: Snapshot,
+        assigned: list[tuple[dict[str, Any], str]], held: list[Tensor], modified: dict[int, Any],
     ):  # fmt: skip
-        self._call, self._module, self._arguments = call, weakref.ref(module), (args, kwargs)
+        self._call, self._module, self._sample = call, weakref.ref(module), arguments
         self._assigned, self._modified = list(assigned), modified
-        leaves, self._tree = tree_flatten((args, kwargs))
+        leaves = arguments.leaves
         self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
         # The ids of these tell calls apart, and what is made of their edges lives with them.
         self._held = [None if k in self._places else x for k, x in enumerate(leaves)] + held
         self._static = list(leaves)
         for k in self._places:
             self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
+        made = arguments.made_of(self._static)
+        self._arguments = Arguments(made.args, made.kwargs)  # which hold no tensors of the script's
         self._parameters = [x for x in module.parameters() if x.requires_grad]
         if not self._parameters:
             raise RuntimeError("it has no parameter that trains")
@@ -86,15 +86,18 @@ class CallGraphs:
         """Forward: the leaves of what the model returns."""
         module = self._module()
         assert module is not None
-        args, kwargs = tree_unflatten(self._static, self._tree)
+        made = self._arguments.made_of(self._static)
         for own, name in self._assigned:
             own[name] = None  # a call that read what the last one left would give other numbers
         with buffers_stay(module):
-            out, self._out_tree = tree_flatten(self._call(module, *args, **kwargs))
-        out += [own[name] for own, name in self._assigned]
-        places = {id(x): k for k, x in enumerate(self._static) if isinstance(x, Tensor)}
+            out, self._out_tree = tree_flatten(self._call(module, *made.args, **made.kwargs))
+        changed = made.assigned()
+        self._changed = [place for place, _ in changed]
+        out += [own[name] for own, name in self._assigned] + [x for _, x in changed]
         # A result that is an argument is that of each call.
-        out = [_Given(places[id(x)]) if id(x) in places else x for x in out]
+        given = {id(x): _Given(k, False) for k, x in enumerate(self._static) if isinstance(x, Tensor)}
+        given |= {id(x): _Given(k, True) for k, x in enumerate(made.objects)}
+        out = [given.get(id(x), x) for x in out]
         self._live = _trained(out)
         return out
 
@@ -139,6 +142,7 @@ class CallGraphs:
         tensors = _tensors(out)
         places = {id(x): k for k, x in enumerate(tensors)}
         self._out_leaves = [None if isinstance(x, Tensor) else x for x in out]
+        self._given = [(k, x) for k, x in enumerate(out) if isinstance(x, _Given)]
         self._places_of_tensors = [(k, places[id(x)]) for k, x in enumerate(out) if isinstance(x, Tensor)]
         self._is_trained = [x.requires_grad for x in tensors]
         self._results = [x.detach() for x in tensors]
@@ -176,36 +180,42 @@ class CallGraphs:
         """Whether nothing was modified of which the CUDA graphs hold results."""
         return self._constants.is_current()
 
-    def __call__(self, args: tuple, kwargs: dict) -> Any:
-        leaves = tree_leaves((args, kwargs))
+    def __call__(self, arguments: Arguments) -> Any:
+        leaves, objects = arguments.leaves, arguments.objects
         tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
         trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
         trained[0].grad_fn.parts = [weakref.ref(x) for x, part in zip(trained, self._is_part) if part]
-        out = [leaves[x.place] if type(x) is _Given else x for x in self._out_leaves]
+        out = list(self._out_leaves)
+        for k, x in self._given:
+            out[k] = objects[x.place] if x.is_object else leaves[x.place]
         for k, place in self._places_of_tensors:
             out[k] = tensors[place]
-        count = self._out_tree.num_leaves
-        for (own, name), x in zip(self._assigned, out[count:]):
-            own[name] = x
-        return tree_unflatten(out[:count], self._out_tree)
+        results = iter(out)
+        returned = tree_unflatten([next(results) for _ in range(self._out_tree.num_leaves)], self._out_tree)
+        for own, name in self._assigned:
+            own[name] = next(results)
+        for where in self._changed:
+            assign(objects, where, next(results))
+        return returned
 
     def settle(self) -> None:
         """Ends the sample: what was restored since the capture counts as what was there."""
         self._constants.settle()
-        self._arguments = ((), {})
+        self._sample = self._arguments
 
-    def replayed(self) -> Any:
-        return self(*self._arguments)
+    def replayed(self, made: Made) -> Any:
+        return self(Arguments(made.args, made.kwargs))
 
-    def written(self) -> Any:
+    def written(self, made: Made) -> Any:
         module = self._module()
         assert module is not None
-        args, kwargs = self._arguments
-        return self._call(module, *args, **kwargs)
+        return self._call(module, *made.args, **made.kwargs)
 
-    def results(self, call: Callable[[], Any]) -> tuple[list[Tensor], list[Tensor]]:
-        """What a call returns, and its gradients."""
-        leaves, outputs = tree_leaves(self._arguments), tensors_of(call())
+    def results(self, call: Callable[[Made], Any]) -> tuple[list[Tensor], list[Tensor]]:
+        """What a call of the sample returns or assigns to its arguments, and its gradients."""
+        leaves = self._sample.leaves
+        made = self._sample.made_of(leaves)
+        outputs = tensors_of(call(made), [x for _, x in made.assigned()])
         trained = [x for x in outputs if x.requires_grad and not any(x is y for y in leaves)]
         inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
         grads = torch.autograd.grad(trained, inputs, [x.detach() for x in trained], allow_unused=True)
@@ -241,15 +251,16 @@ class CallGraphs:
                 "not have, and the call draws random numbers: run the script without --capture"
             )
         self.given_up, create_graph = what, torch.is_grad_enabled()
-        args, kwargs = tree_unflatten(leaves, self._tree)
+        made = self._arguments.made_of(leaves)
         attributes = [(own, name, own[name]) for own, name in self._assigned]
         # Running statistics have been updated; this call has its own.
         buffers = [(part._buffers, name, x) for part in module.modules() for name, x in part._buffers.items()]
         for own, name, x in buffers:
             own[name] = None if x is None else x.detach().clone()
         with torch.enable_grad():
-            out = tree_flatten(self._call(module, *args, **kwargs))[0]
-            out = _trained([*out, *(own[name] for own, name in self._assigned)])
+            out = tree_flatten(self._call(module, *made.args, **made.kwargs))[0]
+            out += [own[name] for own, name in self._assigned] + [x for _, x in made.assigned()]
+            out = _trained([x for x in out if not any(x is y for y in leaves)])
             asked = [(x, grad) for x, grad in zip(out, grads) if grad is not None]
             inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
             found = torch.autograd.grad(

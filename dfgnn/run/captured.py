@@ -7,43 +7,44 @@ are copies of what the graphs hold, as are gradients, so that the script may kee
 
 A call is replayed while nothing has changed that Python would have seen: the tensors of integers and their
 versions, shapes and dtypes of the others (whose numbers are copied), plain arguments, which parameters train,
-numbers and tensors in the attributes of the modules, hooks. Otherwise it runs as written. What a model reads
-elsewhere (global variables, lists, Python's random numbers) has to stay the same, as for `dfgnn.capture`.
+attributes of the modules, hooks. Otherwise it runs as written. What a model reads elsewhere (global
+variables, objects in attributes) has to stay the same, as for `dfgnn.capture`.
 """
 
 from __future__ import annotations
 
 import copy
+import operator
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ..capturing.state import Snapshot
-from ..graph import Graph
 from ..runtime import cuda_graphs
-from .call_graphs import PLAIN, CallGraphs
+from .arguments import PLAIN, Arguments, Made, Numbers
+from .call_graphs import CallGraphs
 from .compiled import agree, draws_elsewhere, is_generator, trains
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
 
 #: Equal calls before one is captured; CUDA graphs of one model at most, each of which holds its own memory;
 #: how much faster is faster.
-_AFTER, _MOST, _FASTER = 3, 4, 1.05
-#: Calls that could not be replayed, after which no further one is looked at, which takes time.
-_MOST_LEFT = 50
+_AFTER, _MOST, _FASTER = 3, 4, 1.07
+#: Calls that could not be replayed, after which no further one is looked at, which takes time: where some
+#: calls were replayed, and where none was.
+_MOST_LEFT = 50, 12
 #: Objects in a list or dict of an attribute up to which it is looked at.
 _MOST_SEEN = 64
 _OF_MODULES = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Captured:
@@ -51,16 +52,17 @@ class Captured:
 
     def __init__(self) -> None:
         self.models = Models(self._called)
-        self.calls: WeakKeyDictionary[nn.Module, _Calls] = WeakKeyDictionary()
-        self.rows_of: dict[type, list[_Calls]] = {}
+        self.calls: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
+        self.rows_of: dict[type, list[Calls]] = {}
         self.install, self.remove = self.models.install, self.models.remove
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        if module not in self.calls:
-            self.calls[module] = calls = _Calls(module)
+        calls = self.calls.get(module)
+        if calls is None:
+            self.calls[module] = calls = Calls(module)
             weakref.finalize(module, calls.forget)
-            self.rows_of.setdefault(type(module), []).append(self.calls[module])
-        return self.calls[module](partial(self._as_written, call), module, args, kwargs)
+            self.rows_of.setdefault(type(module), []).append(calls)
+        return calls(partial(self._as_written, call), module, args, kwargs)
 
     def _as_written(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self.models.inside():
@@ -77,14 +79,14 @@ class Captured:
         ]  # fmt: skip
 
 
-class _Calls:
+class Calls:
     """The calls of one model."""
 
     def __init__(self, module: nn.Module):
         self.state = _State(module)
-        self.last: tuple[Any, ...] | None = None
+        self.last: tuple[Any, Numbers] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
-        self.graphs: dict[tuple[Any, ...], CallGraphs | None] = {}
+        self.graphs: dict[tuple[Any, ...], list[tuple[Numbers, CallGraphs | None]]] = {}
         self.count = self.replayed = self.left = self.captures = 0
         self.modified: dict[int, Any] = {}  # of `Constants`
         self.reason, self.milliseconds = "", [0.0, 0.0]
@@ -92,57 +94,65 @@ class _Calls:
 
     def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         self.count += 1
-        graphs = self._graphs(call, module, args, kwargs)
-        if graphs is None or not graphs.is_free():
+        arguments, graphs = self._graphs(call, module, args, kwargs)
+        if arguments is None or graphs is None or not graphs.is_free():
+            if self.given_up:
+                self.last = None
             with nullcontext() if self.given_up else self.state.noting():
                 return call(module, *args, **kwargs)
         self.replayed += 1
-        return graphs(args, kwargs)
+        return graphs(arguments)
 
-    def _graphs(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> CallGraphs | None:
+    def _graphs(
+        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[Arguments | None, CallGraphs | None]:
         if self.given_up or not module.training or not trains():
-            return None
-        leaves, tree = tree_flatten((args, kwargs))
-        reason = next((reason for x in leaves if (reason := _unfit(x))), "")
-        state = None if reason else self.state.now()
+            return None, None
+        arguments = Arguments(args, kwargs)
+        state = None if arguments.unfit else self.state.now()
         if state is None:
-            self._left(reason or "its modules have hooks")
-            return None
-        key = (tree, *map(_key, leaves), *_autocast(), *state)
-        graphs = self.graphs.get(key)
-        if graphs is not None and graphs.given_up:
-            self.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
-            self.graphs.clear()
-            return None
-        if graphs is not None and not graphs.is_current():
-            del self.graphs[key]
-        elif key in self.graphs:
-            return graphs
-        self.equal = self.equal + 1 if key == self.last else 0
-        self.last = key
+            self._left(arguments.unfit or "its modules have hooks")
+            return None, None
+        key, numbers = (arguments.key, *_autocast(), state), Numbers(arguments.leaves)
+        captured = self.graphs.setdefault(key, [])
+        for k, (held, graphs) in enumerate(captured):
+            if not held.equal(numbers):
+                continue
+            if graphs is not None and graphs.given_up:
+                self.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
+                self.graphs.clear()
+                return None, None
+            if graphs is None or graphs.is_current():
+                return arguments, graphs
+            del captured[k]
+            break
+        last, self.last = self.last, (key, numbers)
+        self.equal = self.equal + 1 if last is not None and key == last[0] and last[1].equal(numbers) else 0
         if self.equal < _AFTER:
             self._left(self.reason or "no call is equal to those before it")
-            return None
+            return None, None
         self.reason = ""
         if self.captures == _MOST:
             self._left(f"more than {_MOST} different calls came repeatedly")
-            return None
+            return None, None
         self.captures += 1
         try:
-            self.graphs[key] = self._captured(call, module, args, kwargs)
+            graphs = self._captured(call, module, arguments)
         except Exception as error:  # the call as written follows, which works, or raises the script's own
-            self.graphs[key], self.reason, self.given_up = None, said(error), True
-        return self.graphs[key]
+            graphs, self.reason, self.given_up = None, said(error), True
+        captured.append((numbers, graphs))
+        return arguments, graphs
 
     def forget(self) -> None:
         """Lets go of what the model has held."""
         self.graphs.clear()
         self.modified.clear()
+        self.last = None
         self.state = None  # type: ignore[assignment]
 
     def _left(self, reason: str) -> None:
         self.reason, self.left = reason, self.left + 1
-        self.given_up = self.left > _MOST_LEFT
+        self.given_up = self.left > _MOST_LEFT[not self.replayed]
 
     def _unfit(self, module: nn.Module, devices: set[torch.device]) -> str:
         """Why calls of this model cannot be captured."""
@@ -156,17 +166,15 @@ class _Calls:
             return "several processes train together"
         return ""
 
-    def _captured(self, call: Callable, module: nn.Module, args: tuple, kwargs: dict) -> CallGraphs | None:
-        tensors = tensors_of(args, kwargs, list(module.parameters()))
+    def _captured(self, call: Callable, module: nn.Module, arguments: Arguments) -> CallGraphs | None:
+        tensors = tensors_of(arguments.leaves, list(module.parameters()))
         self.reason = self._unfit(module, {x.device for x in tensors})
         if self.reason:
             self.given_up = True
             return None
         snapshot, attributes = Snapshot(module.buffers(), device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
-        held = [x for *_, x in attributes if isinstance(x, Tensor)]
-        leaves = tree_leaves((args, kwargs))
-        before = _random(device), self.state.now(), [*map(_key, leaves)]
+        numbers, before = Numbers(arguments.leaves), (_random(device), self.state.now())
 
         def restore() -> None:
             snapshot.restore()
@@ -178,18 +186,25 @@ class _Calls:
                     x.clear()
                     x.extend(contents) if isinstance(x, list) else x.update(contents)
 
+        def looks(made: Made) -> Any:
+            """A replay, which begins with looking at the model."""
+            self.state.now()
+            return graphs.replayed(made)
+
         with unseen(tensors), _without_autocast_cache():
             try:
                 graphs = CallGraphs(
-                    call, module, args, kwargs, snapshot, self.state.results, held, self.modified
+                    call, module, arguments, snapshot, self.state.results, self.state.held(), self.modified
                 )
                 restore()
                 drawn = random_state(device.type == "cuda")
                 expected = graphs.results(graphs.written)
                 graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
                 graphs.draws |= _autocast()[0]  # what is computed later is so outside of autocast
-                if (_random(device), self.state.now(), [*map(_key, leaves)]) != before:
+                if (_random(device), self.state.now()) != before:
                     raise RuntimeError("it draws random numbers on the host, or changes attributes")
+                if not Numbers(arguments.leaves).are(numbers):
+                    raise RuntimeError("it modifies its arguments")
                 if any(own.get(name) is not x or not _same(x, y) for own, name, x, y in containers):
                     raise RuntimeError("it changes lists or dicts in attributes")
                 snapshot.restore()
@@ -199,12 +214,12 @@ class _Calls:
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
-                ways = [partial(graphs.results, way) for way in (graphs.written, graphs.replayed)]
+                ways = [partial(graphs.results, graphs.written), partial(graphs.results, looks)]
                 self.milliseconds = milliseconds(ways, device.type == "cuda")
             finally:
                 restore()
         if self.milliseconds[1] * _FASTER > self.milliseconds[0]:
-            self.reason = "its CUDA graphs are not faster"
+            self.reason, self.given_up = "its CUDA graphs are not faster", not self.replayed
             return None
         graphs.settle()
         return graphs
@@ -216,20 +231,75 @@ class _State:
 
     def __init__(self, module: nn.Module):
         self._module = weakref.ref(module)
-        self._owned = [part.__dict__ for part in module.modules()]
-        self._children = self._ids()
         # Attributes to which each of the last two calls has assigned tensors, and the last one.
         self._results: set[tuple[int, str]] = set()
         self._assigned: set[tuple[int, str]] = set()
+        self._numbers: dict[tuple[Any, ...], int] = {}  # what was seen of attributes -> its number
+        self._owned: list[dict[str, Any]] = []
+        self._look(module)
 
-    def _ids(self) -> list[int]:
-        return [id(x) for own in self._owned for x in own["_modules"].values()]
+    def _look(self, module: nn.Module) -> None:
+        """Finds all that belongs to the model; what changes of it without being replaced is kept apart."""
+        owned = [part.__dict__ for part in module.modules()]
+        if [*map(id, owned)] != [*map(id, self._owned)]:  # modules were added or taken away
+            self._owned, self._results, self._assigned = owned, set(), set()
+        inner = [[own[name] for own in self._owned] for name in ("_parameters", "_buffers", "_modules")]
+        self._dicts = [*self._owned, *chain(*inner)]
+        self._hooks = [
+            x for own in self._owned for name, x in own.items()
+            if name.endswith("hooks") and "state_dict" not in name and isinstance(x, dict)
+        ]  # fmt: skip
+        self._parameters = [x for parameters in inner[0] for x in parameters.values() if x is not None]
+        self._buffers = [x for buffers in inner[1] for x in buffers.values() if x is not None]
+        kept = {
+            (k, name): x for k, own in enumerate(self._owned) for name, x in own.items()
+            if (k, name) not in self._results
+        }  # fmt: skip
+        self._kept_tensors = [x for x in kept.values() if isinstance(x, Tensor)]
+        self._kept_containers = [
+            x for (_, name), x in kept.items()
+            if name not in _OF_MODULES and type(x) in (list, dict) and len(x) <= _MOST_SEEN
+        ]  # fmt: skip
+        places = {
+            (k, name): place
+            for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
+        }
+        self._places_of_results = [places[key] for key in self._results if key in places]
+        self._values = self._values_now()
+        by_content = set(map(id, self._kept_containers))
+        seen = tuple([type(x) if id(x) in by_content else _seen(x) for x in self._values])
+        self._number = self._numbers.setdefault(seen, len(self._numbers))
 
-    def _look_again(self, module: nn.Module) -> None:
-        """Where modules were added or taken away since."""
-        self._owned = [part.__dict__ for part in module.modules()]
-        self._children = self._ids()
-        self._results, self._assigned = set(), set()
+    def _values_now(self) -> list[Any]:
+        values = [*chain.from_iterable(map(dict.values, self._dicts))]
+        for place in self._places_of_results:
+            values[place] = None
+        return values
+
+    def now(self) -> tuple[Any, ...] | None:
+        """None: with hooks, which are to be called each time."""
+        module, values = self._module(), self._values_now()
+        same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        if module is not None and not same:
+            self._look(module)
+        if any(self._hooks) or any([x._backward_hooks for x in self._parameters]):
+            return None
+        found: list[Any] = [self._number]
+        for x in self._parameters:
+            found += x.data_ptr(), x.requires_grad
+        for x in self._buffers:  # the versions of single numbers change in training: those of BatchNorm
+            found += x.data_ptr(), x._version if x.numel() > 1 and not x.is_floating_point() else 0
+        for x in self._kept_tensors:
+            found += x.data_ptr(), x._version
+        for x in self._kept_containers:
+            found += map(_seen, x)
+            found += map(_seen, x.values()) if type(x) is dict else ()
+        return tuple(found)
+
+    def held(self) -> list[Any]:
+        """All objects of which `now` sees which they are."""
+        inner = [[*x, *x.values()] if type(x) is dict else x for x in self._kept_containers]
+        return [*self._values, *chain(*inner)]
 
     @property
     def results(self) -> list[tuple[dict[str, Any], str]]:
@@ -249,7 +319,9 @@ class _State:
         before = self._tensors()
         yield
         assigned = {key for key, now in self._tensors().items() if before.get(key) != now}
-        self._results, self._assigned = assigned & self._assigned, assigned
+        results, self._assigned = assigned & self._assigned, assigned
+        if results != self._results:
+            self._results, self._values = results, []  # which are looked at again
 
     def plain(self) -> list[tuple[dict[str, Any], str, Any]]:
         """All attributes that are numbers, texts, tensors and the like."""
@@ -267,40 +339,10 @@ class _State:
             if name not in _OF_MODULES and isinstance(x, (list, dict, set))
         ]  # fmt: skip
 
-    def now(self) -> tuple[Any, ...] | None:
-        """None: with hooks, which are to be called each time."""
-        module = self._module()
-        if module is not None and self._children != self._ids():
-            self._look_again(module)
-        found: list[Any] = [*self._children]
-        for k, own in enumerate(self._owned):
-            if any(map(own.get, _HOOKS)):
-                return None
-            for name, value in own.items():
-                if (k, name) in self._results:
-                    continue
-                if type(value) in PLAIN:
-                    found += type(value), value
-                elif isinstance(value, Tensor):
-                    found += id(value), value._version, value.data_ptr()
-                elif type(value) in (list, dict) and name not in _OF_MODULES and len(value) <= _MOST_SEEN:
-                    found += map(_seen, value)
-                    found += map(_seen, value.values()) if type(value) is dict else ()
-            for x in own["_parameters"].values():
-                if x is not None:
-                    if x._backward_hooks:
-                        return None
-                    found += id(x), x.data_ptr(), x.requires_grad
-            for x in own["_buffers"].values():
-                if x is not None:  # the versions of single numbers change in training: those of BatchNorm
-                    counted = x.numel() > 1 and not x.is_floating_point()
-                    found += x.data_ptr(), x._version if counted else 0
-        return tuple(found)
-
 
 def _seen(x: Any) -> Any:
-    """What is seen of an object in a list or dict."""
-    return x if type(x) in PLAIN else id(x)
+    """What is seen of an object: which it is, or which value."""
+    return (type(x), x) if type(x) in PLAIN else id(x)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -308,44 +350,6 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))
-
-
-def _unfit(x: Any) -> str:
-    """Why a call with this argument cannot be replayed."""
-    if isinstance(x, Tensor):
-        plain = type(x) in (Tensor, nn.Parameter) and x.layout == torch.strided and not x.is_inference()
-        return "" if plain else f"an argument is a {type(x).__name__} of another kind"
-    if type(x) in (*PLAIN, Graph):
-        return ""
-    return next((f"an argument is a {type(x).__name__}" for y in _parts(x) if y is x or _unfit(y)), "")
-
-
-def _parts(x: Any) -> list[Any]:
-    """What an object holds, such as torch_geometric's Data; the object itself where that is not known."""
-    if hasattr(x, "to_dict") and hasattr(x, "edge_index"):
-        return tree_leaves(x.to_dict())
-    plain = hasattr(x, "__dict__") and not isinstance(x, (type, nn.Module)) and not callable(x)
-    parts = tree_leaves(vars(x)) if plain else [x]
-    return parts if all(type(y) in PLAIN or isinstance(y, Tensor) for y in parts) else [x]
-
-
-def _key(x: Any) -> Any:
-    """What has to be the same of an argument."""
-    if isinstance(x, Tensor):
-        layout = x.shape, x.stride(), x.dtype, x.device
-        return (*layout, x.requires_grad) if x.is_floating_point() else (*layout, *_place(x))
-    if type(x) in PLAIN:
-        return type(x), str(x) if isinstance(x, slice) else x
-    if type(x) is Graph:
-        return id(x)
-    leaves, tree = tree_flatten(x.to_dict() if hasattr(x, "to_dict") else vars(x))
-    return id(x), tree, *[_place(y) if isinstance(y, Tensor) else (type(y), y) for y in leaves]
-
-
-def _place(x: Tensor) -> tuple[Any, ...]:
-    """Which tensor it is, in which version; a view is known by its base."""
-    owner = x if x._base is None else x._base
-    return id(owner), owner._version, x.data_ptr(), x.shape, x.stride()
 
 
 def _autocast() -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from . import own
 from .captured import Captured
 from .captured import lines as of_captured
 from .compiled import Compiled
-from .gains import Gains
+from .gains import Gains, Waits, of_waits
 from .gains import lines as of_gains
 from .layers import LIBRARIES, Layers, import_libraries
 from .program import NotRunnableError, Program, of_module, of_path
@@ -59,6 +59,7 @@ def text(report: dict[str, Any]) -> str:
         lines += of_captured(report["captured"])
     if report["gains"] is not None:
         lines += of_gains(report["gains"])
+    lines += of_waits(report["waits"])
     lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
@@ -135,6 +136,8 @@ class _Run:
         self.compiled = Compiled(layers.started, args.compile) if takes_own else None
         self.captured = Captured() if args.capture else None
         self.gains = Gains() if args.gain else None
+        alone = args.impl == "dfgnn" and not (args.capture or args.gain or args.compile)
+        self.waits = Waits() if alone and torch.cuda.is_available() else None
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
         # Absolute, because the script may chdir. All of torchrun's processes get it; only the first writes.
@@ -149,7 +152,7 @@ class _Run:
         self.layers.install()
         if self.compiled is not None:
             self.compiled.install()
-        for part in (self.captured, self.gains):
+        for part in (self.captured, self.gains, self.waits):
             if part is not None:
                 part.install()
         self.served_before = pieces.served.copy()
@@ -198,12 +201,13 @@ class _Run:
             "traced": traced, "sampling_seconds": 0.0 if self.compiled is None else self.compiled.seconds,
             "captured": None if self.captured is None else self.captured.rows(),
             "gains": None if self.gains is None else self.gains.rows(),
+            "waits": {} if self.waits is None else self.waits.found,
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
         }  # fmt: skip
         if self.compiled is not None:
             self.compiled.remove()
-        for part in (self.captured, self.gains):
+        for part in (self.captured, self.gains, self.waits):
             if part is not None:
                 part.remove()
         self.layers.remove()

@@ -7,6 +7,7 @@ one calls. Nothing of the script's own is changed, its random numbers included.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,13 @@ from torch import nn
 
 from ..capturing import capture
 from ..compiling import backend
+from ..runtime import cuda_graphs
+from .captured import Calls
 from .models import Models
 from .sample import Copy, milliseconds, said, tensors_of, unseen
 
 COMPILE, CAPTURE = "dfgnn.compile(model)", "dfgnn.capture(loss, model, optimizer)"
+FLAG = "python -m dfgnn.run --capture"
 
 #: The call of a class that is the sample: what a first call prepares is done.
 _SAMPLE = 3
@@ -55,10 +59,10 @@ class Gains:
 
     def _measured(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         tensors = tensors_of(args, kwargs)
-        on_gpu = any(x.is_cuda for x in tensors)
+        on_gpu = any(x.device.type == cuda_graphs.Recorder.device_type for x in tensors)
         found: dict[str, Any] = {"milliseconds": 0.0, "lines": {}}
         with unseen(tensors):
-            for line in ("", COMPILE, *[CAPTURE] * on_gpu):
+            for line in ("", COMPILE, *((FLAG, CAPTURE) if on_gpu else ())):
                 copied = Copy(module, args, kwargs)
                 try:
                     took = _milliseconds(copied, line, on_gpu)
@@ -83,11 +87,57 @@ def _milliseconds(copied: Copy, line: str, on_gpu: bool) -> float:
     if line == COMPILE:
         copied.module.compile(backend=backend)
     step = copied.step
+    if line == FLAG:
+        calls, call = Calls(copied.module), copied.call
+        copied.call = lambda module, *args, **kwargs: calls(call, module, args, kwargs)
     if line == CAPTURE:
         step = capture(copied.loss, copied.module, torch.optim.SGD(copied.module.parameters(), lr=0.0))
-    for _ in range(3):
+    for _ in range(5 if line == FLAG else 3):
         step()
-    return milliseconds([step], on_gpu)[0]
+    if line == FLAG and not calls.replayed:
+        raise RuntimeError(calls.reason)
+    return milliseconds([step], on_gpu and torch.cuda.is_available())[0]
+
+
+class Waits:
+    """Sees by one call of a model whether a GPU waits for the host, and takes itself out then."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.found: dict[str, Any] = {}
+        self.models = Models(self._called)
+        self.install, self.remove = self.models.install, self.models.remove
+
+    def _called(
+        self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        self.calls += 1
+        if self.calls <= _SAMPLE:
+            return call(module, *args, **kwargs)
+        self.remove()
+        kinds = {x.device.type for x in tensors_of(args, kwargs, list(module.parameters()))}
+        if kinds != {cuda_graphs.Recorder.device_type}:
+            return call(module, *args, **kwargs)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        out = call(module, *args, **kwargs)
+        launched = time.perf_counter()
+        torch.cuda.synchronize()
+        done = time.perf_counter()
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        self.found = {"class": name, "host": 1e3 * (launched - start), "more": 1e3 * (done - launched)}
+        return out
+
+
+def of_waits(found: dict[str, Any]) -> list[str]:
+    """Of the report, where what the GPU does after the host is little beside what the host does."""
+    if not found or found["more"] > 0.2 * found["host"]:
+        return []
+    took = f"took the host {found['host']:.2f} ms, and the GPU {found['more']:.2f} ms more"
+    return [
+        f"  the GPU waits for the host: a forward of {found['class']} {took}",
+        f"    {FLAG} replays such calls as CUDA graphs; --gain measures what this and other lines gain",
+    ]
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:

@@ -236,15 +236,15 @@ def table(options: type) -> dict[str, Option]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def public(options: type, more: tuple[str, ...] = ()) -> Callable[[F], F]:
+def public(options: type, more: tuple[str, ...] = (), taken: bool = False) -> Callable[[F], F]:
     """A decorator of a function that has ``**options: Unpack[options]``: it states the signature and, with
-    ``{options}`` in its documentation, what they mean. more: names that are taken but not stated, for calls
-    within the library."""
+    ``{options}`` in its documentation, what they mean. more: names that only `inner` takes; or anyone,
+    if they are `taken`, because a layer may be given the function in place of its own."""
 
     def decorate(function: F) -> F:
         known, name = table(options), function.__name__
         signature = _signature(function, options, known, more)
-        names = frozenset((*signature.parameters, *more))
+        names = frozenset((*signature.parameters, *(more if taken else ())))
 
         @functools.wraps(function)
         def call(*args, **kwargs):
@@ -257,6 +257,11 @@ def public(options: type, more: tuple[str, ...] = ()) -> Callable[[F], F]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """The function as the library calls it: `public` without its look at names, with those of ``more``."""
+    return function.__wrapped__  # type: ignore[attr-defined]
 
 
 def _signature(
@@ -292,10 +297,30 @@ def _document(text: str | None, known: dict[str, Option]) -> str | None:
     return text.replace(" " * 8 + "{options}", "\n".join(paragraphs))
 
 
+#: What other libraries call it -> what to write here.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("edge_attr", "edge_feat", "edge_feats", "edge_features", "efeat", "e"),
+        "features of edges go into edge=EdgeTerm(key, value)",
+    ),
+    "attn_mask": "mask= takes bools, bias= what is added to the scores",
+    "is_causal": "a pair that is not to be seen is no edge of the graph, or False in mask=",
+    "dropout": "did you mean dropout_p?",
+    "attn_drop": "did you mean dropout_p?",
+    "seed": "did you mean generator?",
+    "schedule": 'did you mean kernel_options={"schedule": ...}?',
+}
+
+
 def _unknown(function: str, names: frozenset[str], given: dict[str, Any]) -> TypeError:
     name = next(x for x in given if x not in names)
-    like = difflib.get_close_matches(name.removeprefix("edge_"), names, 1, 0.5)
-    hint = f"; did you mean {like[0]}?" if like else ""
-    if not like and "edge" in names and name.startswith(("edge", "e_")):
-        hint = "; features of edges go into edge=EdgeTerm(key, value)"
-    return TypeError(f"{function}: {name}: expected one of {', '.join(sorted(names))}, got {name}{hint}")
+    hint = _ELSEWHERE.get(name, "")
+    if "edge=" in hint and "edge" not in names:
+        hint = "this attention has no features of edges; dot_attention has"
+    elif not hint:
+        like = difflib.get_close_matches(name.removeprefix("edge_"), names, 1, 0.7)
+        hint = f"did you mean {like[0]}?" if like else ""
+    expected = ", ".join(sorted(names))
+    return TypeError(
+        f"{function}: {name}: expected one of {expected}, got {name}{'; ' if hint else ''}{hint}"
+    )

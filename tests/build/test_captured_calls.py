@@ -4,16 +4,17 @@ import copy
 import gc
 import random
 import weakref
+from types import SimpleNamespace
 
 import fake_cuda
 import pytest
 import torch
 from torch import nn
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.utils import softmax
 
-from dfgnn.run import captured
+from dfgnn.run import captured, gains
 from dfgnn.run.captured import Captured
 from dfgnn.runtime import cuda_graphs
 
@@ -108,26 +109,107 @@ def test_replayed(device, how, options):
     assert replayed(how) == 5, str(how.rows())
 
 
-def test_attention_of_data(device, how):
-    """A torch_geometric Data is told by its tensors."""
+class OfObject(Model):
+    """Takes an object that holds tensors, assigns to it, and returns it and one of them."""
 
-    class OfData(Model):
-        def forward(self, data, scale=1.0):
-            return super().forward(data.x, data.edge_index, scale)
+    def forward(self, data, scale=1.0):
+        found = super().forward(data.x, data.edge_index, scale)
+        data.hidden = found["hidden"]
+        if hasattr(data, "stores"):
+            data.x = found["out"] + data.weight
+        return data, data.weight, found["out"].mean()
 
-    model, x, edge_index = problem(device, model=OfData())
-    data = Data(x=x, edge_index=edge_index)
-    other = Data(x=x, edge_index=edge_index.flip(0))
 
-    def calls(step, model):
-        if step == 7:
-            data.edge_index = edge_index.flip(1)[:, : E // 2]
-        return (other if step == 5 else data,)
+def of_data(x, edge_index, weight):
+    return Data(x=x, edge_index=edge_index, weight=weight)
 
-    found = trained(model, 8, calls, how)
-    data.edge_index = edge_index
-    same(found, trained(model, 8, calls))
-    assert replayed(how) == 3, str(how.rows())
+
+def of_namespace(x, edge_index, weight):
+    return SimpleNamespace(x=x, edge_index=edge_index, weight=weight)
+
+
+def of_types(x, edge_index, weight):
+    data = HeteroData()
+    data["node"].x, data["node"].weight = x, weight
+    data["node", "to", "node"].edge_index = edge_index
+    return data
+
+
+class OfTypes(Model):
+    def forward(self, data):
+        found = super().forward(data["node"].x, data["node", "to", "node"].edge_index)
+        data["node"].hidden = found["hidden"]
+        return data, data["node"].weight, found["out"].mean()
+
+
+@pytest.mark.parametrize("make", [of_data, of_namespace, of_types], ids=lambda f: f.__name__)
+def test_objects_that_hold_tensors(device, how, make):
+    """Made anew for each call, with other numbers and equal edges; what the call assigns to them is there."""
+    model, x, edge_index = problem(device, model=(OfTypes if make is of_types else OfObject)())
+    found = []
+    for one, way in ((copy.deepcopy(model), how), (model, None)):
+        if way:
+            way.install()
+        try:
+            for k in range(9):
+                edges = edge_index.clone() if k != 6 else edge_index.flip(0)
+                weight = torch.full_like(x, float(k), requires_grad=True)
+                given = make(x + k, edges, weight)
+                data, returned, loss = one(given)
+                assert data is given
+                assert returned is weight
+                hidden = data["node"].hidden if make is of_types else data.hidden
+                (loss + hidden.square().mean() + (returned * getattr(data, "x", x)).mean()).backward()
+                found.append([loss.detach(), hidden.detach(), weight.grad])
+        finally:
+            if way:
+                way.remove()
+        found[-1] += [p.grad for p in one.parameters()]
+    for a, b in zip(found[:9], found[9:]):
+        for x, y in zip(a, b):
+            torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-10)
+    assert replayed(how) == 5, str(how.rows())
+
+
+def test_a_held_argument_that_is_modified(device, how):
+    """What the CUDA graph has made of its edges is not taken for those that they have become."""
+    model, x, edge_index = problem(device)
+
+    def run(way=None):
+        edges = edge_index.clone()
+        others = edge_index.flip(0).contiguous()
+
+        def calls(step, model):
+            if step == 5:
+                edges.copy_(others)
+            return x, edges if step < 5 else others.clone()
+
+        return trained(model, 7, calls, way)
+
+    same(run(how), run())
+    assert replayed(how) == 2, str(how.rows())
+
+
+class Filling(Model):
+    """Fills a dict among its arguments."""
+
+    def forward(self, x, edges):
+        found = super().forward(x, edges["edge_index"])
+        edges["hidden"] = found["hidden"]
+        return found
+
+
+def test_containers_that_a_call_changes(device, how):
+    model, x, edge_index = problem(device, model=Filling())
+    how.install()
+    try:
+        for _ in range(6):
+            edges = {"edge_index": edge_index}
+            model(x, edges)["out"].sum().backward()
+            assert "hidden" in edges
+    finally:
+        how.remove()
+    assert "lists or dicts among its arguments" in how.rows()[0]["reason"]
 
 
 def modified_edges(step, model, x, edge_index):
@@ -171,6 +253,19 @@ def hook(step, model, x, edge_index):
     return x, edge_index
 
 
+def message_hook(step, model, x, edge_index):
+    if step == 5:
+        model.own.register_message_forward_hook(lambda module, args, out: out * 2)
+    return x, edge_index
+
+
+def other_forward(step, model, x, edge_index):
+    if step == 5:
+        forward = model.forward
+        model.forward = lambda *args: {name: y * 2 for name, y in forward(*args).items()}
+    return x, edge_index
+
+
 def other_shape(step, model, x, edge_index):
     return (x, edge_index) if step < 5 else (x[: N // 2], edge_index % (N // 2))
 
@@ -181,7 +276,7 @@ def other_share(step, model, x, edge_index):
 
 
 CHANGES = [modified_edges, other_edges, other_number, attribute, frozen, other_parameter, in_eval_mode, hook,
-           other_shape, other_share]  # fmt: skip
+           message_hook, other_forward, other_shape, other_share]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
@@ -402,3 +497,33 @@ def test_the_report():
     )
     assert "0 of 9 calls replayed as CUDA graphs: it is compiled" in told[1]
     assert captured.lines([]) == ["  --capture: no model with message passing was trained"]
+
+
+def test_what_it_would_gain(device, how, monkeypatch):
+    """--gain measures it on a copy; without, the report says whether the GPU waits for the host."""
+    model, x, edge_index = problem(device)
+    twin, found = copy.deepcopy(model), gains.Gains()
+    monkeypatch.setattr(gains, "COMPILE", "")  # which other tests measure
+    waits = gains.Waits()
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for one, part in ((model, found), (model, waits), (twin, None)):
+        if part:
+            part.install()
+        for _ in range(4):
+            sum(y.square().sum() for y in one(x, edge_index).values()).backward()
+        if part:
+            part.remove()
+    (row,) = found.rows()
+    assert 0 < row["lines"][gains.FLAG] < float("inf"), row
+    assert waits.calls == 4
+    assert waits.found["host"] > 0
+    for p, q in zip(model.parameters(), twin.parameters()):
+        torch.testing.assert_close(p.grad, 2 * q.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_the_report_of_waiting():
+    told = gains.of_waits({"class": "a.Model", "host": 5.0, "more": 0.5})
+    assert "a forward of a.Model took the host 5.00 ms, and the GPU 0.50 ms more" in told[0]
+    assert "python -m dfgnn.run --capture" in told[1]
+    assert gains.of_waits({"class": "a.Model", "host": 5.0, "more": 2.0}) == gains.of_waits({}) == []

@@ -209,11 +209,13 @@ void Columns<T>::aggregate_all(const Group& group, const int32_t* index, Fetch f
     };
     constexpr std::true_type yes;
     constexpr std::false_type no;
-    const bool wide = heads_ == 1 || dim_ % (pairs ? 2 * W : W) == 0;
-    if constexpr (W > 1) {
-      if (!wide) return a2 ? run(yes, no) : run(no, no);
+    // Permutations serve every shape. Loops without them are for the types and shapes of most models: each of
+    // them takes long to compile.
+    constexpr bool may_be_wide = W == 1 || pairs || (W == kLanes<A> && std::is_same_v<T, float>);
+    if constexpr (may_be_wide) {
+      if (W == 1 || heads_ == 1 || dim_ % (pairs ? 2 * W : W) == 0) return a2 ? run(yes, yes) : run(no, yes);
     }
-    a2 ? run(yes, yes) : run(no, yes);
+    if constexpr (W > 1) a2 ? run(yes, no) : run(no, no);
   });
 }
 

@@ -38,7 +38,7 @@ class AGNNConv(GraphLayer):
         out = AGNNConv()(graph, torch.randn(100, 16))  # [100, 16]
     """
 
-    attention: Any = staticmethod(functional.agnn_attention)
+    attention: Any = staticmethod(functional.dot.agnn)
 
     _one_name_for_ends = True
 

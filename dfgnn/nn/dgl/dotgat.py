@@ -37,7 +37,7 @@ class DotGatConv(AttentionLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot.dot)
 
     # True only with two projections: given a pair of features, DGL's layer with one projection raises an
     # error.

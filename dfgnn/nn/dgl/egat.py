@@ -51,7 +51,7 @@ class EGATConv(GraphLayer):
         out, edges = conv(graph, nfeats, efeats)  # [100, 4, 8], [700, 4, 6]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     bias: Tensor | None
 

@@ -21,7 +21,7 @@ from ..whole.spec import LayerSpec
 class AdditiveConv(LeakyLayer):
     """Projections and both ends' score terms of additive attention, and a bias, which a subclass sets."""
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
     bias: Tensor | None
 
     def __init__(

@@ -45,7 +45,7 @@ class GATv2Conv(LeakyLayer):
         out = conv(graph, torch.randn(100, 16))  # [100, 4, 8]
     """
 
-    attention: Any = staticmethod(functional.gatv2_attention)
+    attention: Any = staticmethod(functional.gat.gatv2)
 
     FUSED_OPTIONS = (
         "in_feats out_feats num_heads feat_drop attn_drop negative_slope residual activation "

@@ -53,7 +53,7 @@ class HGTConv(FusedLayer):
         out = conv(graph, torch.randn(100, 32), ntype, etype)  # [100, 32]
     """
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot.dot)
 
     def __init__(
         self,

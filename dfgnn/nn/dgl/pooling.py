@@ -40,7 +40,7 @@ class GlobalAttentionPooling(FusedLayer):
         out = pool(graph, torch.randn(100, 16))  # [1, 16]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     def __init__(self, gate_nn: nn.Module, feat_nn: nn.Module | None = None):
         nn.Module.__init__(self)

@@ -13,7 +13,7 @@ from torch_geometric.utils import softmax
 
 from ... import functional
 from ...graph import Graph
-from ...graph import cache as _kept
+from ...graph import cache as graph_cache
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.tracing import any_batched, without_gradient
 from .._fused_or_upstream import warn, why_changed
@@ -39,14 +39,14 @@ def graph_of_groups(x: Tensor, index: Tensor | None, ptr: Tensor | None, num_gro
             groups = int(groups_tensor.max()) + 1 if groups_tensor.numel() else 0
         return Graph.from_coo(rows, groups_tensor, num_src=len(x), num_dst=groups)
 
-    return _kept.once((groups_tensor,), ("groups", len(x), num_groups, ptr is None), build)
+    return graph_cache.once((groups_tensor,), ("groups", len(x), num_groups, ptr is None), build)
 
 
 class FusedAggregation:
     """Mixin: a sum over the rows of a group with weights that a softmax makes of scores."""
 
     #: What computes the attention; ``reference.gat_attention`` makes it the same module on plain PyTorch.
-    attention: Callable[..., Any] = staticmethod(functional.gat_attention)
+    attention: Callable[..., Any] = staticmethod(functional.gat.gat)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:

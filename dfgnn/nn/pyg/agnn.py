@@ -35,7 +35,7 @@ class AGNNConv(FusedConv, torch_geometric.nn.AGNNConv):
 
     _node_dim = -2
 
-    attention: Any = staticmethod(functional.agnn_attention)
+    attention: Any = staticmethod(functional.dot.agnn)
 
     def forward(self, x: Tensor, edge_index: Any) -> Tensor:
         """Apply the layer.

@@ -47,7 +47,7 @@ class GATConv(FusedConv, torch_geometric.nn.GATConv):
         "bias residual"
     )
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     def forward(
         self,

@@ -41,7 +41,7 @@ class GATEConv(FusedConv, torch_geometric.nn.models.attentive_fp.GATEConv):
         out = conv(x, edge_index, edge_attr)  # [100, 16]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     @staticmethod
     def _special_reason(layer: Any) -> str | None:

@@ -50,7 +50,7 @@ class GATv2Conv(FusedConv, torch_geometric.nn.GATv2Conv):
         "bias share_weights residual"
     )
 
-    attention: Any = staticmethod(functional.gatv2_attention)
+    attention: Any = staticmethod(functional.gat.gatv2)
 
     def forward(
         self,

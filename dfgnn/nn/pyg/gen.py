@@ -40,7 +40,7 @@ class GENConv(FusedConv, torch_geometric.nn.GENConv):
 
     _node_dim = -2
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     _aggregations = torch_geometric.nn.aggr.SoftmaxAggregation, SoftmaxAggregation
 

@@ -11,7 +11,7 @@ import torch_geometric.nn
 from torch import Tensor, nn
 
 from ... import functional
-from ...graph import cache as _kept
+from ...graph import cache as graph_cache
 from ...runtime import torch_internals as internals
 from ...runtime.tracing import without_gradient
 from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
@@ -163,5 +163,5 @@ def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
         _, sizes = torch.unique_consecutive(batch, return_counts=True)
         return F.pad(sizes.cumsum(0), (1, 0))
 
-    found: Tensor = _kept.once((batch,), ("blocks",), build)
+    found: Tensor = graph_cache.once((batch,), ("blocks",), build)
     return found

@@ -35,7 +35,7 @@ class HANConv(FusedConv, torch_geometric.nn.HANConv):
         out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     def forward(
         self,

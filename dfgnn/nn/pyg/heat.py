@@ -47,7 +47,7 @@ class HEATConv(FusedConv, torch_geometric.nn.HEATConv):
         out = conv(x, edge_index, node_type, edge_type, edge_attr)  # [100, 32]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     @staticmethod
     def _special_reason(layer: Any) -> str | None:

@@ -47,7 +47,7 @@ class HGTConv(FusedConv, torch_geometric.nn.HGTConv):
         out = conv(x, {('author', 'writes', 'paper'): edge_index})['paper']  # [100, 32]
     """
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot.dot)
 
     @staticmethod
     def _special_reason(layer: Any) -> str | None:

@@ -48,7 +48,7 @@ class RGATConv(FusedConv, torch_geometric.nn.RGATConv):
         out = conv(torch.randn(100, 16), edge_index, edge_type)  # [100, 32]
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
+    attention: Any = staticmethod(functional.gat.gat)
 
     def reset_parameters(self) -> None:
         """torch_geometric's, which computes the value of `l2` but does not assign it: in a new layer `l2`

@@ -44,8 +44,8 @@ class SuperGATConv(FusedConv, torch_geometric.nn.SuperGATConv):
         loss = out.square().mean() + conv.get_attention_loss()
     """
 
-    attention: Any = staticmethod(functional.gat_attention)
-    dot_attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.gat.gat)
+    dot_attention: Any = staticmethod(functional.dot.dot)
 
     def forward(
         self,

@@ -48,7 +48,7 @@ class TransformerConv(FusedConv, torch_geometric.nn.TransformerConv):
 
     FUSED_OPTIONS = "in_channels out_channels heads concat beta dropout edge_dim bias root_weight"
 
-    attention: Any = staticmethod(functional.dot_attention)
+    attention: Any = staticmethod(functional.dot.dot)
 
     def forward(
         self,
