@@ -175,12 +175,6 @@ def test_rows_outside_of_blocks_get_zero(device):
         assert not grad[:3].any() and not grad[15:].any() and grad[3:15].any()
 
 
-@pytest.mark.parametrize(("sizes", "key_sizes"), [([], None), ([0, 0], [0, 3]), ([2, 1], [0, 0])])
-def test_without_rows_or_keys(device, sizes, key_sizes):
-    for x in results(functional, *make(sizes, key_sizes, 2, 16, 16, torch.float32, device, True)):
-        assert not x.any()
-
-
 def test_strided_inputs(device):
     tensors, offsets = make([5, 9], None, 2, 16, 16, torch.float32, device, False)
     (query, key, value), offsets = tensors.values(), offsets["offsets"]

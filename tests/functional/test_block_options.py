@@ -65,20 +65,6 @@ def test_weights_are_those_of_the_call_without_them(device, dim, heads):
     assert begin == len(weights)
 
 
-def test_dropout(device):
-    tensors, _, offsets = inputs(BLOCKS, torch.float32, device, {})
-    given = {**tensors, **offsets}
-
-    def out(generator, p=0.5):
-        return functional.block_attention(**given, dropout_p=p, generator=generator)
-
-    seeded = [torch.Generator(device).manual_seed(s) for s in (1, 1, 2)]
-    one, same, other = map(out, seeded)
-    assert torch.equal(one, same) and not torch.equal(one, other)
-    assert not torch.equal(out(None), out(None)) and not out(None, 1.0).any()
-    torch.testing.assert_close(out(None, 0.0), functional.block_attention(**given))
-
-
 @pytest.mark.parametrize("name", ["a bias of pairs", "all"])
 def test_rows_outside_of_blocks_get_zero(device, name):
     tensors, options, _ = inputs(([12], None), torch.float64, device, OPTIONS[name])
@@ -90,9 +76,10 @@ def test_rows_outside_of_blocks_get_zero(device, name):
     assert options.get("dropout_p") or given[2:11].any(-1).all()
 
 
+@pytest.mark.parametrize("given", [dict(key_bias=True, sink=True), OPTIONS["all"]], ids=["blocks", "pairs"])
 @pytest.mark.parametrize(("sizes", "keys"), [([], None), ([0, 0], [0, 3]), ([2, 1], [0, 0])])
-def test_without_rows_or_keys(device, sizes, keys):
-    tensors, options, offsets = inputs((sizes, keys), torch.float32, device, OPTIONS["all"])
+def test_without_rows_or_keys(device, sizes, keys, given):
+    tensors, options, offsets = inputs((sizes, keys), torch.float32, device, given)
     assert not any(x.any() for x in results(functional, tensors, {**options, **offsets}))
 
 

@@ -145,13 +145,6 @@ def test_both_ways_find_the_same_scores(monkeypatch, score, isa, dtype, dim):
     torch.testing.assert_close(*attention, rtol=32 * torch.finfo(attention[0].dtype).eps, atol=0)
 
 
-def test_unknown_way_of_rows(monkeypatch):
-    monkeypatch.setenv("DFGNN_CPU_ROWS", "several")
-    graph = make_graph("random")
-    with pytest.raises(RuntimeError, match="DFGNN_CPU_ROWS.*several"):
-        function("gat")(graph, **make_inputs("gat", graph, 1, 4))
-
-
 @pytest.mark.parametrize("isa", ISAS)
 @covered(
     dtype=DTYPES, score=SCORES, case=[("mixed_degrees", 1, 7), ("mixed_degrees", 3, 8), ("random", 8, 33)]
@@ -202,10 +195,11 @@ def test_softmax_is_exact_at_any_shift(monkeypatch, score, shift, dtype, name, i
     check(score, graph, inputs, return_attention=True, **options)
 
 
-def test_unknown_instruction_set(monkeypatch):
-    monkeypatch.setenv("DFGNN_CPU_ISA", "sse9")
+@pytest.mark.parametrize("variable, value", [("DFGNN_CPU_ISA", "sse9"), ("DFGNN_CPU_ROWS", "several")])
+def test_unknown_instruction_set_or_way_of_rows(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
     graph = make_graph("random")
-    with pytest.raises(RuntimeError, match="DFGNN_CPU_ISA.*sse9"):
+    with pytest.raises(RuntimeError, match=f"{variable}.*{value}"):
         function("gat")(graph, **make_inputs("gat", graph, 1, 4))
 
 

@@ -22,38 +22,40 @@ def only(explanation):
     return call
 
 
-def test_eager_calls(graph):
-    x = rows(graph)
-    call = only(dfgnn.explain(dot_attention, graph, x, x, x))
-    assert call.path == "eager" and [path for path, _ in call.declined] == ["parts"]
-    assert call.what == "dot attention, 2 heads of 8, float32"
-    bias = torch.zeros(graph.num_edges, 2)
-    call = only(dfgnn.explain(dot_attention, graph, x, x, x, bias=bias))
-    assert call.path == "eager"
-    assert [path for path, _ in call.declined] == ["parts"]
-    call = only(dfgnn.explain(gatv2_attention, graph, x, x, torch.ones(2, 8)))
-    assert call.path == "eager" and call.what.startswith("additive_v2 attention")
+def dot(graph, x, **more):
+    return dot_attention(graph, x, x, x, **more)
 
 
-def test_projected_edges(graph):
-    x = rows(graph)
-    attr, proj = torch.randn(graph.num_edges, 3), torch.randn(16, 3)
-    term = Projected(attr, proj)
-    call = only(dfgnn.explain(dot_attention, graph, x, x, x, edge=EdgeTerm(term, term)))
-    assert call.path == "edge projection"
+def projected(graph, x):
+    term = Projected(torch.randn(graph.num_edges, 3), torch.randn(16, 3))
+    return dot(graph, x, edge=EdgeTerm(term, term))
 
 
-def test_transforms(graph):
-    x = rows(graph)
+#: A call with a graph and rows -> the path that it takes, and a reason against another path.
+CALLS = {
+    "plain": (dot, "eager", None),
+    "a bias": (lambda g, x: dot(g, x, bias=torch.zeros(g.num_edges, 2)), "eager", None),
+    "gatv2": (lambda g, x: gatv2_attention(g, x, x, torch.ones(2, 8)), "eager", None),
+    "projected edges": (projected, "edge projection", None),
+    "gradients": (
+        lambda g, x: torch.func.grad(lambda x: dot(g, x).sum())(x), "dispatched",
+        ("eager", "a transform of torch.func is active"),
+    ),
+    "forward mode": (lambda g, x: torch.func.jvp(lambda x: dot(g, x), (x,), (x,)), "plain", None),
+}  # fmt: skip
 
-    def loss(x):
-        return dot_attention(graph, x, x, x).sum()
 
-    call = only(dfgnn.explain(torch.func.grad(loss), x))
-    assert call.path == "dispatched"
-    assert dict(call.declined)["eager"] == "a transform of torch.func is active"
-    call = only(dfgnn.explain(torch.func.jvp, loss, (x,), (x,)))
-    assert call.path == "plain"
+@pytest.mark.parametrize("name", CALLS)
+def test_the_path(graph, name):
+    call, path, reason = CALLS[name]
+    found = only(dfgnn.explain(call, graph, rows(graph)))
+    assert found.path == path
+    if path == "eager":
+        assert [declined for declined, _ in found.declined] == ["parts"]
+    if name in ("plain", "gatv2"):
+        assert found.what == f"{'dot' if name == 'plain' else 'additive_v2'} attention, 2 heads of 8, float32"
+    if reason is not None:
+        assert reason in found.declined
 
 
 def test_a_dispatch_mode(graph):

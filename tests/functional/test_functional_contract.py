@@ -81,21 +81,6 @@ def test_dropout_at_the_ends(device, score):
     assert torch.equal(state, torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state())
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("score", SCORES)
-def test_cpu_and_cuda_agree_on_the_mask(score):
-    results = []
-    for device in ("cpu", "cuda"):
-        graph = make_graph("mixed_degrees", device)
-        torch.manual_seed(0)
-        inputs = {
-            n: x.double().to(device) for n, x in make_inputs(score, make_graph("mixed_degrees"), 5, 8).items()
-        }
-        seed = torch.tensor([77], device=device)
-        results.append(function(score)(graph, **inputs, dropout_p=0.5, generator=seed).cpu())
-    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
-
-
 # ---- autograd and operators ------------------------------------------------------------------------------
 
 

@@ -1,25 +1,11 @@
 """`score_attention`, whose scores are given, and `dot_attention`, with values (and keys) that have a row per
 edge."""
 
-import pytest
 import torch
 from graphs import GRAPHS, make_graph
 
 from dfgnn import Graph, functional
 from dfgnn.graph.derived import edges_as_sources
-
-
-def make_inputs(name, graph, heads, dim, dtype, at):
-    rows = graph.num_edges if at == "edges" else graph.num_src
-    sizes = {
-        "score": {"score": (graph.num_edges, heads), "value": (rows, heads, dim)},
-        "dot": {
-            "query": (graph.num_dst, heads, dim),
-            "key": (rows, heads, dim),
-            "value": (rows, heads, 2 * dim),
-        },
-    }[name]
-    return {n: torch.randn(size).to(graph.device, dtype) for n, size in sizes.items()}
 
 
 def at_rows(graph, at):
@@ -28,31 +14,26 @@ def at_rows(graph, at):
 
 
 def test_rows_of_edges_or_of_nodes(device):
-    """Rows are those of the graph's sources, also where it has as many sources as edges; rows of edges on a
-    graph of nodes are an error that names the graph which has them."""
+    """Rows are those of the graph's sources, also where it has as many sources as edges. (Rows of edges on a
+    graph of nodes: tests/fuzz/bad_input.py.)"""
     shift = torch.arange(20, device=device)
     ring = Graph.from_coo((shift + 1) % 20, shift, num_nodes=20)
-    inputs = make_inputs("score", ring, 2, 4, torch.float32, "nodes")
-    value = inputs["value"]
+    score, value = torch.randn(20, 2, device=device), torch.randn(20, 2, 4, device=device)
     for at, expected in (("nodes", value.roll(-1, 0)), ("edges", value)):
-        found = functional.score_attention(at_rows(ring, at), **inputs)
+        found = functional.score_attention(at_rows(ring, at), score, value)
         torch.testing.assert_close(found, expected)
         found = functional.dot_attention(at_rows(ring, at), value, value, value)
         torch.testing.assert_close(found, expected)
-    graph = make_graph("random", device)
-    for name, argument in (("score", "value"), ("dot", "key")):
-        inputs = make_inputs(name, graph, 2, 4, torch.float32, "edges")
-        with pytest.raises(ValueError, match=rf"{argument}: .*go with graph.edges_as_sources\(\)"):
-            getattr(functional, f"{name}_attention")(graph, **inputs)
 
 
 def test_a_compiled_call_keeps_the_graph_of_the_edges(device):
     """A traced call finds the graph of edges as sources that was made before, and does not sort again."""
     graph = make_graph("random", device)
-    inputs = make_inputs("dot", graph, 2, 4, torch.float32, "edges")
+    sizes = graph.num_dst, graph.num_edges, graph.num_edges
+    inputs = [torch.randn(n, 2, 4, device=device) for n in sizes]
     call = torch.compile(functional.dot_attention, fullgraph=True, backend="aot_eager")
     made = graph.edges_as_sources()
-    torch.testing.assert_close(call(made, **inputs), functional.dot_attention(made, **inputs))
+    torch.testing.assert_close(call(made, *inputs), functional.dot_attention(made, *inputs))
     assert edges_as_sources(graph) is made
 
 

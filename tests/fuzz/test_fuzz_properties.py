@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from corpus import GraphSpec, calls, cases, generator, graphs
+from corpus import calls, cases, generator, graphs
 from criterion import gradients
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -100,47 +100,6 @@ def test_isolated_nodes_change_nothing(device, case, data):
         same(results[1], expected[1])
 
 
-@example(dropout=False, examples=0.6)
-def test_repeated_edges(device, case, data):
-    """If every edge is repeated k times, the copies together weigh as much as the edge did."""
-    spec, call = case
-    graph, (leaves, masks) = spec.build(device), call.inputs(device)
-    k = data.draw(st.integers(2, 4))
-    other = Graph.from_coo(*graph.edge_index.repeat(1, k), num_src=spec.num_src, num_dst=spec.num_dst)
-    inputs = (changed(t, PER_EDGE, lambda x: x.repeat(k, *[1] * (x.dim() - 1))) for t in (leaves, masks))
-    expected, results = call(functional, graph, leaves, masks), call(functional, other, *inputs)
-    same(results[0], expected[0])
-    if len(results) > 1:
-        same(results[1].reshape(k, *expected[1].shape), (expected[1] / k).expand(k, *expected[1].shape))
-
-
-@example(dropout=False, examples=0.6)
-def test_batches(device, case, data):
-    """A batch of two graphs gives what each of them gives."""
-    spec, call = case
-    pair = spec.build(device), GraphSpec("random", 5, 5, seed=call.seed).build(device)
-    second = dataclasses.replace(call, seed=call.seed + 1, special=())
-    sizes = {"src": (spec.num_src, 5), "dst": (spec.num_dst, 5), "edges": [g.num_edges for g in pair]}
-    side = {**dict.fromkeys(SOURCES, "src"), **dict.fromkeys(DESTINATIONS, "dst")}
-    side |= dict.fromkeys(PER_EDGE, "edges")
-
-    def resized(shape, name):
-        return (sizes[side[name]][1], *shape[1:]) if name in side else shape
-
-    second = dataclasses.replace(
-        second,
-        tensors={n: (resized(shape, n), layout) for n, (shape, layout) in call.tensors.items()},
-        masks={n: resized(shape, n) for n, shape in call.masks.items()},
-    )
-    one, two = (c.inputs(device) for c in (call, second))
-    shared = {n: x for n, x in one[0].items() if n not in side}
-    two = {**two[0], **shared}, two[1]
-    both = tuple({n: torch.cat([x[n], y[n]]) if n in side else x[n] for n in x} for x, y in zip(one, two))
-    parts = [call(functional, g, *inputs) for g, inputs in zip(pair, (one, two))]
-    for result, *expected in zip(call(functional, Graph.batch(pair), *both), *parts):
-        same(result, torch.cat(expected))
-
-
 @example(functions=("gat_attention", "dot_attention"), examples=0.6, dropout=False)
 def test_linear_in_the_values(device, case, data):
     spec, call = case
@@ -153,18 +112,6 @@ def test_linear_in_the_values(device, case, data):
     result = call(functional, graph, changed(leaves, (name,), lambda x: factor * x), masks)
     # A factor that is a power of two changes only exponents, so that the results are equal to the bit.
     assert torch.equal(result[0], factor * expected[0])
-
-
-@example(functions=("edge_softmax",), extremes=True)
-def test_weights_of_a_row_add_up_to_one(device, case, data):
-    spec, call = case
-    graph, (leaves, masks) = spec.build(device), call.inputs(device)
-    score = leaves["score"].detach()
-    weights = call(functional, graph, leaves, masks)[0].detach()
-    shape = (spec.num_dst, *score.shape[1:])
-    sums = weights.new_zeros(shape).index_add(0, graph.edge_index[1], weights)
-    seen = torch.zeros(shape, device=device).index_add(0, graph.edge_index[1], (score > -math.inf).float())
-    same(sums, (seen > 0).to(sums))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
