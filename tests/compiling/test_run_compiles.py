@@ -8,7 +8,7 @@ import torch
 from torch_geometric.nn import GATConv
 
 import dfgnn
-from dfgnn.run.gains import CAPTURE, COMPILE, Gains, lines
+from dfgnn.run.gains import CAPTURE, COMPILE, FLAG, Gains, lines
 
 SCRIPT = """
 import torch
@@ -77,7 +77,7 @@ def test_run_measures_what_capturing_would_gain():
     finally:
         gains.remove()
     (row,) = gains.rows()
-    assert row["class"].endswith("Net") and set(row["lines"]) == {COMPILE, CAPTURE}
+    assert row["class"].endswith("Net") and set(row["lines"]) == {COMPILE, FLAG, CAPTURE}
     assert all(isinstance(took, float) for took in row["lines"].values()), row
     assert len(lines([row])) == 2
 
