@@ -65,8 +65,8 @@ def covered(strength=2, further=True, **options):
     def value_of(name, value):
         return options[name][value] if isinstance(options[name], dict) else value
 
-    def id_of(value):
-        return str(value).removeprefix("torch.")
+    def id_of(value):  # a function by its name, because its text has an address, which differs between processes
+        return getattr(value, "__name__", str(value)).removeprefix("torch.")
 
     return pytest.mark.parametrize(
         list(values),
