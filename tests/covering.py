@@ -49,6 +49,12 @@ def some(few, of, name="name", **options):
     return pytest.mark.parametrize(name, [*few, *more], **options)
 
 
+def id_of(value) -> str:
+    """The value in a test's id. A function is named, because its text has an address, which differs between
+    processes."""
+    return getattr(value, "__name__", str(value)).removeprefix("torch.")
+
+
 def covered(strength=2, further=True, **options):
     """Parametrizes a test over the rows of `covering`; in exhaustive tests also over those of strength + 1,
     unless further is False.
@@ -64,9 +70,6 @@ def covered(strength=2, further=True, **options):
 
     def value_of(name, value):
         return options[name][value] if isinstance(options[name], dict) else value
-
-    def id_of(value):  # a function by its name, because its text has an address, which differs between processes
-        return getattr(value, "__name__", str(value)).removeprefix("torch.")
 
     return pytest.mark.parametrize(
         list(values),

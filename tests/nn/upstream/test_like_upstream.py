@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 from beside import compare_low_precision, run
-from covering import exhaustive
+from covering import exhaustive, id_of
 from side_by_side import assert_same_distribution
 
 LIBRARIES = {}
@@ -41,7 +41,7 @@ def each(items, of=SUBJECTS, few=None):
 
 def rows(subject):
     for row in subject.rows():
-        yield "-".join(str(x).removeprefix("torch.") for x in row.values()).replace(" ", ""), row
+        yield "-".join(map(id_of, row.values())).replace(" ", ""), row
 
 
 @pytest.mark.filterwarnings("ignore:The input graph for the user-defined edge function")
