@@ -251,8 +251,7 @@ __global__ void __launch_bounds__(kThreads, (kMinBlocks < C, has_features(EDGES)
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true>
-        grads_raw;  // weights: grad_raw and, in `positive`, mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> grads_raw;  // and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;

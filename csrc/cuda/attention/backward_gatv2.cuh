@@ -10,8 +10,8 @@
 //
 // FEAT: the edges have feature rows; EDGES is features_scalars then, so that EDGE holds, too. row_term: the
 // linear part of the score that a row's edges have in common, slope attn . x of the row x, or with QUADS
-// attn . x; in the pass over sources x is v_j. slope: that of a LeakyReLU after the score. GATv2 has none, so that
-// it is 1; `keep` makes the compiler take it for a parameter, with which it makes fewer instructions.
+// attn . x; in the pass over sources x is v_j. slope: that of a LeakyReLU after the score. GATv2 has none, so
+// that it is 1; `keep` makes the compiler take it for a parameter, with which it makes fewer instructions.
 // pair.slope: that within the score.
 // writes: me.writes, if the item exists; begin() sets it with the item's other values, because in finish()
 // `me` may be at the next item. next_stats: load_item() loads the statistics of an item, begin() copies them
@@ -279,8 +279,7 @@ __global__ void __launch_bounds__(kThreads, (gatv2_destinations_blocks<C, EDGES>
     // ---- 5. Softmax weights: compute alpha again, then the gradients of the own edges' scores.
     const auto eid_at = [&](int s) { return eid_of<C, B, EIDS>(me, p.csr, index, done, s); };
     const Dropout<T, EDGE, LPH, SLOTS> dropout(edge, t.heads_per_tile, eid_at);
-    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true>
-        grads_raw;  // weights: grad_raw and, in `positive`, mass
+    Weights<A, SLOTS, /*POSITIVE*/ true, /*SIGNED*/ true> grads_raw;  // and, in `positive`, mass
 #pragma unroll
     for (int s = 0; s < SLOTS; ++s) {
       const bool valid = s * LPH + own < left;
