@@ -20,13 +20,14 @@ functions run on :mod:`dfgnn.ops`, others in Python. The documentation ("DGL wit
 missing.
 """
 
+import importlib
 from typing import Any
 
 import torch
 
 from ..nn.dgl import DGLError
 from . import function, sparse
-from .as_dgl import VERSION, install_as_dgl
+from .as_dgl import VERSION, install_as_dgl, lacks
 from .base import ALL, EID, ETYPE, NID, NTYPE
 from .batch import batch, unbatch
 from .block import DGLBlock, create_block, to_block
@@ -76,6 +77,15 @@ from .transforms import AddReverse, AddSelfLoop, BaseTransform, Compose, RemoveS
 
 DGLHeteroGraph = DGLGraph
 __version__ = VERSION
+
+
+def __getattr__(name: str) -> Any:
+    """DGL's modules that are imported at their first use, and an error for names that are not here."""
+    if name in ("data", "dataloading", "nn"):
+        return importlib.import_module(f".{name}", __name__)
+    if name == "ops":
+        return importlib.import_module("dfgnn.ops")
+    raise AttributeError(lacks(f"dgl.{name}"), name=name)
 
 
 def seed(val: Any) -> None:

@@ -82,7 +82,7 @@ class _StandIn(ModuleType):
                     return getattr(module, name)
             if f"{place}.{name}" in MODULES:
                 return importlib.import_module(f"{place}.{name}")
-        raise AttributeError(_lacks(f"{place}.{name}"), name=name, obj=self)
+        raise AttributeError(lacks(f"{place}.{name}"), name=name, obj=self)
 
     def __dir__(self) -> list[str]:
         names = {name.rpartition(".")[2] for name in MODULES if name.rpartition(".")[0] == self.__name__}
@@ -99,7 +99,7 @@ def _defines(module: ModuleType, name: str) -> bool:
     return getattr(getattr(module, name, None), "__module__", None) == module.__name__
 
 
-def _lacks(name: str) -> str:
+def lacks(name: str) -> str:
     instead = next((text for place, text in _INSTEAD.items() if f"{name}.".startswith(f"{place}.")), None)
     hint = f" ({instead})" if instead else ""
     return f"{name}: dfgnn stands for DGL here and has no such name{hint}; {PAGE} says what there is"
@@ -114,7 +114,7 @@ class _Finder:
             return ModuleSpec(name, _Finder, origin="dfgnn", is_package=True)  # type: ignore[arg-type]
         if name.startswith("dgl."):
             # name="dgl": with name=name, "from dgl import x" would report a missing attribute without text.
-            raise ModuleNotFoundError(_lacks(name), name="dgl")
+            raise ModuleNotFoundError(lacks(name), name="dgl")
         return None
 
     @staticmethod

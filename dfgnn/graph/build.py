@@ -59,6 +59,7 @@ def given_sizes(where: str, num_nodes: Any, num_src: Any, num_dst: Any) -> tuple
         return num_src, num_dst
     if num_src is not None or num_dst is not None:
         raise TypeError(f"{where}: expected either num_nodes or num_src and num_dst, got both")
+    num_nodes = _csr.as_size(where, "num_nodes", num_nodes)
     return num_nodes, num_nodes
 
 

@@ -169,3 +169,8 @@ class Constructors:
         sparse tensor has).
         """
         return make_cached(edge_index, *build.given_sizes("Graph.cached", num_nodes, num_src, num_dst))
+
+
+for _name, _method in vars(Constructors).items():
+    if isinstance(_method, classmethod):  # as Python's own errors name it
+        _method.__func__.__qualname__ = f"Graph.{_name}"

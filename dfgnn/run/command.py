@@ -165,6 +165,8 @@ class _Run:
             raise
         except BaseException as error:
             self.failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if isinstance(error, ModuleNotFoundError) and error.name == "dgl":
+                self.failed += "; with --as-dgl, dgl is dfgnn.compat"
             self._show_as_python(program, error)
             raise
 

@@ -300,7 +300,7 @@ def _document(text: str | None, known: dict[str, Option]) -> str | None:
 #: What other libraries call it -> what to write here.
 _ELSEWHERE = {
     **dict.fromkeys(
-        ("edge_attr", "edge_feat", "edge_feats", "edge_features", "efeat", "e"),
+        ("edge", "edge_attr", "edge_feat", "edge_feats", "edge_features", "efeat", "e"),
         "features of edges go into edge=EdgeTerm(key, value)",
     ),
     "attn_mask": "mask= takes bools, bias= what is added to the scores",

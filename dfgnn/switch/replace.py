@@ -46,6 +46,9 @@ class Kept(NamedTuple):
     reason: str
 
 
+_IN_PLACE = "dfgnn.accelerate changes the model in place: go on with the model, not with this report of it"
+
+
 class Report:
     """The result of :func:`accelerate`: ``replaced`` and ``kept``, in the order of ``model.named_modules()``.
 
@@ -55,6 +58,12 @@ class Report:
     def __init__(self, replaced: list[Replaced], kept: list[Kept]):
         self.replaced = replaced
         self.kept = kept
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{_IN_PLACE}, which has no attribute {name!r}", name=name, obj=self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{_IN_PLACE}, which cannot be called")
 
     def __repr__(self) -> str:
         return f"Report({len(self.replaced)} replaced, {len(self.kept)} kept)"

@@ -150,3 +150,14 @@ def test_options_that_contradict_each_other(tmp_path, dfgnn_run):
     ):
         done = dfgnn_run(*words, "script.py", cwd=tmp_path)
         assert done.returncode == 2 and said in done.stderr
+
+
+def test_modules_of_compat_are_found_at_their_first_use():
+    """As DGL's are below ``dgl``; a name that is not there says where to read."""
+    import dfgnn.compat as dgl
+
+    assert dgl.nn.GraphConv and dgl.ops.gspmm and dgl.dataloading.NeighborSampler
+    with pytest.raises(AttributeError, match=r"dgl\.nope: .*dgl_without_dgl"):
+        dgl.nope  # noqa: B018
+    with pytest.raises(ImportError):
+        from dfgnn.compat import nope  # noqa: F401

@@ -50,6 +50,29 @@ def test_an_option_is_added_in_one_place():
         attention(None, None, tild=2.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("gat_attention", "edge_attr", "edge=EdgeTerm"),
+        ("agnn_attention", "edge_attr", "dot_attention has"),
+        ("dot_attention", "attn_mask", "mask= takes bools"),
+        ("dot_attention", "dropout", "did you mean dropout_p"),
+        ("gatv2_attention", "edge_weight", "did you mean weight"),
+        # What only layers pass would give other numbers.
+        ("gat_attention", "gate", "got gate"),
+        ("score_attention", "out_bias", "got out_bias"),
+        ("dot_attention", "negative_slope", "got negative_slope"),
+        ("gat_attention", "function", "got function"),
+    ],
+)
+def test_names_that_are_no_options(name, given, says):
+    function = getattr(functional, name)
+    tensors = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    with pytest.raises(TypeError, match=f"{name}: {given}: expected one of .*{says}") as raised:
+        function(*[torch.ones(2, 1, 4)] * len(tensors), **{given: 0.5})
+    assert "out_bias" not in str(raised.value).replace("got out_bias", "").replace(": out_bias:", "")
+
+
 def test_generators(device):
     """A generator, or the seed itself, decides which weights are dropped."""
     graph = make_graph("random", device)

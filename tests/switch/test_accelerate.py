@@ -1,5 +1,6 @@
 """accelerate and restore: the same model, the same parameters and the same numbers, through dfgnn."""
 
+import copy
 import pickle
 
 import pytest
@@ -328,3 +329,13 @@ def test_nothing_is_imported(plain_python):
         "dfgnn.restore(torch.nn.Linear(2, 2)); assert not {'dgl', 'torch_geometric'} & set(sys.modules)"
     )
     plain_python(code)
+
+
+def test_the_report_is_not_the_model():
+    """`model = accelerate(model)` is a mistake that is seen late; both its errors say what to do."""
+    report = dfgnn.accelerate(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="go on with the model"):
+        report(torch.ones(2))
+    with pytest.raises(AttributeError, match="go on with the model.*'parameters'"):
+        report.parameters()
+    assert not hasattr(report, "train") and str(copy.deepcopy(report)) == str(report)
