@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import fake_cuda
 import pytest
 import torch
+from covering import exhaustive
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, MessagePassing
@@ -499,6 +500,7 @@ def test_the_report():
     assert captured.lines([]) == ["  --capture: no model with message passing was trained"]
 
 
+@exhaustive
 def test_what_it_would_gain(device, how, monkeypatch):
     """--gain measures it on a copy; without, the report says whether the GPU waits for the host."""
     model, x, edge_index = problem(device)

@@ -181,7 +181,7 @@ def test_names_in_files():
         "dfgnn.sparse.structure Structure",
         "dfgnn.sparse.structure Side",
         "dfgnn.sparse.csr CSR",
-        "dfgnn.sparse.csr DegreeStats",
+        "dfgnn.sparse.degrees DegreeStats",
         "dfgnn.sparse.fixed FixedStructure",
     }
 
