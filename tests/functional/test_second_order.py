@@ -101,11 +101,13 @@ def test_as_exact_as_plain_operations(device, score, dtype, options, hard, shape
     plain = penalty(function(score, reference), graph, inputs, **more)
     monkeypatch.setattr(reference, "softmax_by", apart)
     terms = penalty(function(score, reference), graph, exact, **more)
-    # In float64, the exact one's dtype, only the order of sums differs.
+    # In float64, the exact one's dtype, only the order of sums differs; where weights are constant both leave
+    # rounding of numbers of about 1.
     band = {torch.float64: 1e-12, torch.float32: 32 * U}.get(dtype, torch.finfo(dtype).eps)
+    rounding = 1e-12 if dtype == torch.float64 else 0.0
     for name, one, other, low, term in zip(inputs, found, expected, plain, terms):
         assert one.dtype == dtype and one.isfinite().all()
-        allowed = 2 * (low.double() - other).norm() + band * max(other.norm(), term.norm())
+        allowed = 2 * (low.double() - other).norm() + band * max(other.norm(), term.norm()) + rounding
         assert (one.double() - other).norm() <= allowed, name
 
 

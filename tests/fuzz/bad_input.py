@@ -338,8 +338,8 @@ def _graph_cases():
         ("edge_index", "a Graph", TypeError, "got a Graph", block(), None),
         ("edge_index", "of floats", TypeError, "got torch.float32", torch.zeros(2, 3), None),
         ("edge_index[0]", "too large", ValueError, ("got 1", "1 rows were given"), one_edge, 1),
-        ("num_src", "a string", TypeError, "got str", one_edge, "2"),
-        ("num_src", "negative", ValueError, "got -1", one_edge, -1),
+        ("num_nodes", "a string", TypeError, "got str", one_edge, "2"),
+        ("num_nodes", "negative", ValueError, "got -1", one_edge, -1),
     ):
         yield case("cached", argument, wrong, error, words, lambda v=value, s=size: cached(v, s))
     for argument, wrong, error, words, sizes in (
