@@ -109,8 +109,8 @@ class DotScore : public Activation<Acc<T>> {
   }
 
   // For each edge: grad_feat = grad_raw * scale * query (unless grad_raw is null) + w * value (unless w is
-  // null). query is the fixed row, `value` a packed row. value_shape is that of values, which is shape() if both
-  // summands are wanted. Scales grad_raw in place.
+  // null). query is the fixed row, `value` a packed row. value_shape is that of values, which is shape() if
+  // both summands are wanted. Scales grad_raw in place.
   void scatter_feat(const EdgeBlock<Acc<T>>& block, A* grad_raw, const A* w, const A* value,
                     const RowShape& value_shape, T* grad_feat) const {
     if (grad_raw) block.update(grad_raw, [&](V v, int) { return v * scale_; });

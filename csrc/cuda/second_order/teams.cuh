@@ -130,8 +130,9 @@ struct Team {
   }
 
   // Calls f(RowEdges) for the rows that this team takes: with WARPS = 1 these are rows that
-  // the plan leaves whole, with kTeamWarps those that it splits; a launch deals them out to its teams. ranges: {mirrored(begin),
-  // end} of each row, which replace begin and end of its work item; or null if each row is one work item.
+  // the plan leaves whole, with kTeamWarps those that it splits; a launch deals them out to its teams.
+  // ranges: {mirrored(begin), end} of each row, which replace begin and end of its work item; or null if each
+  // row is one work item.
   template <class F>
   __device__ __forceinline__ void for_rows(const Csr& csr, const int2* ranges, F f) const {
     const int64_t count = WARPS == 1 ? csr.num_items : csr.num_splits;
