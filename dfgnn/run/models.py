@@ -38,6 +38,7 @@ class Models:
                     return call(module, *args, **kwargs)
                 return self.called(call, module, args, kwargs)
 
+        __call__.passes_on_to = call  # type: ignore[attr-defined]  # so fused layers take no other way
         nn.Module.__call__ = __call__  # type: ignore[method-assign, assignment]
 
     @contextmanager

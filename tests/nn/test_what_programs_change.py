@@ -29,6 +29,7 @@ from every_layer import (
     in_turns,
     library,
     made,
+    names,
     names_upstream,
     of,
     results,
@@ -510,3 +511,32 @@ def test_gradients_that_have_derivatives(name):
         out = layer(*call(graph, x)).sin().sum()
         found.append(torch.autograd.grad(out, [x, *layer.parameters()], create_graph=create_graph))
     assert_equal(found[1], found[0])
+
+
+# ---- dfgnn.run, which looks at calls ------------------------------------------------------------------------
+
+
+def nodes_of(out):
+    """The names of what computes gradients behind a result, by number."""
+    found, waiting = set(), [x.grad_fn for x in floats(out) if x.requires_grad]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return Counter(type(node).__name__ for node in found)
+
+
+@pytest.mark.parametrize("name", names())
+def test_looking_at_calls_does_not_change_how_they_are_computed(name):
+    from dfgnn.run.models import Models
+
+    layer, args = made(name), arguments(name)
+    looked_at = Models(lambda call, module, args, kwargs: call(module, *args, **kwargs))
+    for _ in range(2):  # the second call uses what the first one has found
+        expected = nodes_of(layer(*args))
+        looked_at.install()
+        try:
+            assert nodes_of(layer(*args)) == expected
+        finally:
+            looked_at.remove()
