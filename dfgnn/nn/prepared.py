@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._upstream import Called
 
 _NONE = None, None
-_KEY = "_dfgnn_prepared"  # the name among the layer's attributes
+KEY = "_dfgnn_prepared"  # the name among the layer's attributes
 _called_of = attrgetter("forward", "__call__", "_call_impl")  # what a call of a module of a class runs
 _kind_of = attrgetter("dtype", "shape")
 _HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
@@ -132,13 +132,13 @@ def prepare(layer: Any, call: fused.Call | None, x: Any, edges: Any, edge_attr: 
         return
     if layer._usual_edges(x, x_dst, edges, edge_attr) is None:
         return
-    known = layer.__dict__.get(_KEY)
+    known = layer.__dict__.get(KEY)
     if known is None or not known.holds(layer):
-        layer.__dict__.pop(_KEY, None)
+        layer.__dict__.pop(KEY, None)
         known = Known(layer)
         if any(known.empty):
             return
-        layer.__dict__[_KEY] = known  # the last of the attributes
+        layer.__dict__[KEY] = known  # the last of the attributes
     known.weight, autocast = call.value_weight, _autocast(x)
     kind: tuple = x.dtype, x_dst is not None, edge_attr is not None, autocast
     kind = kind if autocast is None else (*kind, call.shape[2])
@@ -147,12 +147,12 @@ def prepare(layer: Any, call: fused.Call | None, x: Any, edges: Any, edge_attr: 
 
 def forget(layer: Any) -> None:
     """Takes away what `prepare` has put among the layer's attributes."""
-    layer.__dict__.pop(_KEY, None)
+    layer.__dict__.pop(KEY, None)
 
 
 def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Tensor | None:
     """The result of a usual call that `prepare` has prepared; None: it has to go the long way."""
-    known = layer.__dict__.get(_KEY)
+    known = layer.__dict__.get(KEY)
     if known is None:
         return None
     ends = x if type(x) is tuple and len(x) == 2 else (x,)

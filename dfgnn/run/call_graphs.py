@@ -213,7 +213,9 @@ class CallGraphs:
 
     def results(self, call: Callable[[Made], Any]) -> tuple[list[Tensor], list[Tensor]]:
         """What a call of the sample returns or assigns to its arguments, and its gradients."""
-        leaves = self._sample.leaves
+        leaves = list(self._sample.leaves)
+        for k in self._trained:  # one may be made of another, by the script: its graph is not to be run
+            leaves[k] = leaves[k].detach().requires_grad_()
         made = self._sample.made_of(leaves)
         outputs = tensors_of(call(made), [x for _, x in made.assigned()])
         trained = [x for x in outputs if x.requires_grad and not any(x is y for y in leaves)]
@@ -251,6 +253,8 @@ class CallGraphs:
                 "not have, and the call draws random numbers: run the script without --capture"
             )
         self.given_up, create_graph = what, torch.is_grad_enabled()
+        with torch.enable_grad():  # as in `results`; gradients of gradients go on to the script's own
+            leaves = [x.view_as(x) if k in self._trained else x for k, x in enumerate(leaves)]
         made = self._arguments.made_of(leaves)
         attributes = [(own, name, own[name]) for own, name in self._assigned]
         # Running statistics have been updated; this call has its own.

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capturing.state import Snapshot
+from ..nn import prepared
 from ..runtime import cuda_graphs
 from .arguments import PLAIN, Arguments, Made, Numbers
 from .call_graphs import CallGraphs
@@ -264,7 +265,9 @@ class _State:
             (k, name): place
             for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
         }
-        self._places_of_results = [places[key] for key in self._results if key in places]
+        # What a call leaves for the next one is not seen: tensors, and what dfgnn's layers have prepared.
+        left = {*self._results, *((k, prepared.KEY) for k in range(len(self._owned)))}
+        self._places_left = [places[key] for key in left if key in places]
         self._values = self._values_now()
         by_content = set(map(id, self._kept_containers))
         seen = tuple([type(x) if id(x) in by_content else _seen(x) for x in self._values])
@@ -272,7 +275,7 @@ class _State:
 
     def _values_now(self) -> list[Any]:
         values = [*chain.from_iterable(map(dict.values, self._dicts))]
-        for place in self._places_of_results:
+        for place in self._places_left:
             values[place] = None
         return values
 
