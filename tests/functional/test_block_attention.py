@@ -131,7 +131,7 @@ def test_many_keys_and_many_queries(device):
     """Blocks of 100,000 rows on one side: no pair is stored, or this would take a GiB."""
     for sizes, key_sizes in (([2, 1], [100_000, 3]), ([100_000, 3], [2, 1])):
         for found, whole, rough in compared(*make(sizes, key_sizes, 1, 8, 8, torch.float32, device, True)):
-            assert error(found, whole) <= max(4 * error(rough, whole), 1e-5)
+            assert error(found, whole) <= max(4 * error(rough, whole), 1e-6 if device == "cpu" else 1e-5)
 
 
 @exhaustive

@@ -62,7 +62,7 @@ class Case:
     def anew(self, x=None):
         """The result and gradients of a call that is not prepared."""
         layer = copy.deepcopy(self.layer)
-        layer.__dict__.pop(_prepared._KEY)
+        layer.__dict__.pop(_prepared.KEY)
         return self.results(layer, x)
 
     def results(self, layer=None, x=None):
@@ -147,7 +147,7 @@ def test_kinds_of_calls(name, autocast):
     assert is_prepared()
     more = torch.randn(N, 8, requires_grad=True)
     new = copy.deepcopy(layer)
-    del new.__dict__[_prepared._KEY]
+    del new.__dict__[_prepared.KEY]
     found, want = results(layer, more), results(new, more)
     torch.testing.assert_close(found, want, rtol=0, atol=0)
     if "edges" in kind:
@@ -257,13 +257,13 @@ def test_a_user_s_class_is_not_prepared():
     layer, x = Mine(8, 4), torch.randn(N, 8)
     with pytest.warns(UserWarning, match="overridden"):
         layer(x, edges())
-    assert _prepared._KEY not in vars(layer)
+    assert _prepared.KEY not in vars(layer)
 
 
 def test_copies_pickles_and_state(case):
     layer = case.layer
     other = copy.deepcopy(layer)
-    assert other.__dict__[_prepared._KEY] is None
+    assert other.__dict__[_prepared.KEY] is None
     with torch.no_grad():
         for x in other.parameters():
             x.add_(1)

@@ -24,9 +24,7 @@ class Backward {
         weight_(kRows * kKeys),
         slope_(kRows * kKeys),
         of_query_(area<A>(most_rows, p.dim)),
-        of_key_(area<A>(kKeys, p.dim)),
-        of_value_(area<A>(kKeys, p.value_dim)),
-        of_bias_(kKeys) {}
+        of_keys_(p.dim, p.value_dim) {}
 
   void run(const BlockTask& task) {
     const int head = task.head, heads = p_.heads;
@@ -43,9 +41,9 @@ class Backward {
       value.copy(first, count, 1, value_);
       value.transpose(value_, count, columns, values_);
       copy_numbers<A>(p_.key_bias, first, count, columns, heads, head, -kInfinity<A>, bias_);
-      if (task.to_keys)
-        of_key_.clear(count * wide), of_value_.clear(count * value_wide), of_bias_.clear(columns);
+      if (task.to_keys) of_keys_.begin(count, columns);
       for_pieces(task.row_begin, task.row_end, kRows, [&](int64_t row, int64_t some) {
+        if (task.to_keys) of_keys_.before(row - task.row_begin);
         query.copy(row, some, scale, query_);
         grad.copy(row, some, 1, grad_);
         multiply<A>(weight_, columns, {query_, wide, 1}, keys_, columns, some, columns, p_.dim, false);
@@ -58,23 +56,24 @@ class Backward {
           for (int64_t j = 0; j < columns; j += W) {
             const V ds = load_vector<V>(weight + j) * (load_vector<V>(slope + j) - delta[row_head]);
             store_vector(slope + j, ds);
-            if (task.to_keys) store_vector(of_bias_ + j, load_vector<V>(of_bias_ + j) + ds);
+            if (task.to_keys) store_vector(of_keys_.bias + j, load_vector<V>(of_keys_.bias + j) + ds);
           }
         }
         if (task.to_rows)
           multiply<A>(of_query_ + (row - task.row_begin) * wide, wide, {slope_, columns, 1}, key_, wide, some,
                       wide, count, true);
         if (!task.to_keys) return;
-        multiply<A>(of_key_, wide, {slope_, 1, columns}, query_, wide, count, wide, some, true);
-        multiply<A>(of_value_, value_wide, {weight_, 1, columns}, grad_, value_wide, count, value_wide, some,
+        multiply<A>(of_keys_.key, wide, {slope_, 1, columns}, query_, wide, count, wide, some, true);
+        multiply<A>(of_keys_.value, value_wide, {weight_, 1, columns}, grad_, value_wide, count, value_wide, some,
                     true);
       });
       if (!task.to_keys) return;
-      write_rows<T>(of_key_, count, first, 1, p_.grad_key, heads, p_.dim, head);
-      write_rows<T>(of_value_, count, first, 1, p_.grad_value, heads, p_.value_dim, head);
+      of_keys_.end(task.row_end - task.row_begin);
+      write_rows<T>(of_keys_.key, count, first, 1, p_.grad_key, heads, p_.dim, head);
+      write_rows<T>(of_keys_.value, count, first, 1, p_.grad_value, heads, p_.value_dim, head);
       if (p_.grad_bias)
         for (int64_t j = 0; j < count; ++j)
-          static_cast<A*>(p_.grad_bias)[(first + j) * heads + head] = of_bias_[j];
+          static_cast<A*>(p_.grad_bias)[(first + j) * heads + head] = of_keys_.bias[j];
     });
     if (task.to_rows)
       write_rows<T>(of_query_, task.row_end - task.row_begin, task.row_begin, scale, p_.grad_query, heads,
@@ -83,8 +82,8 @@ class Backward {
 
  private:
   const BlockParams& p_;
-  Buffer<A> query_, grad_, key_, value_, keys_, values_, bias_, weight_, slope_, of_query_, of_key_,
-      of_value_, of_bias_;
+  Buffer<A> query_, grad_, key_, value_, keys_, values_, bias_, weight_, slope_, of_query_;
+  OfKeys<A> of_keys_;
 };
 
 // delta of the rows [first, last).

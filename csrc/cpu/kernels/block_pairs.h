@@ -3,6 +3,7 @@
 // to whole vectors. Padding has a bias of -inf, and so a weight of 0.
 #pragma once
 
+#include "blocked_sum.h"
 #include "cpu/blocks.h"
 #include "dense.h"
 
@@ -46,5 +47,37 @@ static inline void weights_of(A* score, const A* bias, int64_t columns, A top, A
     store_vector(score + j,
                  exp<A, W>((load_vector<V>(score + j) + load_vector<V>(bias + j) - top) - log_sum));
 }
+
+// The gradients of a tile's keys, which are sums over the queries of a task, in blocks of them.
+template <class A>
+class OfKeys {
+ public:
+  OfKeys(int dim, int value_dim)
+      : key(area<A>(kKeys, dim)),
+        value(area<A>(kKeys, value_dim)),
+        bias(kKeys),
+        wide_(padded<A>(dim)),
+        value_wide_(padded<A>(value_dim)),
+        of_key_(area<A>(kKeys, dim)),
+        of_value_(area<A>(kKeys, value_dim)),
+        of_bias_(kKeys) {}
+
+  void begin(int64_t count, int64_t columns) {
+    key.clear(count * wide_), value.clear(count * value_wide_), bias.clear(columns);
+    of_key_.resize(count * wide_), of_value_.resize(count * value_wide_), of_bias_.resize(columns);
+  }
+  // Before a tile is added. place: that of its first query in the task.
+  void before(int64_t place) {
+    of_key_.before(place, key), of_value_.before(place, value), of_bias_.before(place, bias);
+  }
+  void end(int64_t rows) { of_key_.end(rows, key), of_value_.end(rows, value), of_bias_.end(rows, bias); }
+
+  Buffer<A> key, value, bias;
+
+ private:
+  using Sums = Blocks<A, kTaskRows>;  // which short tasks do not fill
+  int64_t wide_, value_wide_;
+  Sums of_key_, of_value_, of_bias_;
+};
 
 }  // namespace dfgnn::cpu::DFGNN_ISA

@@ -36,9 +36,7 @@ class Second {
         u_(kRows * kKeys),
         of_query_(area<A>(most_rows, p.dim)),
         of_grad_(area<A>(most_rows, p.value_dim)),
-        of_key_(area<A>(kKeys, p.dim)),
-        of_value_(area<A>(kKeys, p.value_dim)),
-        of_bias_(kKeys),
+        of_keys_(p.dim, p.value_dim),
         sums_(2 * most_rows) {}
 
   void run(const BlockTask& task, bool sums_known) {
@@ -61,9 +59,9 @@ class Second {
       load(key, key_, keys_), load(c, c_, cs_), load(value, value_, values_), load(e, e_, es_);
       copy_numbers<A>(p_.key_bias, first, count, columns, heads, head, -kInfinity<A>, bias_);
       copy_numbers<A>(p_.of_bias, first, count, columns, heads, head, A(0), f_);
-      if (!SUMS && task.to_keys)
-        of_key_.clear(count * wide_), of_value_.clear(count * value_wide_), of_bias_.clear(columns);
+      if (!SUMS && task.to_keys) of_keys_.begin(count, columns);
       for_pieces(task.row_begin, task.row_end, kRows, [&](int64_t row, int64_t some) {
+        if (!SUMS && task.to_keys) of_keys_.before(row - task.row_begin);
         query.copy(row, some, scale, query_);
         a.copy(row, some, scale, a_);
         grad.copy(row, some, 1, grad_);
@@ -87,11 +85,12 @@ class Second {
         add(task, row - task.row_begin, some, count, columns);
       });
       if (SUMS || !task.to_keys) return;
-      write_rows<T>(of_key_, count, first, 1, p_.grad_key, heads, p_.dim, head);
-      write_rows<T>(of_value_, count, first, 1, p_.grad_value, heads, p_.value_dim, head);
+      of_keys_.end(rows);
+      write_rows<T>(of_keys_.key, count, first, 1, p_.grad_key, heads, p_.dim, head);
+      write_rows<T>(of_keys_.value, count, first, 1, p_.grad_value, heads, p_.value_dim, head);
       if (p_.grad_bias)
         for (int64_t j = 0; j < count; ++j)
-          static_cast<A*>(p_.grad_bias)[(first + j) * heads + head] = of_bias_[j];
+          static_cast<A*>(p_.grad_bias)[(first + j) * heads + head] = of_keys_.bias[j];
     });
     if (SUMS)
       for (int64_t r = 0; r < rows; ++r) {
@@ -153,7 +152,7 @@ class Second {
               x = load_vector<V>(slope + j) * shifted + w * (load_vector<V>(u + j) - sums.rho);
       store_vector(u + j, x);
       store_vector(t + j, w * shifted);
-      if (to_keys) store_vector(of_bias_ + j, load_vector<V>(of_bias_ + j) + x);
+      if (to_keys) store_vector(of_keys_.bias + j, load_vector<V>(of_keys_.bias + j) + x);
     }
   }
 
@@ -169,9 +168,9 @@ class Second {
                   true);
     }
     if (task.to_keys) {
-      multiply<A>(of_key_, wide_, {u_, 1, columns}, query_, wide_, count, wide_, some, true);
-      multiply<A>(of_key_, wide_, {slope_, 1, columns}, a_, wide_, count, wide_, some, true);
-      multiply<A>(of_value_, value_wide_, {t_, 1, columns}, grad_, value_wide_, count, value_wide_, some,
+      multiply<A>(of_keys_.key, wide_, {u_, 1, columns}, query_, wide_, count, wide_, some, true);
+      multiply<A>(of_keys_.key, wide_, {slope_, 1, columns}, a_, wide_, count, wide_, some, true);
+      multiply<A>(of_keys_.value, value_wide_, {t_, 1, columns}, grad_, value_wide_, count, value_wide_, some,
                   true);
     }
   }
@@ -179,7 +178,9 @@ class Second {
   const BlockParams& p_;
   const int64_t wide_, value_wide_;
   Buffer<A> query_, a_, grad_, key_, c_, value_, e_, keys_, cs_, values_, es_, bias_, f_, weight_, slope_, t_,
-      u_, of_query_, of_grad_, of_key_, of_value_, of_bias_, sums_;
+      u_, of_query_, of_grad_;
+  OfKeys<A> of_keys_;
+  Buffer<A> sums_;
 };
 
 }  // namespace

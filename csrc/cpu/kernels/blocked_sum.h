@@ -7,10 +7,12 @@ namespace dfgnn::cpu::DFGNN_ISA {
 
 // Adds up a long row in blocks of edges. Similar terms have similar rounding errors, whose sum then grows
 // with the length of a block and the number of blocks instead of the length of the row.
-template <class A>
+template <class A, int64_t kBlockOfSums = 64>
 class Blocks {
  public:
   explicit Blocks(int64_t size) : size_(size), total_(size) {}
+  // The next row has this many sums, at most as many as the first.
+  void resize(int64_t size) { size_ = size; }
   // Callers call this before they add an edge to `sums` [size]. place: the edge's position in the row. After
   // a block of edges it moves `sums` to the total, and clears it.
   void before(int64_t place, A* sums) {
@@ -25,7 +27,6 @@ class Blocks {
   }
 
  private:
-  static constexpr int64_t kBlockOfSums = 64;
   int64_t size_;
   Buffer<A> total_;
 };
