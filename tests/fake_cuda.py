@@ -177,9 +177,17 @@ def fake_cuda(monkeypatch, memory: int = 80 * 10**9):
 
 
 class _Mode(TorchDispatchMode):
-    """Changes no results, so that layers run as without it."""
+    """Changes no results, so that layers, and compiled code, run as without it."""
 
-    only_looks = True
+    only_looks = supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls):
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls):
+        return True
 
     def __init_subclass__(cls):
         cls.__module__ = OnCpu.__module__

@@ -118,7 +118,7 @@ class CallGraphs:
         recorder = cuda_graphs.Recorder(device := self._parameters[0].device)
         self._constants = constants = Constants(device, self._variable, self._modified)
         forget_streams(self._parameters)
-        with recorder.running():
+        with recorder.running(), cuda_graphs.captured_step():
             for k in range(LEARNING_RUNS + 1):
                 last = no_waiting(recorder, constants) if k == LEARNING_RUNS else nullcontext()
                 with last, constants.running():

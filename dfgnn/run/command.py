@@ -98,6 +98,9 @@ def _traced(rows: list[dict[str, Any]]) -> list[str]:
     for row in (row for row in rows if row["tried"]):
         took = "; a call, forward and backward: {} ms as written, {} ms traced".format(*row["milliseconds"])
         what = "traced" if row["traced"] else f"as written: {row['reason']}"
+        if row["traced_in_graphs"] != row["traced"]:
+            what += ", traced in CUDA graphs" if row["traced_in_graphs"] else ", as written in CUDA graphs"
+            took += "; of it the GPU {} and {}".format(*row["milliseconds_of_gpu"])
         lines += [f"  {row['modules']:5} x {row['class']}: {what}{took * any(row['milliseconds'])}"]
         lines += _attention(row)
     return lines

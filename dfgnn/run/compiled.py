@@ -6,7 +6,7 @@ By default PyTorch's compiler records its operations, attention among them becom
 (:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
 those of the script up to rounding. The first call of each class in training is a sample: copies of the module
 run forward and backward, as written and traced. The class is traced from then on where that was faster and
-gave the same numbers. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one for
+gave the same numbers; within a step that is captured as a CUDA graph, where the GPU alone was faster. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one for
 batches that change), modules stay as written.
 
 With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import math
 import random
 import re
 import sys
@@ -36,11 +37,11 @@ from ..compiling import compile
 from ..compiling.backend import listeners
 from ..compiling.report import Report
 from ..compiling.rewrite import rewritten
-from ..runtime import eager
+from ..runtime import cuda_graphs, eager
 from ..runtime import torch_internals as internals
 from . import indexing
 from .layers import shown
-from .sample import Copy, milliseconds, random_state, said, tensors_of, unseen
+from .sample import Copy, milliseconds, milliseconds_of_gpu, random_state, said, tensors_of, unseen
 
 _MESSAGES = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|^propagate$|update_all")
 _SOFTMAX = re.compile(r"softmax|^exp_?$")
@@ -115,9 +116,11 @@ class Compiled:
                 "modules": trial.modules,
                 "tried": trial.tried,
                 "traced": trial.kept,
+                "traced_in_graphs": trial.kept_in_graphs,
                 "reason": trial.reason,
                 "milliseconds": trial.milliseconds,
-                "attention": self._attention(trial.reports) if trial.kept else [],
+                "milliseconds_of_gpu": trial.milliseconds_of_gpu,
+                "attention": self._attention(trial.reports) if trial.kept or trial.kept_in_graphs else [],
             }
             for cls, trials in self.trials.items()
             for trial in trials
@@ -138,13 +141,15 @@ _PLAIN = torch.empty(0)
 
 
 class _Trial:
-    """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet."""
+    """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet.
+    kept_in_graphs: whether those are that are captured as CUDA graphs."""
 
     def __init__(self, cls: Any, whole: Compiled) -> None:
-        self.cls, self.whole, self.modules, self.until = cls, whole, 0, 0.0
+        self.cls, self.whole, self.modules, self.until = cls, whole, 0, math.inf
         self.kept: bool | None = None
+        self.kept_in_graphs = False
         self.tried = False
-        self.reason, self.milliseconds = "", [0.0, 0.0]
+        self.reason, self.milliseconds, self.milliseconds_of_gpu = "", [0.0, 0.0], [0.0, 0.0]
         self.reports: list[Report] = []
         self.changed = False
         self.traced: Callable[..., Any] = _call
@@ -159,14 +164,17 @@ class _Trial:
         if trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
-            if self.kept:
+            if self.kept_in_graphs if cuda_graphs.in_captured_step() else self.kept:
                 try:
                     return self._traced(module, args, kwargs)
                 except Exception as error:  # the script's own call works, or raises the script's own error
-                    self.kept, self.reason = False, said(error)
-            if self.kept is False:
+                    self._leave(said(error))
+            if self.kept is False and not self.kept_in_graphs:
                 _put_back(self.cls)
         return _call(module, *args, **kwargs)
+
+    def _leave(self, reason: str) -> None:
+        self.kept, self.kept_in_graphs, self.reason = False, False, reason
 
     def _traced(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
         recorded, start = len(self.reports), time.process_time()
@@ -175,13 +183,12 @@ class _Trial:
         if len(self.reports) > recorded:
             self.whole.seconds += time.process_time() - start
             if len(self.reports) > _RECORDS or self.whole.seconds > _SECONDS:
-                self.kept = False
-                self.reason = "calls of other sizes or settings are recorded anew"
+                self._leave("calls of other sizes or settings are recorded anew")
                 _put_back(self.cls)
         return out
 
     def _rewritten(self, graph_module: GraphModule, example_inputs: Any) -> Callable:
-        if self.kept is False and time.process_time() > self.until:  # the sample
+        if time.process_time() > self.until:
             raise TimeoutError(f"samples take more than {_SECONDS:.0f} s")
         made, report = rewritten(graph_module, 0)
         self.reports.append(report)
@@ -205,7 +212,7 @@ class _Trial:
             self.reason = self._sample(module, args, kwargs, on_gpu)
         except Exception as error:  # of copying, recording or running it: the script's own call follows
             self.reason = said(error)
-        self.kept = not self.reason
+        self.kept, self.until = not self.reason, math.inf
         # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
         # graph of gradients that no CUDA graph could be captured beside.
         gc.collect()
@@ -236,9 +243,14 @@ class _Trial:
             if not agree(expected, got):
                 return "traced it gives other numbers"
             del expected, got
-            self.milliseconds = milliseconds([written.step, traced.step], on_gpu)
+            steps = [written.step, traced.step]
+            self.milliseconds = milliseconds(steps, on_gpu)
+            if on_gpu:
+                self.milliseconds_of_gpu = milliseconds_of_gpu(steps, self.milliseconds)
         faster = _FASTER_ON_GPU if on_gpu else _FASTER
         slower = self.milliseconds[1] * faster > self.milliseconds[0]
+        in_graphs = self.milliseconds_of_gpu if on_gpu else self.milliseconds
+        self.kept_in_graphs = in_graphs[1] * _FASTER <= in_graphs[0]
         return "traced it is not faster" if slower else ""
 
 

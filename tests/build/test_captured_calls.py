@@ -16,7 +16,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.utils import softmax
 
-from dfgnn.run import captured, gains
+from dfgnn.run import captured, compiled, gains
 from dfgnn.run.captured import Captured
 from dfgnn.runtime import cuda_graphs
 
@@ -610,3 +610,28 @@ def test_layers_of_ours(device, how, name):
     torch.testing.assert_close(losses(model, how), expected, rtol=1e-8, atol=1e-8)
     without = ("SuperGATConv", "GlobalAttentionPooling" if device == "cpu" else "SuperGATConv")
     assert any(x in name for x in without) or replayed(how) >= 2, str(how.rows())
+
+
+def test_attention_that_is_traced_in_cuda_graphs_alone(device, how, monkeypatch):
+    torch._dynamo.reset()
+    sample, traced, runs = compiled._Trial._sample, compiled._Trial._traced, []
+
+    def faster_on_a_gpu(trial, *args):
+        trial.kept_in_graphs = not (sample(trial, *args) or "traced it is not faster").startswith("its")
+        return "traced it is not faster"
+
+    monkeypatch.setattr(compiled._Trial, "_sample", faster_on_a_gpu)
+    monkeypatch.setattr(compiled._Trial, "_traced", lambda *args: runs.append(1) or traced(*args))
+    monkeypatch.setattr(compiled, "_LEAST", 0)
+    whole = compiled.Compiled("/", False).install()
+    try:
+        model, x, edge_index = problem(device, dtype=torch.float32)
+        expected = trained(model, 8, lambda step, model: (x + step, edge_index))
+        assert not runs
+        found = trained(model, 8, lambda step, model: (x + step, edge_index), how)
+    finally:
+        whole.remove()
+    for a, b in zip([*found[0], *found[1]], [*expected[0], *expected[1]]):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    assert replayed(how) == 5, str(how.rows())
+    assert runs, str(whole.traced())

@@ -1,5 +1,6 @@
 """dfgnn.run's tracing of message passing of a script's own: numbers, what is left as written, and why."""
 
+import contextlib
 import copy
 import functools
 import pickle
@@ -16,6 +17,7 @@ from torch_geometric.utils import scatter, softmax
 
 import dfgnn
 from dfgnn.run import compiled, indexing
+from dfgnn.runtime import cuda_graphs
 
 N, E, D = 300, 3000, 16
 
@@ -184,6 +186,29 @@ def test_captured_steps_are_traced(traces, monkeypatch, device):
         optimizers[1].step()
         torch.testing.assert_close(step(), loss.detach(), rtol=1e-3, atol=1e-5)
         assert (len(runs) > before) == (device == "cpu" or k < 2)
+
+
+def test_traced_in_captured_steps_alone(traces, monkeypatch):
+    """Where it costs the host more than it saves, but the GPU less."""
+    monkeypatch.setattr(compiled, "milliseconds", lambda steps, on_gpu: [1.0, 2.0])
+    sample = compiled._Trial._sample
+
+    def faster_on_a_gpu(trial, *args):
+        reason, trial.kept_in_graphs = sample(trial, *args), True
+        return reason
+
+    monkeypatch.setattr(compiled._Trial, "_sample", faster_on_a_gpu)
+    runs, traced = [], compiled._Trial._traced
+    monkeypatch.setattr(compiled._Trial, "_traced", lambda *args: runs.append(1) or traced(*args))
+    model = Own()
+    expected = train(as_written(model))
+    for captured in (False, True, False):
+        before = len(runs)
+        with cuda_graphs.captured_step() if captured else contextlib.nullcontext():
+            torch.testing.assert_close(train(model), expected, rtol=1e-4, atol=1e-5)
+        assert len(runs) - before == (4 if captured else 0)
+    row = outcome(traces, Own)
+    assert not row["traced"] and row["traced_in_graphs"]
 
 
 def test_sizes_that_change(traces):
