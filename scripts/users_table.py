@@ -25,7 +25,7 @@ ONE_LINE = (
 #: How far from the least time of a way that of a second turn may be.
 AGREE = 0.05
 _MEANS = ("run", "flag", "line", "strongest", "memory")
-_KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory", "first_step_seconds")
+_KEPT = ("gpu_ms", "dfgnn_ms", "product_ms", "kernels", "memory")
 
 
 def kept(row: dict[str, Any]) -> dict[str, Any]:
@@ -154,12 +154,12 @@ def table(run: dict[str, Any]) -> str:
             "–" if x["memory"] is None else f"{x['memory']:.2f}", _share(ours),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    for size in ("base, float32", "large, float32"):
+    sizes = {"base, float32": "as given", "large, float32": "larger", "large, bfloat16": "larger, bf16"}
+    for size, name in sizes.items():
         rows = [x for x in compared(run) if x["configuration"] == size and not x["refused"]]
         means = [mean([x[key] for x in rows if x[key]]) for key in _MEANS]
-        name = "as given" if size.startswith("base") else "larger"
-        cells = [f"geometric mean of {len(rows)}", name, "", "", ""]
-        cells += [*[f"{x:.2f}" for x in means[:3]], "", f"{means[3]:.2f}", f"{means[4]:.2f}", ""]
+        shown = ["–" if math.isnan(x) else f"{x:.2f}" for x in means]
+        cells = [f"geometric mean of {len(rows)}", name, "", "", "", *shown[:3], "", *shown[3:], ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -571,7 +571,7 @@ def test_arguments_that_are_made_of_each_other(device, how, again):
         found[-1] += [p.grad for p in one.parameters()]
     for ours, theirs in zip(found[:7], found[7:]):
         for a, b in zip(ours, theirs):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
     assert replayed(how) == (1 if again else 4), str(how.rows())
 
 

@@ -113,6 +113,7 @@ def traces(monkeypatch):
     """Modules made within are traced, as if that took half the time."""
     torch._dynamo.reset()  # which records code eight times at most
     monkeypatch.setattr(compiled, "milliseconds", lambda steps, on_gpu: [2.0, 1.0])
+    monkeypatch.setattr(compiled, "milliseconds_of_gpu", lambda steps, of_host: [2.0, 1.0])
     made = compiled.Compiled("/", False).install()
     yield made
     made.remove()

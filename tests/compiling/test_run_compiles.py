@@ -78,7 +78,10 @@ def test_run_measures_what_capturing_would_gain():
         gains.remove()
     (row,) = gains.rows()
     assert row["class"].endswith("Net") and set(row["lines"]) == {COMPILE, FLAG, CAPTURE}
+    slower = row["lines"].pop(FLAG)  # of one small layer, as fast as the others that share the GPU let it be
+    assert isinstance(slower, float) or slower == "RuntimeError: its CUDA graphs are not faster"
     assert all(isinstance(took, float) for took in row["lines"].values()), row
+    row["lines"][FLAG] = slower
     assert len(lines([row])) == 2
 
 
