@@ -288,6 +288,6 @@ def graph_break(reason: str) -> None:
 
 
 def gpu_sleep(milliseconds: float) -> None:
-    """Launches a kernel on the current stream that lasts about this long, on a GPU of up to 2 GHz. PyTorch has
-    no public one that only waits; without it a product of large matrices would do."""
+    """Launches a kernel on the current stream that lasts about this long, on a GPU of up to 2 GHz. PyTorch
+    has no public one that only waits; without it a product of large matrices would do."""
     torch.cuda._sleep(int(2e6 * milliseconds))

@@ -587,7 +587,8 @@ class OfOurs(nn.Module):
 @pytest.mark.parametrize("name", names())
 def test_layers_of_ours(device, how, name):
     """What they keep for their next call is no change. SuperGATConv waits for the edges that it draws. The
-    graph of GlobalAttentionPooling ends with the call; the stand-in calls its operator again, a GPU does not."""
+    graph of GlobalAttentionPooling ends with the call; the stand-in calls its operator again, a GPU does
+    not."""
     model = OfOurs(made(name)).to(device)
     args = on(device, arguments(name))
 

@@ -64,8 +64,8 @@ class Backward {
                       wide, count, true);
         if (!task.to_keys) return;
         multiply<A>(of_keys_.key, wide, {slope_, 1, columns}, query_, wide, count, wide, some, true);
-        multiply<A>(of_keys_.value, value_wide, {weight_, 1, columns}, grad_, value_wide, count, value_wide, some,
-                    true);
+        multiply<A>(of_keys_.value, value_wide, {weight_, 1, columns}, grad_, value_wide, count, value_wide,
+                    some, true);
       });
       if (!task.to_keys) return;
       of_keys_.end(task.row_end - task.row_begin);
