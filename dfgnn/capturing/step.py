@@ -281,6 +281,8 @@ def _check(ok: bool, name: str, expected: str, got: Any) -> None:
 
 
 def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    pairs = isinstance(given, (list, tuple)) and all(isinstance(sizes, (list, tuple)) for sizes in given)
+    _check(pairs, "capacities", "a list of pairs (nodes, edges), or of longer tuples", given)
     capacities = [tuple(sizes) for sizes in given]
     for numbers in capacities:
         fits = len(numbers) == 2 or len(numbers) > 2 and len(numbers) % 2

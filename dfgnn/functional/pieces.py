@@ -10,9 +10,11 @@ from ..engine.argument_checks import Checker, GraphLike, for_device, given_graph
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
+from ..runtime.wrong_call import says_calls
 from .gat import gat
 
 
+@says_calls
 def edge_softmax(
     graph: GraphLike,
     score: Tensor,
@@ -71,6 +73,7 @@ def _softmax_of_tensor(edge_index: Tensor, score: Tensor) -> Tensor | None:
     return None if low < 0 else by_index.softmax(score, dst, int(high) + 1, masked=True)
 
 
+@says_calls
 @batched("query")
 def sddmm(graph: GraphLike, query: Tensor, key: Tensor) -> Tensor:
     r"""Sampled dense-dense product: q_i . k_j for every edge j -> i and head.
@@ -91,6 +94,7 @@ def sddmm(graph: GraphLike, query: Tensor, key: Tensor) -> Tensor:
     return out
 
 
+@says_calls
 @batched("value")
 def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
     r"""Weighted neighbour sum: out_i = sum_j w_ij v_j, the weights as they are given, without a softmax.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..compat import install_as_dgl
+from ..runtime.wrong_call import DOCS
 from ..switch import pieces
 from . import own
 from .captured import Captured
@@ -52,7 +53,7 @@ def text(report: dict[str, Any]) -> str:
         for use in report["own_attention"]:
             where = f" in {use['where']}" if use["where"] else ""
             lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
-            lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
+            lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: {DOCS}/{use['recipe']}")
     if report["compiled"] is not None:
         lines += _compiled(report["compiled"])
     if report["captured"] is not None:

@@ -58,7 +58,8 @@ def as_size(where: str, name: str, value) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{where}: {name}: expected an integer, got {type(value).__name__}") from None
+        got = f"{type(value).__name__}, {value!r:.60}"
+        raise TypeError(f"{where}: {name}: expected an integer, got {got}") from None
     if not 0 <= number < LIMIT:
         raise ValueError(f"{where}: {name}: expected a number in [0, 2**31), got {number}")
     return number
@@ -67,8 +68,11 @@ def as_size(where: str, name: str, value) -> int:
 def no_tensor(name: str, value: Any) -> str:
     """What an error says if something else was passed for a tensor, and what to do about it."""
     kind = type(value).__name__
-    way = {"ndarray": f"; torch.from_numpy({name}) makes one", "list": f"; torch.tensor({name}) makes one"}
-    return f"expected a tensor, got {kind}{way.get(kind, '')}"
+    way = f"; torch.from_numpy({name}) makes one" if kind == "ndarray" else ""
+    if isinstance(value, (list, tuple, range)):
+        of_tensors = any(isinstance(x, Tensor) for x in value)
+        way = f"; torch.{'stack' if of_tensors else 'tensor'}({name}) makes one"
+    return f"expected a tensor, got {kind}{way}"
 
 
 @not_compiled

@@ -63,6 +63,16 @@ def check_rows(layer: nn.Module, name: str, x: Any) -> None:
         raise ValueError(f"{where}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
 
 
+def check_dicts(layer: nn.Module, x_dict: Any, edge_index_dict: Any) -> None:
+    """Raise TypeError unless both are dicts."""
+    for name, x, what in (
+        ("x_dict", x_dict, "a dict, of each node type its features [N, F]"),
+        ("edge_index_dict", edge_index_dict, "a dict, of each edge type (source, relation, destination) its [2, E]"),
+    ):
+        if not hasattr(x, "items"):
+            raise wrong_argument(layer, name, what, type(x).__name__, TypeError)
+
+
 def layer_graph(
     layer: nn.Module,
     edge_index: Any,
@@ -108,7 +118,11 @@ def declared_sizes(
         if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # an EdgeIndex
             num_src, num_dst = edge_index.sparse_size()
             return num_src, num_dst
-        return (None, None) if size is None else (size[0], size[1])
+        if size is None:
+            return None, None
+        if not isinstance(size, (tuple, list)) or len(size) != 2:
+            raise TypeError(f"{where}: size: expected a pair (num_src, num_dst) or None, got {size!r}")
+        return size[0], size[1]
     cache.check_type(edge_index, where)
     return edge_index.size(1), edge_index.size(0)
 
