@@ -310,7 +310,7 @@ def _of_edges(function: str, edge_index: Any, num_src: int | None, num_dst: int 
         return Graph.cached(edge_index)  # a sparse tensor knows its sizes
     size = num_src, num_src if num_dst is None else num_dst
     if is_traced(edge_index):
-        return EdgeList(edge_index, *size)
+        return EdgeList(edge_index, *size, where=function)
     told = (
         "the tensors have {}, one per node; Graph.cached(edge_index, num_src=..., num_dst=...) states others"
     )
@@ -330,7 +330,7 @@ def _rows(x: Any) -> int | None:
 def _cached(edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
     """See `Graph.cached`; of an ``edge_index`` without values, what stands for the graph."""
     if num_src is not None and num_dst is not None and is_traced(edge_index):
-        return EdgeList(edge_index, num_src, num_dst)
+        return EdgeList(edge_index, num_src, num_dst, where="Graph.cached")
     return graph_cache.cached(edge_index, num_src, num_dst)
 
 

@@ -109,6 +109,9 @@ def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
         graph = given_graph("spmm", graph, value)
     check = Checker("spmm", graph, "value", value)
     graph = check.graph
+    if value.dim() < 3 and isinstance(weight, Tensor) and weight.dim() == 3:
+        what = f"shape [{graph.num_src}, any, any], behind the weight"
+        raise check.error(ValueError, "value", what, f"{list(value.shape)}: are the two swapped?")
     check.tensor("value", value, [(graph.num_src, None, None)])
     heads, dim = value.shape[1:]
     check.tensor("weight", weight, [(graph.num_edges,), (graph.num_edges, heads)])

@@ -111,8 +111,10 @@ class Graph(Constructors):
             return object.__getattribute__(self, name)  # raises; a property has an error of its own
         known = [x for x in dir(type(self)) if not x.startswith("_")]
         like = [_OF_LIBRARIES[name]] if name in _OF_LIBRARIES else get_close_matches(name, known, 1)
-        hint = f"did you mean {like[0]}?" if like else "it holds edges alone; features are tensors beside it"
-        raise AttributeError(f"Graph: expected one of {', '.join(known)}, got {name}; {hint}")
+        hint = f"did you mean {like[0]}?" if like else "features are tensors that are given beside the graph"
+        raise AttributeError(
+            f"Graph: expected an attribute of dfgnn.Graph, which has edges alone (help(dfgnn.Graph)), got {name}; {hint}"
+        )
 
     def __setattr__(self, name, value):
         raise AttributeError(f"Graph is immutable: cannot set {name}")

@@ -33,8 +33,7 @@ def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
             check_rows(layer, "x", x)
         return x, x
     if not isinstance(x, (tuple, list)) or len(x) != 2:
-        where = f"{type(layer).__name__}: x"
-        raise TypeError(f"{where}: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
+        raise wrong_features(layer, "x", x, "[N, F] or a pair of them")
     x_src, x_dst = x
     check_rows(layer, "x[0]", x_src)
     if x_dst is not None:
@@ -98,7 +97,8 @@ def layer_graph(
     if is_traced(edge_index):
         if self_loops and edge_index.dtype in cache.SMALL_DTYPES:
             edge_index = edge_index.to(torch.int64)
-        return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
+        where = type(layer).__name__
+        return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops, where=where)), None
     find = cache.graph_of_uncompiled if recording else cache.graph_of
     return find(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
 
