@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime.wrong_call import says_calls
 from . import samples
 from ._run import Body, Captured, Replay, compiled_modules
 from .padded_batch import Buffers, capacity_for, distinct
@@ -29,6 +30,7 @@ class CaptureWarning(UserWarning):
     """A step runs eagerly instead of from a CUDA graph."""
 
 
+@says_calls
 def capture(
     loss_fn: Callable[..., Any],
     model: nn.Module,

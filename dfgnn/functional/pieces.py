@@ -44,7 +44,8 @@ def edge_softmax(
     check = Checker("edge_softmax", graph, "score", score)
     graph = check.graph
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
-        raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
+        shape = f"shape [{graph.num_edges}, ...]"
+        raise check.error(ValueError, "score", shape, f"{list(score.shape)}; it has a row per edge")
     check.tensor("score", score, [score.shape])
     if sink is not None:
         check.tensor("sink", sink, [score.shape[1:]], (check.dtype, check.acc))

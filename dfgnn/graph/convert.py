@@ -19,7 +19,8 @@ def from_scipy(cls, matrix, rows: str, validate: bool):
     if rows not in ("src", "dst"):
         raise ValueError(f"{where}: rows: expected 'src' or 'dst', got {rows!r}")
     if not hasattr(matrix, "tocoo") or not hasattr(matrix, "format"):
-        raise TypeError(f"{where}: matrix: expected a scipy.sparse matrix, got {type(matrix).__name__}")
+        way = "; scipy.sparse.coo_matrix(matrix) makes one" if type(matrix).__name__ == "ndarray" else ""
+        raise TypeError(f"{where}: matrix: expected a scipy.sparse matrix, got {type(matrix).__name__}{way}")
     if len(matrix.shape) != 2:
         raise ValueError(f"{where}: matrix: expected 2 dimensions, got shape {tuple(matrix.shape)}")
     num_rows, num_cols = matrix.shape
@@ -107,6 +108,7 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
             raise TypeError(
                 f"{where}: data: expected an edge_index tensor, an EdgeIndex, a SparseTensor or a Data, "
                 f"got {type(data).__name__}"
+                + ('; give data["edge_index"]' if isinstance(data, dict) and "edge_index" in data else "")
             )
         edges = getattr(data, "edge_index", None)
         if edges is None:

@@ -19,6 +19,7 @@ from ..plan.planner import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
 from ..runtime.tracing import untraced
+from ..runtime.wrong_call import says_calls
 from ..sparse.csr import CSR
 from ..sparse.degrees import DegreeStats
 from ..sparse.fixed import FixedStructure
@@ -447,3 +448,9 @@ class Graph(Constructors):
 
 
 GraphPart.of_graphs = frozenset(dir(Graph))
+
+
+for _name in ("add_self_loops", "autotune", "degree_stats", "in_degrees", "out_degrees", "plan", "reorder", "to"):
+    setattr(Graph, _name, says_calls(vars(Graph)[_name], f"Graph.{_name}"))
+for _name, _kind in (("batch", staticmethod), ("with_capacity", classmethod)):
+    setattr(Graph, _name, _kind(says_calls(vars(Graph)[_name].__func__, f"Graph.{_name}")))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import difflib
 import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -231,8 +232,18 @@ class _Run:
                 sys.stderr = None  # type: ignore[assignment]  # or Python fails in flushing it, with status 120
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            like = difflib.get_close_matches(unknown.split()[0], self._option_string_actions, 1)
+            hint = f"did you mean {like[0]}?" if like else "options of the script go behind its name"
+            message = f"{unknown}: expected one of the options above, got {unknown}; {hint}"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m dfgnn.run", description="Run a script of yours with dfgnn's layers, unchanged."
     )
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
@@ -275,7 +286,7 @@ def main(argv: list[str] | None = None) -> int:
         args.arguments.insert(0, "--")  # argparse has removed it, but it belongs to the script
     if not args.module and not os.path.exists(args.script):
         parser.error(f"script: expected a file, got {args.script}")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
+    if args.json is not None and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
         parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
     if args.gain and (args.compile or args.capture):

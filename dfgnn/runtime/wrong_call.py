@@ -27,6 +27,12 @@ _ELSEWHERE = {
     "schedule": 'did you mean kernel_options={"schedule": ...}?',
     **dict.fromkeys(("num_heads", "heads"), "heads are a dimension of the tensors, [rows, heads, columns]"),
 }
+_OF_EDGES = {"edge_attr", "edge_feat", "edge_feats", "efeats", "edge_features"}
+_OF_BLOCKS = {
+    **dict.fromkeys(("mask", "attn_mask"), "key_bias or pair_bias of -inf masks keys or pairs"),
+    **dict.fromkeys(("batch", "ptr", "graph"), "offsets say where blocks begin, as a batch's ptr"),
+    "bias": "did you mean key_bias or pair_bias?",
+}
 _OF_FUNCTIONS = "mask", "bias", "weight", "scale", "sink", "generator", "kernel_options"
 #: Names of one thing in several libraries.
 _SYNONYMS = (
@@ -44,10 +50,11 @@ _SYNONYMS = (
     ("get_attention", "return_attention", "return_attention_weights", "need_weights"),
     ("negative_slope", "alpha", "slope"),
     ("activation", "act"),
+    ("offsets", "cu_seqlens", "cu_seqlens_q", "cu_seq_q", "ptr", "seqlens"), ("key_offsets", "cu_seqlens_k", "cu_seq_k"),
     ("query", "q"), ("key", "k"), ("value", "v"), ("att", "attn", "a"),
     ("num_nodes", "n", "size", "sizes", "num_vertices", "number_of_nodes"),
     ("key", "feat", "features", "edge_attr", "attr"),
-    ("attr", "edge_attr", "feat", "x"),
+    ("attr", "edge_attr", "feat"), ("src", "row"), ("dst", "col"),
 )  # fmt: skip
 
 
@@ -61,6 +68,10 @@ def unknown_argument(where: str, name: str, names: Collection[str]) -> TypeError
         like = [bare] * (bare in names) + [x for group in _SYNONYMS if name in group for x in group if x in names]
         like = like or difflib.get_close_matches(bare, names, 1, 0.7)
         hint = f"did you mean {like[0]}?" if like else ""
+    if "offsets" in names and not hint:
+        hint = _OF_BLOCKS.get(name, "")
+    if name in _OF_EDGES and "feat" in names and not _OF_EDGES & {*names}:
+        hint = "this layer has no features of edges; EdgeGATConv, EGATConv and GraphTransformerConv have"
     if not hint and {"graph", "edge_index"} & {*names} and name in _OF_FUNCTIONS:
         hint = "the functions of dfgnn.functional have mask, bias, weight and more"
     expected = ", ".join(names)
@@ -79,7 +90,8 @@ def wrong_call(
     others = any(x.kind is x.VAR_KEYWORD for x in known.values())
     names = [x for x in known if x not in ("self", "cls", "_cls", "args", "kwargs")]
     for name in kwargs:
-        if name not in known and (not others or f"unexpected keyword argument '{name}'" in str(error)):
+        refused = f"unexpected keyword argument '{name}'", "missing"
+        if name not in known and (not others or any(x in str(error) for x in refused)):
             return unknown_argument(where, name, names)
     try:
         signature.bind(*args, **kwargs)

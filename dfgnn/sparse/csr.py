@@ -90,6 +90,8 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
         others = torch.int16, torch.uint16, torch.uint32, torch.uint64
         convertible = value.is_floating_point() or value.dtype in others
         way = f"; convert it with {name}.long()" if convertible else ""
+        if shape == (2, None) and value.dim() == 2 and value.shape[0] == value.shape[1] > 2:
+            way = "; of an adjacency matrix adj[source, destination], adj.nonzero().t() is one"
         raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}{way}")
     if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
         expected = ", ".join("*" if want is None else str(want) for want in shape)

@@ -42,6 +42,8 @@ WRONG = [
     ("a tensor", dict(softcap=torch.tensor(1.0)), TypeError, "expected a number, got Tensor"),
     ("1.5", dict(dropout_p=1.5), ValueError, "expected a probability in [0, 1], got 1.5"),
     ("a number", dict(generator=3, dropout_p=0.5), TypeError, "expected a torch.Generator"),
+    ("flash attention's", dict(cu_seqlens_k=OFFSETS), TypeError, "did you mean key_offsets?"),
+    ("a functions' option", dict(mask=PAIRS), TypeError, "key_bias or pair_bias of -inf"),
     ("unknown", dict(pairbias=PAIRS), TypeError, "did you mean pair_bias"),
     ("on meta", dict(return_attention=True, **ON_META), ValueError, "expected False on the device meta"),
 ]

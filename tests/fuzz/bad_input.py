@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dfgnn import Graph, accelerate, capture, convert_state_dict, explain, functional, patch
+from dfgnn import Graph, accelerate, capture, compile, convert_state_dict, explain, functional, patch
 from dfgnn.functional import EdgeTerm, Projected
 
 N_SRC, N_DST, HEADS, DIM = 4, 3, 2, 8
@@ -235,6 +235,9 @@ def _function_cases():
          ("expected a tensor", "got None"), None),
         (("flex_attention",), "score_fn", "no function", TypeError,
          ("a function, the second argument", "got int"), 3),
+        (("score_attention",), "value", "swapped with the score", ValueError,
+         ("are score and value swapped?",), rand(EDGES, HEADS)),
+        (("edge_softmax",), "score", "of nodes", ValueError, ("it has a row per edge",), rand(N_SRC, HEADS)),
         (("spmm",), "value", "swapped with the weight", ValueError, ("are the two swapped?",), rand(EDGES)),
     ):  # fmt: skip
         for function in functions:
@@ -344,6 +347,19 @@ def _graph_cases():
         "from_edge_index", "num_vertices", "no argument", TypeError, "did you mean num_nodes?",
         lambda: Graph.from_edge_index(ENDS, num_vertices=4),
     )  # fmt: skip
+    for method, argument, wrong, words, call in (
+        ("from_coo", "row", "no argument", "got row; did you mean src?", lambda: Graph.from_coo(row=SRC, col=DST)),
+        ("batch", "graphs", "two arguments", "too many positional", lambda: Graph.batch(block(), block())),
+        ("add_self_loops", "fill_value", "no argument", "expected one of remove_existing",
+         lambda: block().add_self_loops(fill_value=1.0)),
+        ("in_degrees", "", "with an argument", "too many positional", lambda: block().in_degrees(1)),
+        ("reorder", "method", "missing", "expected a value, got none", lambda: block().reorder()),
+        ("from_scipy", "matrix", "an array", "coo_matrix(matrix)", lambda: Graph.from_scipy(ENDS.numpy())),
+        ("from_edge_index", "edge_index", "an adjacency matrix", "adj.nonzero().t()",
+         lambda: Graph.from_edge_index(torch.eye(4, dtype=torch.bool))),
+        ("from_pyg", "data", "a dict", 'give data["edge_index"]', lambda: Graph.from_pyg({"edge_index": ENDS})),
+    ):  # fmt: skip
+        yield case(method, argument, wrong, TypeError, words, call)
     yield case(
         "from_coo", "dst", "missing", TypeError, "expected a value, got none", lambda: Graph.from_coo(SRC)
     )
@@ -524,6 +540,17 @@ def _tool_cases():
     ):
         call = lambda options=options: capture(len, torch.nn.Linear(1, 1), **options)  # noqa: E731
         yield case("capture", argument, wrong, TypeError, words, call)
+    for where, argument, wrong, error, words, call in (
+        ("accelerate", "model", "a path", TypeError, "load the file's state_dict", lambda: accelerate("model.pt")),
+        ("accelerate", "inplace", "no argument", TypeError, "expected one of model",
+         lambda: accelerate(torch.nn.Linear(1, 1), inplace=True)),
+        ("patch", "library", "missing", TypeError, "expected a value, got none", lambda: patch()),
+        ("compile", "mode", "unknown", ValueError, "got 'best'",
+         lambda: compile(torch.nn.Linear(1, 1), mode="best")),
+        ("compile", "options", "a list", TypeError, "a dict or None, got list",
+         lambda: compile(torch.nn.Linear(1, 1), options=["best"])),
+    ):  # fmt: skip
+        yield case(where, argument, wrong, error, words, call)
     yield case("accelerate", "model", "a class", TypeError, "got type", lambda: accelerate(torch.nn.Linear))
     yield case("patch", "library", "unknown", ValueError, "got 'jax'", lambda: patch("jax"))
     yield case(

@@ -138,7 +138,7 @@ def _layer_cases():
         yield Case("nn.GraphTransformerLayer", "edge_bias", wrong, ValueError, words, call)
     convs = nn.GraphTransformerConv(6, 4, 2), nn.GraphTransformerConv(6, 4, 2, edge_dim=5)
     for wrong, words, conv, attr in (
-        ("in a layer without edge_dim", "None without edge_dim, got [9, 5]", convs[0], e),
+        ("in a layer without edge_dim", "None without edge_dim, got [9, 5]; make the layer with edge_dim=5", convs[0], e),
         ("None", "expected [9, 5], got None", convs[1], None),
         ("of another width", "expected [9, 5], got [9, 4]", convs[1], e[:, 1:]),
     ):
@@ -223,6 +223,11 @@ def _dgl_constructor_cases():
             (f"{layer}: activation: ", "torch.nn.functional.relu", "got 'relu'"),
             lambda cls=cls, options=options: cls(**options),
         )  # fmt: skip
+    yield Case(
+        "nn.dgl.GATConv", "edge_feat", "no argument", TypeError,
+        ("GATConv: edge_feat: ", "this layer has no features of edges; EdgeGATConv"),
+        lambda: nn.dgl.GATConv(6, 4, 2)(square(), rand(N_SRC, 6), edge_feat=rand(9, 5)),
+    )  # fmt: skip
     yield Case(
         "nn.dgl.EdgeGATConv", "edge_dim", "no argument", TypeError,
         ("EdgeGATConv: edge_dim: ", "did you mean edge_feats?"),
@@ -354,6 +359,12 @@ def _pyg_typed_cases(x, edges):
     ):
         call = lambda inputs=inputs: han(*inputs)  # noqa: E731
         yield Case("nn.pyg.HANConv", argument, wrong, ValueError, (f"HANConv: {argument}: ", words), call)
+    index = torch.zeros(N_SRC)
+    yield Case(
+        "nn.pyg.SoftmaxAggregation", "index", "of floats", TypeError,
+        ("SoftmaxAggregation: index: ", "got torch.float32; convert it with index.long()"),
+        lambda: pyg.SoftmaxAggregation()(x, index),
+    )  # fmt: skip
     gps = pyg.GPSConv(6, None, heads=2)
     for wrong, words, value in (
         ("of floats", "got torch.float32", torch.zeros(N_SRC)), ("a list", "got list", [0] * N_SRC),

@@ -105,7 +105,7 @@ def _occurring_relations(
     return once(parts, key, build, more_state)
 
 
-_OF_TYPES = "HGTConv: edge_index_dict, with ids of all types in a row, and -1 for an id out of range"
+_OF_TYPES = "HGTConv: edge_index_dict: got ids of all types in a row, of one out of range -1"
 
 
 def _or_none(ids: Tensor, count: Any, first: Any) -> Tensor:
@@ -124,7 +124,7 @@ def _all_relations(
     relation = edge_type.to(torch.int64)
     pair = relation * num_dst + dst
     ends, num_rows = (pair, num_relations * num_dst) if within else (dst, num_dst)
-    where = "RGATConv: edge_index or edge_type, as edge_type * nodes + id, and -1 for an id out of range"
+    where = "RGATConv: edge_type or edge_index: got edge_type * nodes + id, of an id out of range -1"
     pairs = torch.stack([_or_none(src, num_src, relation * num_src), ends])
     graph = EdgeList(pairs, num_relations * num_src, num_rows, where=where)
     # For a type that does not exist an error is raised when the graph is made. `to_edges` may run before
