@@ -64,7 +64,8 @@ def write(
     for name, array in (nodes or {}).items():
         shape = getattr(array, "shape", ())
         if not shape or shape[0] != num_nodes:
-            raise ValueError(f"{where}: nodes: expected {num_nodes} rows of {name!r}, got shape {list(shape)}")
+            got = shape[0] if shape else type(array).__name__
+            raise ValueError(f"{where}: nodes: expected {num_nodes} rows of {name!r}, got {got}")
     num_edges = edge_index.shape[1]
 
     def pieces():
@@ -298,10 +299,14 @@ def _loaded(parser: Parser, name: str, path: Path) -> Any:
     """The array of a file, mapped."""
     import numpy as np
 
+    expected = f"{name}: expected an array of numbers that numpy.save wrote, got {path}"
     try:
-        return np.load(path, mmap_mode="r")
+        array = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
-        parser.error(f"{name}: expected an array that numpy.save wrote, got {path}: {error}")
+        parser.error(f"{expected}: {error}")
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        parser.error(f"{expected} with a {getattr(array, 'dtype', type(array).__name__)}")
+    return array
 
 
 if __name__ == "__main__":

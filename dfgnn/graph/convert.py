@@ -65,7 +65,8 @@ def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
 def from_dgl(cls, graph, validate: bool):
     where = "Graph.from_dgl"
     if not hasattr(graph, "canonical_etypes") or not hasattr(graph, "adj_tensors"):
-        raise TypeError(f"{where}: graph: expected a DGLGraph or a block, got {type(graph).__name__}")
+        way = "; Graph.from_edge_index takes edges" if isinstance(graph, (Tensor, list, tuple)) else ""
+        raise TypeError(f"{where}: graph: expected a DGLGraph or a block, got {type(graph).__name__}{way}")
     etypes = graph.canonical_etypes
     if len(etypes) != 1:
         raise ValueError(

@@ -80,6 +80,9 @@ def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
     name, default = parameter.name, parameter.default
     if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= value <= 1:
         raise ValueError(f"{layer}: {name}: expected a probability in [0, 1], got {value}")
+    choices = next((x for x in _CHOICES if default in x), ()) if isinstance(default, str) else ()
+    if choices and value not in choices:
+        raise ValueError(f"{layer}: {name}: expected one of {', '.join(choices)}, got {value!r}")
     if parameter.annotation in (bool, "bool"):
         if isinstance(value, (str, float, list, tuple, dict, Tensor)):
             raise no_bool(layer, name, value)
@@ -117,6 +120,11 @@ def _check_heads(layer: str, name: str, heads: Any) -> None:
 _WIDTHS = (
     "in_channels", "in_feats", "in_size", "feats", "channels", "edge_dim", "edge_feats", "in_node_feats",
     "in_edge_feats", "num_relations", "num_ntypes", "num_etypes", "type_dim",
+)  # fmt: skip
+# Words that an argument of torch_geometric's layers may be, which its constructors assert.
+_CHOICES = (
+    ("MX", "SD"), ("additive", "dot_product"), ("across-relation", "within-relation"),
+    ("additive-self-attention", "multiplicative-self-attention"),
 )  # fmt: skip
 _DROPOUTS = "dropout", "attn_drop", "feat_drop"
 # Arguments of constructors that are sizes of results, of a head or of all heads.

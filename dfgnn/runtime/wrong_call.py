@@ -49,7 +49,7 @@ _SYNONYMS = (
     ("graph", "g", "edge_index", "adj", "adj_t"),
     ("get_attention", "return_attention", "return_attention_weights", "need_weights"),
     ("negative_slope", "alpha", "slope"),
-    ("activation", "act"),
+    ("activation", "act"), ("ffn_feats", "ffn_hidden", "ffn_dim", "dim_feedforward", "ff_dim"),
     ("offsets", "cu_seqlens", "cu_seqlens_q", "cu_seq_q", "ptr", "seqlens"), ("key_offsets", "cu_seqlens_k", "cu_seq_k"),
     ("query", "q"), ("key", "k"), ("value", "v"), ("att", "attn", "a"),
     ("num_nodes", "n", "size", "sizes", "num_vertices", "number_of_nodes"),

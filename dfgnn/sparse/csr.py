@@ -72,6 +72,8 @@ def no_tensor(name: str, value: Any) -> str:
     if isinstance(value, (list, tuple, range)):
         of_tensors = any(isinstance(x, Tensor) for x in value)
         way = f"; torch.{'stack' if of_tensors else 'tensor'}({name}) makes one"
+    if name == "edge_index" and hasattr(value, name):
+        way = f"; its {name} is one"
     return f"expected a tensor, got {kind}{way}"
 
 

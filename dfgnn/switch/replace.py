@@ -202,7 +202,7 @@ def patch(library: str) -> Patch:
         ValueError: another name.
         ImportError: the library is not installed.
     """
-    if library not in LIBRARIES:
+    if not isinstance(library, str) or library not in LIBRARIES:
         names = " or ".join(repr(name) for name in LIBRARIES)
         raise ValueError(f"patch: library: expected {names}, got {library!r}")
     package = LIBRARIES[library]

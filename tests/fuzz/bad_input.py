@@ -349,6 +349,7 @@ def _graph_cases():
     )  # fmt: skip
     for method, argument, wrong, words, call in (
         ("from_coo", "row", "no argument", "got row; did you mean src?", lambda: Graph.from_coo(row=SRC, col=DST)),
+        ("from_dgl", "graph", "an edge_index", "Graph.from_edge_index takes edges", lambda: Graph.from_dgl(ENDS)),
         ("batch", "graphs", "two arguments", "too many positional", lambda: Graph.batch(block(), block())),
         ("add_self_loops", "fill_value", "no argument", "expected one of remove_existing",
          lambda: block().add_self_loops(fill_value=1.0)),
@@ -545,6 +546,7 @@ def _tool_cases():
         ("accelerate", "inplace", "no argument", TypeError, "expected one of model",
          lambda: accelerate(torch.nn.Linear(1, 1), inplace=True)),
         ("patch", "library", "missing", TypeError, "expected a value, got none", lambda: patch()),
+        ("patch", "library", "a list", ValueError, "got ['pyg']", lambda: patch(["pyg"])),
         ("compile", "mode", "unknown", ValueError, "got 'best'",
          lambda: compile(torch.nn.Linear(1, 1), mode="best")),
         ("compile", "options", "a list", TypeError, "a dict or None, got list",

@@ -145,6 +145,11 @@ def _layer_cases():
         call = lambda conv=conv, attr=attr: conv(loops, x, edge_attr=attr)  # noqa: E731
         words = ("GraphTransformerConv: edge_attr: ", words)
         yield Case("nn.GraphTransformerConv", "edge_attr", wrong, ValueError, words, call)
+    yield Case(
+        "nn.EdgeGraphTransformerLayer", "edge_attr", "None", TypeError,
+        ("EdgeGraphTransformerLayer: edge_attr: ", "got NoneType"),
+        lambda: nn.EdgeGraphTransformerLayer(6, 2)(loops, x, None),
+    )  # fmt: skip
     for cls in (nn.GraphTransformerLayer, nn.EdgeGraphTransformerLayer):
         for argument, wrong, words, options in (
             ("feats", "no multiple of the heads", "a multiple of num_heads=3, got 10", dict(feats=10)),
@@ -359,6 +364,13 @@ def _pyg_typed_cases(x, edges):
     ):
         call = lambda inputs=inputs: han(*inputs)  # noqa: E731
         yield Case("nn.pyg.HANConv", argument, wrong, ValueError, (f"HANConv: {argument}: ", words), call)
+    for layer, argument, options in (
+        ("SuperGATConv", "attention_type", {}), ("RGATConv", "attention_mode", dict(num_relations=2)),
+        ("RGATConv", "attention_mechanism", dict(num_relations=2)),
+    ):  # fmt: skip
+        call = lambda cls=getattr(pyg, layer), options=options | {argument: "mlp"}: cls(6, 4, **options)  # noqa: E731
+        words = f"{layer}: {argument}: expected one of ", "got 'mlp'"
+        yield Case(f"nn.pyg.{layer}", argument, "unknown", ValueError, words, call)
     index = torch.zeros(N_SRC)
     yield Case(
         "nn.pyg.SoftmaxAggregation", "index", "of floats", TypeError,
