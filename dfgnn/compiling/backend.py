@@ -51,12 +51,9 @@ def backend(
 def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:
     """(Inductor's options, our own)."""
     if mode is not None:
-        from torch._inductor import list_mode_options  # only here, as it takes a while
-
-        known = *list_mode_options(), "default"
+        known = internals.inductor_modes()
         if mode not in known:
-            names = ", ".join(dict.fromkeys(known))
-            raise ValueError(f"dfgnn.compile: mode: expected one of {names}, got {mode!r}")
+            raise ValueError(f"dfgnn.compile: mode: expected one of {', '.join(known)}, got {mode!r}")
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"dfgnn.compile: options: expected a dict or None, got {type(options).__name__}")
     of_inductor = dict(options or {})

@@ -51,8 +51,8 @@ class EdgeList:
     =============== ========= ===============================================================================
 
     num_src, num_dst: may be symbolic. self_loops: the loops among the given edges are removed, and one for
-    each node in 0 .. min(num_src, num_dst) - 1 is appended. num_edges, device: None: those of ``given``. where:
-    the layer or function that errors name.
+    each node in 0 .. min(num_src, num_dst) - 1 is appended. num_edges, device: None: those of ``given``.
+    where: the layer or function that errors name.
     """
 
     # The mask of a graph of fixed capacity is not known while a compiler records: operators apply it.
@@ -202,7 +202,8 @@ class Traced(NamedTuple):
 
 
 TRACED = (
-    "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges, str where"
+    "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges, "
+    "str where"
 )
 # The prefixes of operators -> their tags. Making the graph of a new edge_index ("edge") waits for the GPU,
 # which a CUDA graph cannot contain. A Graph that was used before needs no waiting ("graph"), and torch
@@ -438,7 +439,13 @@ def is_made(given: Tensor | None, number: int) -> bool:
 
 
 def find(
-    given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int, where: str
+    given: Tensor | None,
+    number: int,
+    num_src: int,
+    num_dst: int,
+    self_loops: bool,
+    num_edges: int,
+    where: str,
 ) -> Graph:
     """The graph of a `Traced`."""
     if number >= 0:

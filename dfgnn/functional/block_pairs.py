@@ -49,7 +49,8 @@ def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:
 #: What offsets are, for errors.
 MEANING = (
     "rows offsets[b] to offsets[b + 1] - 1 are block b; of blocks of these sizes they are "
-    "torch.nn.functional.pad(sizes.cumsum(0), (1, 0)), and batch.bincount() are those of a sorted batch vector"
+    "torch.nn.functional.pad(sizes.cumsum(0), (1, 0)), and batch.bincount() are those of a sorted batch "
+    "vector"
 )
 
 

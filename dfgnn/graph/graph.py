@@ -114,7 +114,8 @@ class Graph(Constructors):
         like = [_OF_LIBRARIES[name]] if name in _OF_LIBRARIES else get_close_matches(name, known, 1)
         hint = f"did you mean {like[0]}?" if like else "features are tensors that are given beside the graph"
         raise AttributeError(
-            f"Graph: expected an attribute of dfgnn.Graph, which has edges alone (help(dfgnn.Graph)), got {name}; {hint}"
+            "Graph: expected an attribute of dfgnn.Graph, which has edges alone (help(dfgnn.Graph)), got "
+            f"{name}; {hint}"
         )
 
     def __setattr__(self, name, value):
@@ -450,7 +451,7 @@ class Graph(Constructors):
 GraphPart.of_graphs = frozenset(dir(Graph))
 
 
-for _name in ("add_self_loops", "autotune", "degree_stats", "in_degrees", "out_degrees", "plan", "reorder", "to"):
+for _name in ("add_self_loops", "autotune", "in_degrees", "out_degrees", "plan", "reorder", "to"):
     setattr(Graph, _name, says_calls(vars(Graph)[_name], f"Graph.{_name}"))
 for _name, _kind in (("batch", staticmethod), ("with_capacity", classmethod)):
     setattr(Graph, _name, _kind(says_calls(vars(Graph)[_name].__func__, f"Graph.{_name}")))

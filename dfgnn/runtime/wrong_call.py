@@ -36,8 +36,8 @@ _OF_BLOCKS = {
 _OF_FUNCTIONS = "mask", "bias", "weight", "scale", "sink", "generator", "kernel_options"
 #: Names of one thing in several libraries.
 _SYNONYMS = (
-    ("in_channels", "in_feats", "in_features", "in_dim", "input_dim", "in_size", "feats", "channels", "d_model",
-     "embed_dim", "in_node_feats"),
+    ("in_channels", "in_feats", "in_features", "in_dim", "input_dim", "in_size", "feats", "channels",
+     "d_model", "embed_dim", "in_node_feats"),
     ("out_channels", "out_feats", "out_features", "out_dim", "output_dim", "out_size", "hidden_channels",
      "hidden_dim", "hidden_size", "head_size", "head_dim", "out_node_feats"),
     ("heads", "num_heads", "n_heads", "nheads", "nhead", "num_head"),
@@ -50,7 +50,8 @@ _SYNONYMS = (
     ("get_attention", "return_attention", "return_attention_weights", "need_weights"),
     ("negative_slope", "alpha", "slope"),
     ("activation", "act"), ("ffn_feats", "ffn_hidden", "ffn_dim", "dim_feedforward", "ff_dim"),
-    ("offsets", "cu_seqlens", "cu_seqlens_q", "cu_seq_q", "ptr", "seqlens"), ("key_offsets", "cu_seqlens_k", "cu_seq_k"),
+    ("offsets", "cu_seqlens", "cu_seqlens_q", "cu_seq_q", "ptr", "seqlens"),
+    ("key_offsets", "cu_seqlens_k", "cu_seq_k"),
     ("query", "q"), ("key", "k"), ("value", "v"), ("att", "attn", "a"),
     ("num_nodes", "n", "size", "sizes", "num_vertices", "number_of_nodes"),
     ("key", "feat", "features", "edge_attr", "attr"),
@@ -65,7 +66,8 @@ def unknown_argument(where: str, name: str, names: Collection[str]) -> TypeError
         hint = "this attention has no features of edges; dot_attention has"
     elif not hint:
         bare = name.removeprefix("edge_")
-        like = [bare] * (bare in names) + [x for group in _SYNONYMS if name in group for x in group if x in names]
+        others = (x for group in _SYNONYMS if name in group for x in group)
+        like = [x for x in (bare, *others) if x in names]
         like = like or difflib.get_close_matches(bare, names, 1, 0.7)
         hint = f"did you mean {like[0]}?" if like else ""
     if "offsets" in names and not hint:

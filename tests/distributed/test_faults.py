@@ -315,10 +315,12 @@ def test_wrong_files(tmp_path, capsys):
     np.save(tmp_path / "words.npy", np.array([["a"], ["b"]]))
     np.save(tmp_path / "floats.npy", np.zeros((2, 3)))
     (tmp_path / "text.npy").write_text("0 1")
+    numbers = "EDGES.npy: expected an array of numbers"
     for file, words in (
-        ("words", "EDGES.npy: expected an array of numbers"), ("text", "EDGES.npy: expected an array of numbers"),
+        ("words", numbers),
+        ("text", numbers),
         ("floats", "edge_index: expected dtype torch.int32"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(SystemExit, match="2"):
             partition.main([str(tmp_path / f"{file}.npy"), str(tmp_path / "x"), "--parts", "2"])
         assert words in capsys.readouterr().err

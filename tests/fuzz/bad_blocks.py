@@ -56,7 +56,12 @@ for _more in ({}, dict(softcap=1.0)):  # in blocks, and over pairs
             RuntimeError,
             "that never decrease, got 6 before 2 at position 1; rows offsets[b] to",
         ),
-        (f"too large{_where}", dict(offsets=OFFSETS + 1, **_more), RuntimeError, "numbers in [0, 6], got 7; query has 6 rows"),
+        (
+            f"too large{_where}",
+            dict(offsets=OFFSETS + 1, **_more),
+            RuntimeError,
+            "numbers in [0, 6], got 7; query has 6 rows",
+        ),
         (f"negative{_where}", dict(offsets=OFFSETS - 1, **_more), RuntimeError, "numbers in [0, 6], got -1"),
     ]
 

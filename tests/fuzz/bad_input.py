@@ -172,8 +172,9 @@ def _function_cases():
         call = lambda function=function: getattr(functional, function)(block())  # noqa: E731
         yield Case(f"functional.{function}", argument, "missing", TypeError, words, call)
     for function in _ATTENTION:
+        words = "True or False, got 'no'"
         yield _function_case(
-            function, "return_attention", "a string", TypeError, "True or False, got 'no'", return_attention="no"
+            function, "return_attention", "a string", TypeError, words, return_attention="no"
         )
         unknown = _function_case(function, "num_heads", "no argument", TypeError, num_heads=2)
         yield dataclasses.replace(unknown, words=("got num_heads; heads are a dimension of the tensors",))
@@ -348,8 +349,8 @@ def _graph_cases():
         lambda: Graph.from_edge_index(ENDS, num_vertices=4),
     )  # fmt: skip
     for method, argument, wrong, words, call in (
-        ("from_coo", "row", "no argument", "got row; did you mean src?", lambda: Graph.from_coo(row=SRC, col=DST)),
-        ("from_dgl", "graph", "an edge_index", "Graph.from_edge_index takes edges", lambda: Graph.from_dgl(ENDS)),
+        ("from_coo", "row", "no argument", "did you mean src?", lambda: Graph.from_coo(row=SRC, col=DST)),
+        ("from_dgl", "graph", "edges", "Graph.from_edge_index takes edges", lambda: Graph.from_dgl(ENDS)),
         ("batch", "graphs", "two arguments", "too many positional", lambda: Graph.batch(block(), block())),
         ("add_self_loops", "fill_value", "no argument", "expected one of remove_existing",
          lambda: block().add_self_loops(fill_value=1.0)),
@@ -358,7 +359,7 @@ def _graph_cases():
         ("from_scipy", "matrix", "an array", "coo_matrix(matrix)", lambda: Graph.from_scipy(ENDS.numpy())),
         ("from_edge_index", "edge_index", "an adjacency matrix", "adj.nonzero().t()",
          lambda: Graph.from_edge_index(torch.eye(4, dtype=torch.bool))),
-        ("from_pyg", "data", "a dict", 'give data["edge_index"]', lambda: Graph.from_pyg({"edge_index": ENDS})),
+        ("from_pyg", "data", "a dict", 'data["edge_index"]', lambda: Graph.from_pyg({"edge_index": ENDS})),
     ):  # fmt: skip
         yield case(method, argument, wrong, TypeError, words, call)
     yield case(
@@ -542,7 +543,7 @@ def _tool_cases():
         call = lambda options=options: capture(len, torch.nn.Linear(1, 1), **options)  # noqa: E731
         yield case("capture", argument, wrong, TypeError, words, call)
     for where, argument, wrong, error, words, call in (
-        ("accelerate", "model", "a path", TypeError, "load the file's state_dict", lambda: accelerate("model.pt")),
+        ("accelerate", "model", "a path", TypeError, "the file's state_dict", lambda: accelerate("model.pt")),
         ("accelerate", "inplace", "no argument", TypeError, "expected one of model",
          lambda: accelerate(torch.nn.Linear(1, 1), inplace=True)),
         ("patch", "library", "missing", TypeError, "expected a value, got none", lambda: patch()),

@@ -138,7 +138,7 @@ def _layer_cases():
         yield Case("nn.GraphTransformerLayer", "edge_bias", wrong, ValueError, words, call)
     convs = nn.GraphTransformerConv(6, 4, 2), nn.GraphTransformerConv(6, 4, 2, edge_dim=5)
     for wrong, words, conv, attr in (
-        ("in a layer without edge_dim", "None without edge_dim, got [9, 5]; make the layer with edge_dim=5", convs[0], e),
+        ("without edge_dim", "None without edge_dim, got [9, 5]; make the layer with edge_dim=", convs[0], e),
         ("None", "expected [9, 5], got None", convs[1], None),
         ("of another width", "expected [9, 5], got [9, 4]", convs[1], e[:, 1:]),
     ):
@@ -353,7 +353,7 @@ def _pyg_typed_cases(x, edges):
         name = type(layer).__name__
         for argument, wrong, error, words, inputs in (
             ("x_dict", "a tensor", TypeError, "expected a dict, of each node type", (x, {})),
-            ("edge_index_dict", "a tensor", TypeError, "expected a dict, of each edge type", ({"a": x}, edges)),
+            ("edge_index_dict", "a tensor", TypeError, "expected a dict, of each edge", ({"a": x}, edges)),
         ):
             call = lambda layer=layer, inputs=inputs: layer(*inputs)  # noqa: E731
             yield Case(f"nn.pyg.{name}", argument, wrong, error, (f"{name}: {argument}: ", words), call)
@@ -368,7 +368,8 @@ def _pyg_typed_cases(x, edges):
         ("SuperGATConv", "attention_type", {}), ("RGATConv", "attention_mode", dict(num_relations=2)),
         ("RGATConv", "attention_mechanism", dict(num_relations=2)),
     ):  # fmt: skip
-        call = lambda cls=getattr(pyg, layer), options=options | {argument: "mlp"}: cls(6, 4, **options)  # noqa: E731
+        options = options | {argument: "mlp"}
+        call = lambda cls=getattr(pyg, layer), options=options: cls(6, 4, **options)  # noqa: E731
         words = f"{layer}: {argument}: expected one of ", "got 'mlp'"
         yield Case(f"nn.pyg.{layer}", argument, "unknown", ValueError, words, call)
     index = torch.zeros(N_SRC)

@@ -66,7 +66,7 @@ def check_dicts(layer: nn.Module, x_dict: Any, edge_index_dict: Any) -> None:
     """Raise TypeError unless both are dicts."""
     for name, x, what in (
         ("x_dict", x_dict, "a dict, of each node type its features [N, F]"),
-        ("edge_index_dict", edge_index_dict, "a dict, of each edge type (source, relation, destination) its [2, E]"),
+        ("edge_index_dict", edge_index_dict, "a dict, of each edge type (source, name, target) its [2, E]"),
     ):
         if not hasattr(x, "items"):
             raise wrong_argument(layer, name, what, type(x).__name__, TypeError)

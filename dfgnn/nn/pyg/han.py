@@ -63,7 +63,8 @@ class HANConv(PyGLayer, torch_geometric.nn.HANConv):
         outs: dict[str, list[Tensor]] = {}
         for node_type, x in x_dict.items():
             if node_type not in self.proj:
-                raise wrong_argument(self, "x_dict", f"node types of the metadata {list(self.proj)}", node_type)
+                known = f"node types of the metadata {list(self.proj)}"
+                raise wrong_argument(self, "x_dict", known, node_type)
             check_rows(self, f"x_dict[{node_type!r}]", x)
             feats[node_type] = projected(self, f"x_dict[{node_type!r}]", self.proj[node_type], x).unflatten(
                 1, (self.heads, -1)
@@ -73,11 +74,11 @@ class HANConv(PyGLayer, torch_geometric.nn.HANConv):
             src, _, dst = edge_type
             name = "__".join(edge_type)
             if name not in self.lin_src:
-                known = [tuple(x.split("__")) for x in self.lin_src]
-                raise wrong_argument(self, "edge_index_dict", f"edge types of the metadata {known}", edge_type)
+                known = f"edge types of the metadata {[tuple(x.split('__')) for x in self.lin_src]}"
+                raise wrong_argument(self, "edge_index_dict", known, edge_type)
             if not {src, dst} <= {*feats}:
-                missing = {src, dst} - {*feats}
-                raise wrong_argument(self, "x_dict", f"features of {missing}, as there are edges {edge_type}", [*feats])
+                missing = f"features of {({src, dst} - {*feats})}, as there are edges {edge_type}"
+                raise wrong_argument(self, "x_dict", missing, [*feats])
             # Sizes are those of the projected rows: a hook on the projection may return more than it got.
             graph, _ = layer_graph(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
             score_src = (feats[src] * self.lin_src[name]).sum(-1)
