@@ -78,6 +78,8 @@ def says_errors(forward: Any, errors: str) -> None:
 def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
     """Raise TypeError or ValueError where an argument of a constructor is of another kind than it can be."""
     name, default = parameter.name, parameter.default
+    if value is None and any(word in str(parameter.annotation) for word in ("None", "Optional")):
+        return
     if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= value <= 1:
         raise ValueError(f"{layer}: {name}: expected a probability in [0, 1], got {value}")
     choices = next((x for x in _CHOICES if default in x), ()) if isinstance(default, str) else ()
