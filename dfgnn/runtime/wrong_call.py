@@ -105,7 +105,7 @@ def wrong_call(
             )
         by_place = [x for x in names if known[x].kind is not inspect.Parameter.KEYWORD_ONLY]
         rest = "" if by_place == names else ", and all others by name"
-        return TypeError(f"{where}: expected {', '.join(by_place)}{rest}, got {error}")
+        return TypeError(f"{where}: expected {', '.join(by_place) or 'no argument'}{rest}, got {error}")
     return None
 
 
