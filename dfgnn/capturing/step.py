@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime.wrong_call import says_calls
 from . import samples
 from ._run import Body, Captured, Replay, compiled_modules
 from .padded_batch import Buffers, capacity_for, distinct
@@ -29,6 +30,7 @@ class CaptureWarning(UserWarning):
     """A step runs eagerly instead of from a CUDA graph."""
 
 
+@says_calls
 def capture(
     loss_fn: Callable[..., Any],
     model: nn.Module,
@@ -281,6 +283,8 @@ def _check(ok: bool, name: str, expected: str, got: Any) -> None:
 
 
 def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    pairs = isinstance(given, (list, tuple)) and all(isinstance(sizes, (list, tuple)) for sizes in given)
+    _check(pairs, "capacities", "a list of pairs (nodes, edges), or of longer tuples", given)
     capacities = [tuple(sizes) for sizes in given]
     for numbers in capacities:
         fits = len(numbers) == 2 or len(numbers) > 2 and len(numbers) % 2

@@ -14,9 +14,11 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ..runtime.wrong_call import DOCS
+
 #: The version of DGL with these names; the part after + distinguishes it from DGL.
 VERSION = "2.1.0+dfgnn"
-PAGE = "docs/dgl_without_dgl.md"
+PAGE = f"{DOCS}/dgl_without_dgl.md"
 _COMPAT, _NN = "dfgnn.compat", "dfgnn.compat.nn"
 
 #: Modules of DGL -> dfgnn's modules in which their names are looked up, in this order.

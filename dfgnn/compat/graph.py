@@ -13,6 +13,7 @@ from torch import Tensor
 from ..graph import Graph
 from ..graph.hetero import Relation
 from ..nn.dgl import DGLError
+from .as_dgl import PAGE
 from .editing import Editing
 from .frames import Data, Edges, Frame, Nodes, Scheme
 from .ids import Ends, by_type, check_idtype, ends_of, ends_of_matrix, ends_of_networkx, ids
@@ -399,7 +400,7 @@ class DGLGraph(Queries, Passing, Editing, Casts):
             raise AttributeError(name)
         raise AttributeError(
             f"{type(self).__name__} has no attribute {name!r} in dfgnn, which stands for DGL here; "
-            "docs/dgl_without_dgl.md says what there is"
+            f"{PAGE} says what there is"
         )
 
 

@@ -50,6 +50,12 @@ def backend(
 
 def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], int | None]:
     """(Inductor's options, our own)."""
+    if mode is not None:
+        known = internals.inductor_modes()
+        if mode not in known:
+            raise ValueError(f"dfgnn.compile: mode: expected one of {', '.join(known)}, got {mode!r}")
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"dfgnn.compile: options: expected a dict or None, got {type(options).__name__}")
     of_inductor = dict(options or {})
     least = of_inductor.pop(MIN_ELEMENTS, None)
     if least is not None and (not isinstance(least, int) or least < 0):

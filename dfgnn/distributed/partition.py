@@ -54,13 +54,18 @@ def write(
 
     where = "partition.write"
     if len(edge_index.shape) != 2 or edge_index.shape[0] != 2:
-        raise ValueError(f"{where}: edge_index: expected shape [2, E], got {list(edge_index.shape)}")
+        way = "; transpose it with edge_index.T" if tuple(edge_index.shape[1:]) == (2,) else ""
+        raise ValueError(f"{where}: edge_index: expected shape [2, E], got {list(edge_index.shape)}{way}")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{where}: folder: expected an empty one, got {folder}")
     if count < 1:
         raise ValueError(f"{where}: count: expected at least 1 part, got {count}")
+    for name, array in (nodes or {}).items():
+        shape = getattr(array, "shape", ())
+        if not shape or shape[0] != num_nodes:
+            got = shape[0] if shape else type(array).__name__
+            raise ValueError(f"{where}: nodes: expected {num_nodes} rows of {name!r}, got {got}")
     num_edges = edge_index.shape[1]
 
     def pieces():
@@ -82,6 +87,7 @@ def write(
         owner, _ = parts.owners(where, method, whole, num_nodes, num_nodes, True, count)
     places = parts.places(owner, count)
 
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         files = [Path(scratch) / str(number) for number in range(count)]
         fingerprint = parts.print_of(_divide(pieces(), owner, files), places, places)
@@ -90,8 +96,6 @@ def write(
             rows = torch.from_numpy(np.fromfile(file, np.int64)).view(-1, 3)
             halos.append(_save(folder, _part(number, rows, places, num_edges, fingerprint)))
     for name, array in (nodes or {}).items():
-        if len(array) != num_nodes:
-            raise ValueError(f"{where}: nodes: expected {num_nodes} rows of {name!r}, got {len(array)}")
         for number in range(count):
             ids = places.part(number).ids.numpy()
             np.save(folder / f"{name}-{number}.npy", np.asarray(array[ids]))
@@ -267,8 +271,6 @@ def _named_file(text: str) -> tuple[str, Path]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    import numpy as np
-
     parser = Parser(prog="python -m dfgnn.distributed.partition", description=__doc__)
     parser.add_argument("edges", type=existing_file, metavar="EDGES.npy", help="int32 or int64 [2, E]")
     parser.add_argument("folder", type=folder_to_write, metavar="FOLDER", help="of the parts, empty or new")
@@ -281,12 +283,30 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.folder.is_dir() and any(args.folder.iterdir()):
         parser.error(f"folder: expected one that is empty or new, got {args.folder}")
-    edge_index = np.load(args.edges, mmap_mode="r")
+    edge_index = _loaded(parser, "EDGES.npy", args.edges)
+    nodes = {name: _loaded(parser, "--nodes", path) for name, path in args.nodes}
     num_nodes = args.num_nodes
-    if num_nodes is None:
-        num_nodes = int(edge_index.max()) + 1 if edge_index.size else 0
-    nodes = {name: np.load(path, mmap_mode="r") for name, path in args.nodes}
-    print(json.dumps(write(edge_index, args.folder, args.parts, num_nodes, args.method, nodes)))
+    try:
+        if num_nodes is None:
+            num_nodes = int(edge_index.max()) + 1 if edge_index.size else 0
+        made = write(edge_index, args.folder, args.parts, num_nodes, args.method, nodes)
+    except (TypeError, ValueError, ImportError) as error:
+        parser.error(f"{error} (EDGES.npy is {args.edges})")
+    print(json.dumps(made))
+
+
+def _loaded(parser: Parser, name: str, path: Path) -> Any:
+    """The array of a file, mapped."""
+    import numpy as np
+
+    expected = f"{name}: expected an array of numbers that numpy.save wrote, got {path}"
+    try:
+        array = np.load(path, mmap_mode="r")
+    except (OSError, ValueError) as error:
+        parser.error(f"{expected}: {error}")
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        parser.error(f"{expected} with a {getattr(array, 'dtype', type(array).__name__)}")
+    return array
 
 
 if __name__ == "__main__":

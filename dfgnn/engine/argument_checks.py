@@ -26,6 +26,9 @@ from .compiler_graph import EdgeList, is_traced
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
+_NO_NUMBERS = str, bytes, list, tuple, dict, set, type(None)
+
+
 class Settings(NamedTuple):
     """The options of a call as the operators take them."""
 
@@ -74,9 +77,11 @@ class FeatureChecker:
             raise ValueError(f"{self.function}: {name}: {wrong_shape(name, x, shapes)}")
 
     def number(self, name: str, x) -> None:
-        """Raises TypeError for None, and for a string, which torch's operators would take for a number."""
-        if isinstance(x, (str, bytes)) or x is None:
-            raise self.error(TypeError, name, "a number", type(x).__name__)
+        """Raises TypeError for what is no number; torch's operators would take a string for one."""
+        if isinstance(x, _NO_NUMBERS):
+            raise self.error(TypeError, name, "a number", f"{type(x).__name__}, {x!r:.80}")
+        if isinstance(x, Tensor) and x.numel() != 1:
+            raise self.error(TypeError, name, "a number", f"a tensor of shape {list(x.shape)}")
 
 
 class Checker(FeatureChecker):
@@ -305,7 +310,7 @@ def _of_edges(function: str, edge_index: Any, num_src: int | None, num_dst: int 
         return Graph.cached(edge_index)  # a sparse tensor knows its sizes
     size = num_src, num_src if num_dst is None else num_dst
     if is_traced(edge_index):
-        return EdgeList(edge_index, *size)
+        return EdgeList(edge_index, *size, where=function)
     told = (
         "the tensors have {}, one per node; Graph.cached(edge_index, num_src=..., num_dst=...) states others"
     )
@@ -325,7 +330,7 @@ def _rows(x: Any) -> int | None:
 def _cached(edge_index: Any, num_src: int | None, num_dst: int | None) -> Any:
     """See `Graph.cached`; of an ``edge_index`` without values, what stands for the graph."""
     if num_src is not None and num_dst is not None and is_traced(edge_index):
-        return EdgeList(edge_index, num_src, num_dst)
+        return EdgeList(edge_index, num_src, num_dst, where="Graph.cached")
     return graph_cache.cached(edge_index, num_src, num_dst)
 
 

@@ -52,6 +52,7 @@ class EdgeList:
 
     num_src, num_dst: may be symbolic. self_loops: the loops among the given edges are removed, and one for
     each node in 0 .. min(num_src, num_dst) - 1 is appended. num_edges, device: None: those of ``given``.
+    where: the layer or function that errors name.
     """
 
     # The mask of a graph of fixed capacity is not known while a compiler records: operators apply it.
@@ -66,18 +67,15 @@ class EdgeList:
         number: int = -1,
         num_edges: int | None = None,
         device: torch.device | None = None,
+        where: str = "compiled attention",
     ):
         if given is not None and num_edges is None:
             if given.dtype not in (torch.int32, torch.int64):
-                raise TypeError(
-                    f"Graph.from_pyg: edge_index: expected an int32 or int64 tensor, got {given.dtype}"
-                )
+                raise TypeError(f"{where}: edge_index: expected an int32 or int64 tensor, got {given.dtype}")
             if given.dim() != 2 or given.shape[0] != 2:
-                raise ValueError(
-                    f"Graph.from_pyg: edge_index: expected shape [2, E], got {list(given.shape)}"
-                )
+                raise ValueError(f"{where}: edge_index: expected shape [2, E], got {list(given.shape)}")
         self.given: Any = given
-        self.number, self.self_loops = number, self_loops
+        self.number, self.self_loops, self.where = number, self_loops, where
         self.num_src, self.num_dst, self._num_edges = num_src, num_dst, num_edges
         self.device: Any = given.device if device is None and given is not None else device
         self._with_loops: tuple[Tensor, Tensor] | None = None
@@ -147,7 +145,7 @@ def by_edges(edges: EdgeList) -> EdgeList:
         number = _AS_SOURCES
     else:
         return EdgeList(_from_edges(edges.edge_index), num_edges, edges.num_dst)
-    return EdgeList(given, num_edges, edges.num_dst, False, number, num_edges, edges.device)
+    return EdgeList(given, num_edges, edges.num_dst, False, number, num_edges, edges.device, edges.where)
 
 
 def _from_edges(edge_index: Tensor) -> Tensor:
@@ -195,6 +193,7 @@ class Traced(NamedTuple):
     num_dst: int
     self_loops: bool
     num_edges: int
+    where: str = ""
 
     @property
     def family(self) -> str:
@@ -202,7 +201,10 @@ class Traced(NamedTuple):
         return "graph" if self.given is None or is_made(self.given, self.number) else "edge"
 
 
-TRACED = "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges"
+TRACED = (
+    "Tensor? given, SymInt number, SymInt num_src, SymInt num_dst, bool self_loops, SymInt num_edges, "
+    "str where"
+)
 # The prefixes of operators -> their tags. Making the graph of a new edge_index ("edge") waits for the GPU,
 # which a CUDA graph cannot contain. A Graph that was used before needs no waiting ("graph"), and torch
 # records one CUDA graph for each value of `number`.
@@ -211,8 +213,8 @@ _FAMILIES = {"edge": (torch.Tag.cudagraph_unsafe,), "graph": ()}
 
 def as_traced(edges: EdgeList, sized: bool = True) -> Traced:
     """sized: a result has a row per edge, so that edges of a graph with appended loops must be counted."""
-    num_edges = edges.num_edges if sized else 0
-    return Traced(edges.given, edges.number, edges.num_src, edges.num_dst, edges.self_loops, num_edges)
+    num_edges, sizes = edges.num_edges if sized else 0, (edges.num_src, edges.num_dst)
+    return Traced(edges.given, edges.number, *sizes, edges.self_loops, num_edges, edges.where)
 
 
 def by_rule(rule: Rule, *tensors: Any) -> Any:
@@ -339,7 +341,7 @@ _structure = _ops.python_operator(
 )
 
 
-def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> Traced | None:
+def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges, where) -> Traced | None:
     """The arguments with a packed structure (`in_cuda_graphs`) in place of the ``edge_index``, if
     Inductor will record CUDA graphs. None if the graph is to be looked up, outside of CUDA graphs: also if
     tensors have a row per edge and loops are replaced, because the number of edges then depends on values."""
@@ -351,7 +353,7 @@ def _in_cuda_graphs(given, number, num_src, num_dst, self_loops, num_edges) -> T
         given, number = _from_edges(given), -1
     made = _structure(given, num_src, num_dst, self_loops)
     room = in_cuda_graphs.num_places(given, num_src, num_dst, self_loops)
-    return Traced(made, number, num_src, num_dst, self_loops, room)
+    return Traced(made, number, num_src, num_dst, self_loops, room, where)
 
 
 # ---- an edge_index of rows of other tensors ---------------------------------------------------------------
@@ -437,7 +439,13 @@ def is_made(given: Tensor | None, number: int) -> bool:
 
 
 def find(
-    given: Tensor | None, number: int, num_src: int, num_dst: int, self_loops: bool, num_edges: int
+    given: Tensor | None,
+    number: int,
+    num_src: int,
+    num_dst: int,
+    self_loops: bool,
+    num_edges: int,
+    where: str,
 ) -> Graph:
     """The graph of a `Traced`."""
     if number >= 0:
@@ -448,7 +456,8 @@ def find(
     edges: Any = kept(given)
     if is_made(edges, number):
         return in_cuda_graphs.unpacked(edges, num_src, num_dst, num_edges)
-    graph, _ = graph_of(edges, num_src, num_dst, self_loops)
+    told = "the tensors have {}, one per node"
+    graph, _ = graph_of(edges, num_src, num_dst, self_loops, where, told)
     if num_edges not in (0, graph.num_edges):
         raise ValueError(f"num_edges: expected {graph.num_edges}, the graph's, got {num_edges}")
     return graph

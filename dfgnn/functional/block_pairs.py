@@ -46,17 +46,38 @@ def _made(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> Graph:
     return Graph.from_csr(indptr, src, keys, validate=False)
 
 
+#: What offsets are, for errors.
+MEANING = (
+    "rows offsets[b] to offsets[b + 1] - 1 are block b; of blocks of these sizes they are "
+    "torch.nn.functional.pad(sizes.cumsum(0), (1, 0)), and batch.bincount() are those of a sorted batch "
+    "vector"
+)
+
+
 def check_offsets(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> None:
     """Raises RuntimeError unless the numbers rise, up to the rows; it waits for the device."""
-    for name, x, end in (("offsets", offsets, rows), ("key_offsets", key_offsets, keys)):
-        found = torch.stack([x[0], x[-1], x.diff().clamp(max=0).sum()]).tolist()
-        if found[2]:
-            raise RuntimeError(
-                f"block_attention: {name}: expected numbers that never decrease, got {x.tolist()}"
+    wrong = wrong_offsets(offsets, key_offsets, rows, keys)
+    if wrong is not None:
+        raise wrong
+
+
+def wrong_offsets(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> RuntimeError | None:
+    """The error of numbers that do not rise, or exceed the rows."""
+    for name, x, end, whose in (
+        ("offsets", offsets, rows, "query"), ("key_offsets", key_offsets, keys, "key")
+    ):  # fmt: skip
+        where, rise = f"block_attention: {name}: expected numbers", x.diff()
+        first, last, fall = torch.stack([x[0], x[-1], rise.clamp(max=0).sum()]).tolist()
+        if fall:
+            at = int((rise < 0).int().argmax())
+            before, after = x[at : at + 2].tolist()
+            return RuntimeError(
+                f"{where} that never decrease, got {before} before {after} at position {at}; {MEANING}"
             )
-        if found[0] < 0 or found[1] > end:
-            got = found[0] if found[0] < 0 else found[1]
-            raise RuntimeError(f"block_attention: {name}: expected numbers in [0, {end}], got {got}")
+        if first < 0 or last > end:
+            got = first if first < 0 else last
+            return RuntimeError(f"{where} in [0, {end}], got {got}; {whose} has {end} rows: {MEANING}")
+    return None
 
 
 def _traced(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int, num_pairs: int | None) -> EdgeList:

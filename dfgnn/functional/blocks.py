@@ -13,6 +13,7 @@ from .. import reference
 from ..engine.argument_checks import FeatureChecker
 from ..runtime import eager, library
 from ..runtime import ops as _ops
+from ..runtime import torch_internals as internals
 from ..runtime.attention_options import AttentionResult, BlockOptions, public
 from . import block_operators, block_pairs
 
@@ -117,7 +118,7 @@ def block_attention(
     if key_offsets is None:
         if keys != query.shape[0]:
             what = f"a tensor, as there are {query.shape[0]} queries and {keys} keys"
-            raise check.error(ValueError, "key_offsets", what, None)
+            raise check.error(ValueError, "key_offsets", what, f"None; {block_pairs.MEANING}")
         key_offsets = offsets
     else:
         _check_offsets(check, "key_offsets", key_offsets, offsets.shape[0])
@@ -157,12 +158,23 @@ def block_attention(
     if query.is_cuda:
         query, key, value = _for_cuda(query, key, value)
     inputs = block_operators.Inputs(query, key, value, offsets, key_offsets, bias)
-    out, stats = block_operators.attention(inputs, scale)
+    out, stats = _attention(inputs, scale)
     out = out[..., :size] if out.shape[2] > size else out
     if sink is None:
         return out
     top, log_sum = stats.unbind(-1)
     return (out * torch.sigmoid(top - sink + log_sum).unsqueeze(-1)).to(out.dtype)
+
+
+def _attention(inputs: block_operators.Inputs, scale: float) -> tuple[Tensor, Tensor]:
+    if internals.is_dynamo_recording():
+        return block_operators.attention(inputs, scale)
+    try:
+        return block_operators.attention(inputs, scale)
+    except RuntimeError as error:
+        ends = inputs.offsets, inputs.key_offsets, inputs.query.shape[0], inputs.key.shape[0]
+        wrong = block_pairs.wrong_offsets(*ends) if "offsets: expected" in str(error) else None
+        raise (wrong or error) from None
 
 
 def _by_reference(query: Tensor, key: Tensor, value: Tensor, *offsets: Tensor, **options: Any) -> Tensor:
@@ -182,8 +194,9 @@ def _of_pairs(
 
 
 def _number(check: FeatureChecker, name: str, x: Any) -> float:
-    if isinstance(x, (str, bytes, Tensor)):
-        raise check.error(TypeError, name, "a number", type(x).__name__)
+    if isinstance(x, Tensor):
+        raise check.error(TypeError, name, "a number", "Tensor")
+    check.number(name, x)
     return float(x)
 
 
@@ -198,5 +211,5 @@ def _for_cuda(*tensors: Tensor) -> tuple[Tensor, ...]:
 def _check_offsets(check: FeatureChecker, name: str, x: Any, count: int | None) -> None:
     check.tensor(name, x, [getattr(x, "shape", ())], (torch.int32, torch.int64))
     if x.dim() != 1 or x.shape[0] == 0 or (count is not None and x.shape[0] != count):
-        size = "blocks + 1" if count is None else count
-        raise check.error(ValueError, name, f"shape [{size}]", list(x.shape))
+        size = "blocks + 1" if count is None else f"{count}] like offsets, [blocks + 1"
+        raise check.error(ValueError, name, f"shape [{size}]", f"{list(x.shape)}; {block_pairs.MEANING}")

@@ -102,7 +102,7 @@ def flex_attention(
     check = Checker(function, graph, "query", query)
     graph = check.graph
     if not callable(score_fn):
-        raise check.error(TypeError, "score_fn", "a function", type(score_fn).__name__)
+        raise check.error(TypeError, "score_fn", "a function, the second argument", type(score_fn).__name__)
     for name, x, rows in (("query", query, graph.num_dst), ("key", key, graph.num_src)):
         trailing = x.shape[2:] if isinstance(x, Tensor) else ()
         check.tensor(name, x, [(rows, query.shape[1] if query.dim() > 1 else None, *trailing)])

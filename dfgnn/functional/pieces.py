@@ -10,9 +10,11 @@ from ..engine.argument_checks import Checker, GraphLike, for_device, given_graph
 from ..graph import Graph
 from ..graph.fixed_capacity import OF_BUFFER
 from ..runtime.batches import batched
+from ..runtime.wrong_call import says_calls
 from .gat import gat
 
 
+@says_calls
 def edge_softmax(
     graph: GraphLike,
     score: Tensor,
@@ -42,7 +44,8 @@ def edge_softmax(
     check = Checker("edge_softmax", graph, "score", score)
     graph = check.graph
     if score.dim() == 0 or score.shape[0] != graph.num_edges:
-        raise check.error(ValueError, "score", f"shape [{graph.num_edges}, ...]", list(score.shape))
+        shape = f"shape [{graph.num_edges}, ...]"
+        raise check.error(ValueError, "score", shape, f"{list(score.shape)}; it has a row per edge")
     check.tensor("score", score, [score.shape])
     if sink is not None:
         check.tensor("sink", sink, [score.shape[1:]], (check.dtype, check.acc))
@@ -71,6 +74,7 @@ def _softmax_of_tensor(edge_index: Tensor, score: Tensor) -> Tensor | None:
     return None if low < 0 else by_index.softmax(score, dst, int(high) + 1, masked=True)
 
 
+@says_calls
 @batched("query")
 def sddmm(graph: GraphLike, query: Tensor, key: Tensor) -> Tensor:
     r"""Sampled dense-dense product: q_i . k_j for every edge j -> i and head.
@@ -91,6 +95,7 @@ def sddmm(graph: GraphLike, query: Tensor, key: Tensor) -> Tensor:
     return out
 
 
+@says_calls
 @batched("value")
 def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
     r"""Weighted neighbour sum: out_i = sum_j w_ij v_j, the weights as they are given, without a softmax.
@@ -105,6 +110,9 @@ def spmm(graph: GraphLike, weight: Tensor, value: Tensor) -> Tensor:
         graph = given_graph("spmm", graph, value)
     check = Checker("spmm", graph, "value", value)
     graph = check.graph
+    if value.dim() < 3 and isinstance(weight, Tensor) and weight.dim() == 3:
+        what = f"shape [{graph.num_src}, any, any], behind the weight"
+        raise check.error(ValueError, "value", what, f"{list(value.shape)}: are the two swapped?")
     check.tensor("value", value, [(graph.num_src, None, None)])
     heads, dim = value.shape[1:]
     check.tensor("weight", weight, [(graph.num_edges,), (graph.num_edges, heads)])

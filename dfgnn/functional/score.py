@@ -74,6 +74,9 @@ def score_attention(graph: Any, score: Tensor, value: Tensor, **options: Any) ->
     check = Checker(function, graph, "value", value)
     graph = check.graph
     rows, num_edges = graph.num_src, graph.num_edges
+    if value.dim() < 3 and value.shape[:1] == (num_edges,):
+        way = f"{list(value.shape)}: are score and value swapped?"
+        raise check.error(ValueError, "value", f"shape [{rows}, any, any], behind the score", way)
     if value.dim() == 3 and value.shape[0] != rows and value.shape[0] == num_edges:
         raise check.error(
             ValueError, "value", f"shape [{rows}, any, any]",

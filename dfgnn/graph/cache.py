@@ -300,9 +300,10 @@ def _attributes(x: Tensor) -> _Attributes:
 
 def check_type(edge_index: Any, where: str = "") -> None:
     if not isinstance(edge_index, Tensor) and not hasattr(edge_index, "sparse_sizes"):
+        got = _csr.no_tensor("edge_index", edge_index).partition(", ")[2]
         raise TypeError(
             f"{where and f'{where}: '}edge_index: expected a [2, E] tensor, an EdgeIndex, a SparseTensor, a "
-            f"torch.sparse tensor or a dfgnn.Graph, got {type(edge_index).__name__}"
+            f"torch.sparse tensor or a dfgnn.Graph, {got}"
         )
 
 

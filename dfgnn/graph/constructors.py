@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..runtime.wrong_call import says_calls
 from ..sparse import csr as _csr
 from . import build, convert
 
@@ -171,6 +172,7 @@ class Constructors:
         return make_cached(edge_index, *build.given_sizes("Graph.cached", num_nodes, num_src, num_dst))
 
 
-for _name, _method in vars(Constructors).items():
+for _name, _method in list(vars(Constructors).items()):
     if isinstance(_method, classmethod):  # as Python's own errors name it
         _method.__func__.__qualname__ = f"Graph.{_name}"
+        setattr(Constructors, _name, classmethod(says_calls(_method.__func__, f"Graph.{_name}")))

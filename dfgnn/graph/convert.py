@@ -19,7 +19,8 @@ def from_scipy(cls, matrix, rows: str, validate: bool):
     if rows not in ("src", "dst"):
         raise ValueError(f"{where}: rows: expected 'src' or 'dst', got {rows!r}")
     if not hasattr(matrix, "tocoo") or not hasattr(matrix, "format"):
-        raise TypeError(f"{where}: matrix: expected a scipy.sparse matrix, got {type(matrix).__name__}")
+        way = "; scipy.sparse.coo_matrix(matrix) makes one" if type(matrix).__name__ == "ndarray" else ""
+        raise TypeError(f"{where}: matrix: expected a scipy.sparse matrix, got {type(matrix).__name__}{way}")
     if len(matrix.shape) != 2:
         raise ValueError(f"{where}: matrix: expected 2 dimensions, got shape {tuple(matrix.shape)}")
     num_rows, num_cols = matrix.shape
@@ -64,7 +65,8 @@ def from_torch_sparse(cls, where: str, matrix: Tensor, validate: bool):
 def from_dgl(cls, graph, validate: bool):
     where = "Graph.from_dgl"
     if not hasattr(graph, "canonical_etypes") or not hasattr(graph, "adj_tensors"):
-        raise TypeError(f"{where}: graph: expected a DGLGraph or a block, got {type(graph).__name__}")
+        way = "; Graph.from_edge_index takes edges" if isinstance(graph, (Tensor, list, tuple)) else ""
+        raise TypeError(f"{where}: graph: expected a DGLGraph or a block, got {type(graph).__name__}{way}")
     etypes = graph.canonical_etypes
     if len(etypes) != 1:
         raise ValueError(
@@ -107,6 +109,7 @@ def from_pyg(cls, data, num_nodes, num_src, num_dst, validate: bool):
             raise TypeError(
                 f"{where}: data: expected an edge_index tensor, an EdgeIndex, a SparseTensor or a Data, "
                 f"got {type(data).__name__}"
+                + ('; give data["edge_index"]' if isinstance(data, dict) and "edge_index" in data else "")
             )
         edges = getattr(data, "edge_index", None)
         if edges is None:

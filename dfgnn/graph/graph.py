@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from itertools import count
 from operator import index
@@ -18,6 +19,7 @@ from ..plan.planner import FixedPlanner
 from ..plan.plans import check_shape
 from ..plan.tuning import Tuning, autotune
 from ..runtime.tracing import untraced
+from ..runtime.wrong_call import says_calls
 from ..sparse.csr import CSR
 from ..sparse.degrees import DegreeStats
 from ..sparse.fixed import FixedStructure
@@ -31,6 +33,14 @@ from .reorder import Reordering, reorder
 # WeakValueDictionary, which would call several Python functions per graph.
 OF_NUMBER: dict[int, weakref.ref[Graph]] = {}
 _numbers = count()
+#: What DGL's and torch_geometric's graphs call it -> what it is here.
+_OF_LIBRARIES = {
+    **dict.fromkeys(("number_of_nodes", "num_vertices"), "num_nodes"),
+    **dict.fromkeys(("number_of_edges", "nnz"), "num_edges"),
+    **dict.fromkeys(("num_src_nodes", "number_of_src_nodes"), "num_src"),
+    **dict.fromkeys(("num_dst_nodes", "number_of_dst_nodes"), "num_dst"),
+    **dict.fromkeys(("edges", "all_edges", "adj", "adj_t", "adjacency_matrix"), "edge_index"),
+}
 _SLOTS, _set = ("_device", "_num_edges", "_number", "_planner", "_structure"), object.__setattr__
 
 
@@ -96,6 +106,17 @@ class Graph(Constructors):
         for name, value in zip(_SLOTS, (*structure.place, number, planner, structure)):
             _set(self, name, value)
         OF_NUMBER[number] = weakref.ref(self, partial(OF_NUMBER.pop, number))
+
+    def __getattr__(self, name):
+        if name.startswith("_") or hasattr(type(self), name):
+            return object.__getattribute__(self, name)  # raises; a property has an error of its own
+        known = [x for x in dir(type(self)) if not x.startswith("_")]
+        like = [_OF_LIBRARIES[name]] if name in _OF_LIBRARIES else get_close_matches(name, known, 1)
+        hint = f"did you mean {like[0]}?" if like else "features are tensors that are given beside the graph"
+        raise AttributeError(
+            "Graph: expected an attribute of dfgnn.Graph, which has edges alone (help(dfgnn.Graph)), got "
+            f"{name}; {hint}"
+        )
 
     def __setattr__(self, name, value):
         raise AttributeError(f"Graph is immutable: cannot set {name}")
@@ -428,3 +449,9 @@ class Graph(Constructors):
 
 
 GraphPart.of_graphs = frozenset(dir(Graph))
+
+
+for _name in ("add_self_loops", "autotune", "in_degrees", "out_degrees", "plan", "reorder", "to"):
+    setattr(Graph, _name, says_calls(vars(Graph)[_name], f"Graph.{_name}"))
+for _name, _kind in (("batch", staticmethod), ("with_capacity", classmethod)):
+    setattr(Graph, _name, _kind(says_calls(vars(Graph)[_name].__func__, f"Graph.{_name}")))

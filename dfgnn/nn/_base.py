@@ -17,6 +17,8 @@ from ._errors import (
     blame_parameters,
     check_constructor,
     check_fits,
+    check_flags,
+    flags_of,
     projected,
     says_errors,
     wrong_argument,
@@ -33,6 +35,7 @@ from .whole.spec import LayerSpec, spelled
 def fused_or_dgl(cls: type, forward: Any) -> Any:
     """The forward of a layer: ``forward``, or that of DGL's layer (`upstream_runs`). It first tries the usual
     call, ``layer(graph, x)`` (`nn.prepared`). Its errors name a parameter that has got another shape."""
+    flags = flags_of(forward)
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
@@ -41,6 +44,8 @@ def fused_or_dgl(cls: type, forward: Any) -> Any:
             out = again(self, args[1], args[0])
             if out is not None:
                 return out
+        if not usual:
+            check_flags(self, flags, args, kwargs)
         graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
         features = [x for name, x in kwargs.items() if name not in ("graph", "g")]
         if upstream_runs(self, graph, *args[1:], *features):
@@ -50,7 +55,7 @@ def fused_or_dgl(cls: type, forward: Any) -> Any:
         try:
             out = forward(self, *args, **kwargs)
         except CALL_ERRORS as error:
-            blame_parameters(self, error)
+            blame_parameters(self, error, args, kwargs)
             raise
         finally:
             made = made_by(self)

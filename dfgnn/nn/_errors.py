@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from ..runtime import torch_internals as internals
 from ..runtime.eager import in_autocast
+from ..runtime.wrong_call import no_bool, wrong_call
+from ..sparse.csr import no_tensor
 from ._linear import LINEAR, is_lazy, plain_linear
 
 
@@ -34,14 +36,18 @@ _PYG_NAMES = {theirs: name for name, theirs in _DGL_NAMES.items()}
 
 def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
     """``init`` of a layer, which first checks what PyTorch would complain of much later, or not at all."""
-    parameters = list(inspect.signature(init).parameters)
+    signature = inspect.signature(init)
+    parameters = signature.parameters
 
     @functools.wraps(init)
     def checked(self, *args, **kwargs):
         layer = type(self).__name__
         for name in kwargs:
             _check_name(layer, name, parameters)
-        options = dict(zip(parameters[1:], args)) | kwargs
+        options = dict(zip([*parameters][1:], args)) | kwargs
+        for name, value in options.items():
+            if name in parameters:
+                _check_kind(layer, parameters[name], value)
         for name in ("heads", "num_heads"):
             if name in options:
                 _check_heads(layer, name, options[name])
@@ -54,7 +60,10 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
                 f"{layer}: activation: expected a function such as torch.nn.functional.relu, a module or "
                 f"None, got {activation!r}"
             )
-        init(self, *args, **kwargs)
+        try:
+            init(self, *args, **kwargs)
+        except TypeError as error:
+            raise wrong_call(layer, signature, (self, *args), kwargs, error) or error from None
         remember_parameters(self)
 
     return checked
@@ -66,7 +75,28 @@ def says_errors(forward: Any, errors: str) -> None:
         forward.__doc__ = f"{forward.__doc__.rstrip()}\n\n        Raises:\n            {errors}\n        "
 
 
-def _check_name(layer: str, name: str, parameters: list[str]) -> None:
+def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
+    """Raise TypeError or ValueError where an argument of a constructor is of another kind than it can be."""
+    name, default = parameter.name, parameter.default
+    if value is None and any(word in str(parameter.annotation) for word in ("None", "Optional")):
+        return
+    if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= value <= 1:
+        raise ValueError(f"{layer}: {name}: expected a probability in [0, 1], got {value}")
+    choices = next((x for x in _CHOICES if default in x), ()) if isinstance(default, str) else ()
+    if choices and value not in choices:
+        raise ValueError(f"{layer}: {name}: expected one of {', '.join(choices)}, got {value!r}")
+    if parameter.annotation in (bool, "bool"):
+        if isinstance(value, (str, float, list, tuple, dict, Tensor)):
+            raise no_bool(layer, name, value)
+    elif name in (*_SIZES, *_WIDTHS):
+        if isinstance(value, (str, float, Tensor)) or value is None and default is not None:
+            raise TypeError(f"{layer}: {name}: expected an integer, got {value!r:.80}")
+    elif isinstance(default, (int, float)) and (isinstance(value, (str, list, dict)) or value is None):
+        if not isinstance(default, bool):
+            raise TypeError(f"{layer}: {name}: expected a number, got {value!r:.80}")
+
+
+def _check_name(layer: str, name: str, parameters: Any) -> None:
     if name in parameters:
         return
     for names, here, there in (
@@ -88,6 +118,17 @@ def _check_heads(layer: str, name: str, heads: Any) -> None:
     _check_size(layer, name, number)
 
 
+# Arguments of constructors that are widths of what is given, and that are probabilities.
+_WIDTHS = (
+    "in_channels", "in_feats", "in_size", "feats", "channels", "edge_dim", "edge_feats", "in_node_feats",
+    "in_edge_feats", "num_relations", "num_ntypes", "num_etypes", "type_dim",
+)  # fmt: skip
+# Words that an argument of torch_geometric's layers may be, which its constructors assert.
+_CHOICES = (
+    ("MX", "SD"), ("additive", "dot_product"), ("across-relation", "within-relation"),
+    ("additive-self-attention", "multiplicative-self-attention"),
+)  # fmt: skip
+_DROPOUTS = "dropout", "attn_drop", "feat_drop"
 # Arguments of constructors that are sizes of results, of a head or of all heads.
 _SIZES = "out_channels", "out_feats", "out_size", "head_size", "out_node_feats", "out_edge_feats"
 
@@ -158,12 +199,16 @@ def remember_parameters(layer: nn.Module) -> None:
     _made[layer] = {name: list(x.shape) for name, x in parameters if not nn.parameter.is_lazy(x)}
 
 
-def blame_parameters(layer: nn.Module, error: Exception) -> None:
+def blame_parameters(layer: nn.Module, error: Exception, args: Any, kwargs: Any) -> None:
     """Raise ValueError, which names it, if a parameter has another shape than when the layer was made; and
-    TypeError if the call has an argument that the layer does not know.
+    TypeError if the call does not fit the layer's forward.
 
     It is asked after a call has failed, often by an error of PyTorch's that does not know the parameter."""
-    _refuse_keyword(layer, str(error))
+    if isinstance(error, TypeError):
+        forward = inspect.signature(layer.forward)
+        wrong = wrong_call(type(layer).__name__, forward, args, kwargs, error)
+        if wrong is not None:
+            raise wrong from None
     made = _made.get(layer)
     if made is None or _NEW_PARAMETER in str(error) or isinstance(error, DGLError | NotImplementedError):
         return
@@ -175,29 +220,36 @@ def blame_parameters(layer: nn.Module, error: Exception) -> None:
             ) from error
 
 
-def _refuse_keyword(layer: nn.Module, text: str) -> None:
-    of_layer, _, name = text.partition("forward() got an unexpected keyword argument ")
-    if not name or not of_layer.endswith(f"{type(layer).__name__}."):
-        return
-    name = name.strip("'")
-    known = ", ".join(inspect.signature(layer.forward).parameters)
-    raise TypeError(
-        f"{type(layer).__name__}: {name}: expected one of {known}, got {name}; the functions of "
-        "dfgnn.functional have mask, bias, weight and more"
-    ) from None
+def flags_of(forward: Callable[..., Any]) -> list[tuple[int, str]]:
+    """The arguments of a layer's forward that ask for more results: place behind self, and name."""
+    names = list(inspect.signature(forward).parameters)[1:]
+    return [(place, name) for place, name in enumerate(names) if name in _FLAGS]
+
+
+_FLAGS = "get_attention", "return_attention", "return_attention_weights", "return_semantic_attention_weights"
+
+
+def check_flags(layer: nn.Module, flags: list[tuple[int, str]], args: Any, kwargs: Any) -> None:
+    """Raise TypeError where one of `flags_of` is neither a bool nor None."""
+    for place, name in flags:
+        asked = args[place] if len(args) > place else kwargs.get(name)
+        if asked is not None and type(asked) is not bool:
+            raise no_bool(type(layer).__name__, name, asked)
 
 
 def blaming(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A layer's forward, whose errors name a parameter that has got another shape."""
+    flags = flags_of(forward)
 
     @functools.wraps(forward)
     def call(self, *args, **kwargs):
+        check_flags(self, flags, args, kwargs)
         if internals.is_dynamo_recording():
             return forward(self, *args, **kwargs)
         try:
             return forward(self, *args, **kwargs)
         except CALL_ERRORS as error:
-            blame_parameters(self, error)
+            blame_parameters(self, error, args, kwargs)
             raise
 
     return call
@@ -224,7 +276,7 @@ def wrong_features(layer: nn.Module, name: str, x: Any, shapes: str) -> TypeErro
     """The error of features that are no floating-point tensor. shapes: the expected ones, in words."""
     where = f"{type(layer).__name__}: {name}: expected"
     if not isinstance(x, Tensor):
-        return TypeError(f"{where} a tensor {shapes}, got {type(x).__name__}")
+        return TypeError(f"{where} {no_tensor(name, x).replace('expected a tensor', f'a tensor {shapes}')}")
     where = f"{where} float32, float64, float16 or bfloat16, got {x.dtype}"
     if x.dtype in (torch.int32, torch.int64) and x.dim() == 2 and len(x) == 2:
         return TypeError(f"{where} {list(x.shape)}, which looks like an edge_index: are the two swapped?")

@@ -21,7 +21,7 @@ from ..graph import Graph
 from ..graph.of_dgl import is_dgl
 from ..runtime import torch_internals as internals
 from ..runtime.tracing import any_batched
-from ._errors import CALL_ERRORS, blame_parameters, check_sizes
+from ._errors import CALL_ERRORS, blame_parameters, check_flags, check_sizes, flags_of
 from ._linear import all_hooked, is_untouched
 from ._upstream import Called, upstream
 from .fused import made_by
@@ -83,6 +83,7 @@ _HOOKS = tuple(
 def fused_or_pyg(cls: Any, fused: Callable[..., Any], for_upstream: Callable[[Any], Any]) -> Any:
     """The forward of a layer: ``fused``, or torch_geometric's, with a warning that says why, once per class
     and reason. for_upstream: makes an argument what torch_geometric's forward takes."""
+    flags = flags_of(fused)
 
     @functools.wraps(fused)
     def forward(self, *args, **kwargs):
@@ -93,6 +94,7 @@ def fused_or_pyg(cls: Any, fused: Callable[..., Any], for_upstream: Callable[[An
             if out is not None:
                 return out
         check_sizes(self)
+        check_flags(self, flags, args, kwargs)
         values = (*args, *kwargs.values())
         reason = why_upstream(self, type(self), values)
         if reason is None:
@@ -101,7 +103,7 @@ def fused_or_pyg(cls: Any, fused: Callable[..., Any], for_upstream: Callable[[An
             try:
                 out = fused(self, *args, **kwargs)
             except CALL_ERRORS as error:
-                blame_parameters(self, error)
+                blame_parameters(self, error, args, kwargs)
                 raise
             finally:
                 call = made_by(self)

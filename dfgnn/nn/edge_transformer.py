@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ._base import AttentionLayer, check_edge_rows, dropout_p, reset_linear
-from ._errors import blaming, check_constructor, check_fits
+from ._errors import blaming, check_constructor, check_fits, wrong_features
 from ._graph import names_of_ends, rows_in_use, split_ends
 from ._sums_in_16_bits import normalized
 from .graph_transformer import TransformerBlock, check_heads_and_norm, check_sets, swapped
@@ -222,6 +222,8 @@ class EdgeGraphTransformerLayer(nn.Module):
         """
         check_sets(self, feat)
         batch = feat.shape[:-2]
+        if not isinstance(edge_attr, Tensor):
+            raise wrong_features(self, "edge_attr", edge_attr, f"[E, {self.edge_dim}]")
         if edge_attr.shape[:-2] != batch or edge_attr.dim() < 2 or edge_attr.shape[-1] != self.edge_dim:
             sizes = ", ".join(map(str, (*batch, "E", self.edge_dim)))
             got = list(edge_attr.shape)

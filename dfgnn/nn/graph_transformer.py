@@ -158,7 +158,8 @@ class GraphTransformerConv(AttentionLayer):
         got = None if edge_attr is None else list(edge_attr.shape)
         if self.fc_edge is None or edge_attr is None or got != expected:
             wanted = expected or "None without edge_dim"
-            raise ValueError(f"{type(self).__name__}: edge_attr: expected {wanted}, got {got}")
+            way = f"; make the layer with edge_dim={got[-1]}" if got and self.fc_edge is None else ""
+            raise ValueError(f"{type(self).__name__}: edge_attr: expected {wanted}, got {got}{way}")
 
     def _edges(self, spec: LayerSpec, sets: int) -> dict[str, Any]:
         if spec.edges is None:

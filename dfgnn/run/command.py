@@ -5,17 +5,19 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import difflib
 import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ..compat import install_as_dgl
+from ..runtime.wrong_call import DOCS
 from ..switch import pieces
 from . import own
 from .captured import Captured
@@ -52,7 +54,7 @@ def text(report: dict[str, Any]) -> str:
         for use in report["own_attention"]:
             where = f" in {use['where']}" if use["where"] else ""
             lines.append(f"    {use['file']}:{use['line']}{where}: {use['function']}")
-            lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: docs/{use['recipe']}")
+            lines.append(f"        what fits: dfgnn.functional.{use['fits']}; recipe: {DOCS}/{use['recipe']}")
     if report["compiled"] is not None:
         lines += _compiled(report["compiled"])
     if report["captured"] is not None:
@@ -233,8 +235,18 @@ class _Run:
                 sys.stderr = None  # type: ignore[assignment]  # or Python fails in flushing it, with status 120
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            like = difflib.get_close_matches(unknown.split()[0], self._option_string_actions, 1)
+            hint = f"did you mean {like[0]}?" if like else "options of the script go behind its name"
+            message = f"{unknown}: expected one of the options above, got {unknown}; {hint}"
+        super().error(message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m dfgnn.run", description="Run a script of yours with dfgnn's layers, unchanged."
     )
     parser.add_argument("--impl", choices=["dfgnn", *LIBRARIES], default="dfgnn", help="whose layers run")
@@ -277,7 +289,7 @@ def main(argv: list[str] | None = None) -> int:
         args.arguments.insert(0, "--")  # argparse has removed it, but it belongs to the script
     if not args.module and not os.path.exists(args.script):
         parser.error(f"script: expected a file, got {args.script}")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
+    if args.json is not None and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
         parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
     if args.gain and (args.compile or args.capture):

@@ -104,6 +104,8 @@ def _find(name: str) -> Any:
         # Only for the enclosing packages, not for modules that these import.
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             text = f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})"
+            if name.endswith(".py"):
+                text += f"; a script goes without -m, or as the module {name[:-3]}"
             raise NotRunnableError(text, 1) from error
         raise
 

@@ -8,7 +8,6 @@ same class. To add an option is to add it to one of the classes, and to compute 
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import textwrap
@@ -17,6 +16,9 @@ from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hint
 
 import torch
 from torch import Tensor
+
+from . import torch_internals as internals
+from .wrong_call import no_bool, says_calls, unknown_argument, wrong_call
 
 # ---- arguments and results that are more than a tensor -----------------------------------------------------
 
@@ -45,6 +47,11 @@ class EdgeTerm(NamedTuple):
     key: Tensor | Projected | None = None
     value: Tensor | Projected | None = None
     score: Tensor | Projected | None = None
+
+
+# A NamedTuple cannot define these itself.
+for _cls in (Projected, EdgeTerm):
+    _cls.__new__ = says_calls(_cls.__new__, _cls.__name__)  # type: ignore[method-assign, assignment]
 
 
 class AttentionResult(NamedTuple):
@@ -249,8 +256,20 @@ def public(options: type, more: tuple[str, ...] = (), taken: bool = False) -> Ca
         @functools.wraps(function)
         def call(*args, **kwargs):
             if not names.issuperset(kwargs):
-                raise _unknown(name, names, kwargs)
-            return function(*args, **kwargs)
+                raise unknown_argument(name, next(x for x in kwargs if x not in names), sorted(names))
+            asked = kwargs.get("return_attention")
+            if asked is not None and type(asked) is not bool:
+                raise no_bool(name, "return_attention", asked)
+            if internals.is_dynamo_recording():
+                return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                given = {x: kwargs[x] for x in kwargs if x not in more}
+                wrong = wrong_call(name, signature, args, given, error)
+                if wrong is None:
+                    raise
+                raise wrong from None
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = _document(function.__doc__, known)
@@ -295,32 +314,3 @@ def _document(text: str | None, known: dict[str, Option]) -> str | None:
         for name, option in lines.items()
     ]
     return text.replace(" " * 8 + "{options}", "\n".join(paragraphs))
-
-
-#: What other libraries call it -> what to write here.
-_ELSEWHERE = {
-    **dict.fromkeys(
-        ("edge", "edge_attr", "edge_feat", "edge_feats", "edge_features", "efeat", "e"),
-        "features of edges go into edge=EdgeTerm(key, value)",
-    ),
-    "attn_mask": "mask= takes bools, bias= what is added to the scores",
-    "is_causal": "a pair that is not to be seen is no edge of the graph, or False in mask=",
-    "dropout": "did you mean dropout_p?",
-    "attn_drop": "did you mean dropout_p?",
-    "seed": "did you mean generator?",
-    "schedule": 'did you mean kernel_options={"schedule": ...}?',
-}
-
-
-def _unknown(function: str, names: frozenset[str], given: dict[str, Any]) -> TypeError:
-    name = next(x for x in given if x not in names)
-    hint = _ELSEWHERE.get(name, "")
-    if "edge=" in hint and "edge" not in names:
-        hint = "this attention has no features of edges; dot_attention has"
-    elif not hint:
-        like = difflib.get_close_matches(name.removeprefix("edge_"), names, 1, 0.7)
-        hint = f"did you mean {like[0]}?" if like else ""
-    expected = ", ".join(sorted(names))
-    return TypeError(
-        f"{function}: {name}: expected one of {expected}, got {name}{'; ' if hint else ''}{hint}"
-    )

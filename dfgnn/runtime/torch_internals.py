@@ -191,6 +191,12 @@ def compiled_calls(module: Any) -> list[str]:
 _AVOIDED = {"graph_partition": False, "triton.coalesce_tiling_analysis": False}
 
 
+def inductor_modes() -> list[str]:
+    from torch._inductor import list_mode_options
+
+    return [*dict.fromkeys(("default", *list_mode_options()))]
+
+
 def inductor_options(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The options that a mode is, and others."""
     from torch._inductor import list_mode_options

@@ -58,7 +58,8 @@ def as_size(where: str, name: str, value) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{where}: {name}: expected an integer, got {type(value).__name__}") from None
+        got = f"{type(value).__name__}, {value!r:.60}"
+        raise TypeError(f"{where}: {name}: expected an integer, got {got}") from None
     if not 0 <= number < LIMIT:
         raise ValueError(f"{where}: {name}: expected a number in [0, 2**31), got {number}")
     return number
@@ -67,8 +68,13 @@ def as_size(where: str, name: str, value) -> int:
 def no_tensor(name: str, value: Any) -> str:
     """What an error says if something else was passed for a tensor, and what to do about it."""
     kind = type(value).__name__
-    way = {"ndarray": f"; torch.from_numpy({name}) makes one", "list": f"; torch.tensor({name}) makes one"}
-    return f"expected a tensor, got {kind}{way.get(kind, '')}"
+    way = f"; torch.from_numpy({name}) makes one" if kind == "ndarray" else ""
+    if isinstance(value, (list, tuple, range)):
+        of_tensors = any(isinstance(x, Tensor) for x in value)
+        way = f"; torch.{'stack' if of_tensors else 'tensor'}({name}) makes one"
+    if name == "edge_index" and hasattr(value, name):
+        way = f"; its {name} is one"
+    return f"expected a tensor, got {kind}{way}"
 
 
 @not_compiled
@@ -86,6 +92,8 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
         others = torch.int16, torch.uint16, torch.uint32, torch.uint64
         convertible = value.is_floating_point() or value.dtype in others
         way = f"; convert it with {name}.long()" if convertible else ""
+        if shape == (2, None) and value.dim() == 2 and value.shape[0] == value.shape[1] > 2:
+            way = "; of an adjacency matrix adj[source, destination], adj.nonzero().t() is one"
         raise TypeError(f"{where}: {name}: expected dtype torch.int32 or torch.int64, got {value.dtype}{way}")
     if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
         expected = ", ".join("*" if want is None else str(want) for want in shape)

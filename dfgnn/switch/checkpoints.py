@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..runtime.wrong_call import says_calls
+
 
 class _Kind(NamedTuple):
     """A layer of one library, recognised by the names in its state dict."""
@@ -21,6 +23,7 @@ class _Kind(NamedTuple):
     convert: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None  # None: no counterpart
 
 
+@says_calls
 def convert_state_dict(state_dict: Mapping[str, Any], to: str) -> OrderedDict[str, Any]:
     """A state_dict of a model with DGL's layers for the same model with torch_geometric's, or the other way;
     or of a published graph transformer for dfgnn's layers.

@@ -73,6 +73,9 @@ def explain(layer_or_function: Callable[..., Any], *args: Any, **kwargs: Any) ->
         dot attention, 2 heads of 4, float32: eager (one autograd function on the fused operators)
             not parts: the graph is one, of this process alone
     """
+    if not callable(layer_or_function):
+        got = type(layer_or_function).__name__
+        raise TypeError(f"dfgnn.explain: layer_or_function: expected a module or a function, got {got}")
     compiled = getattr(layer_or_function, "_torchdynamo_orig_callable", None)
     original = getattr(layer_or_function, "_orig_mod", compiled)
     if original is not None:

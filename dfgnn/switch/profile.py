@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from ..runtime import torch_internals as internals
+from ..runtime.wrong_call import says_calls
 from . import trace
 
 # A launch-bound step with at most this number of launches spends the host's time on something else.
@@ -105,6 +106,7 @@ class Profile:
         return "\n".join([*lines, *(f"  -> {text}" for text in self.advice)])
 
 
+@says_calls
 def profile(
     step: Callable[..., Any],
     *args: Any,

@@ -19,6 +19,7 @@ from torch import nn
 from ..nn._errors import remember_parameters
 from ..nn._upstream import replaced_method, upstream
 from ..nn.prepared import forget
+from ..runtime.wrong_call import says_calls
 from . import pieces, subclasses
 
 #: Name of a library -> its package.
@@ -78,6 +79,7 @@ class Report:
         return "\n".join(lines)
 
 
+@says_calls
 def accelerate(model: nn.Module) -> Report:
     """Let the attention layers of DGL and torch_geometric in ``model`` compute with dfgnn, in place.
 
@@ -120,6 +122,7 @@ def accelerate(model: nn.Module) -> Report:
     return Report(replaced, kept)
 
 
+@says_calls
 def restore(model: nn.Module) -> list[str]:
     """Undo :func:`accelerate`: the layers get back the classes that they had. Returns their names.
 
@@ -168,6 +171,7 @@ class Patch:
         return f"<dfgnn.patch({self._name!r}), {'active' if self._active else 'undone'}>"
 
 
+@says_calls
 def patch(library: str) -> Patch:
     """Put dfgnn's layers in the place of a library's, for code that constructs layers from now on.
 
@@ -198,7 +202,7 @@ def patch(library: str) -> Patch:
         ValueError: another name.
         ImportError: the library is not installed.
     """
-    if library not in LIBRARIES:
+    if not isinstance(library, str) or library not in LIBRARIES:
         names = " or ".join(repr(name) for name in LIBRARIES)
         raise ValueError(f"patch: library: expected {names}, got {library!r}")
     package = LIBRARIES[library]
@@ -356,6 +360,8 @@ def _check_module(function: str, model) -> None:
             way = "; torch.nn.ModuleList(model) is one"
         elif isinstance(model, dict):
             way = "; give the module whose state_dict it is"
+        elif isinstance(model, str):
+            way = "; make the module and load the file's state_dict into it"
         raise TypeError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}{way}")
 
 

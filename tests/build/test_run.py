@@ -390,6 +390,9 @@ def test_files_that_cannot_be(dfgnn_run, tmp_path):
         (["nothing.py"], "error: script: expected a file, got nothing.py\n"),
         ([], "error: the following arguments are required: script\n"),
         (["--json", "no/x", "script.py"], "--json: expected a file in a folder that is there, got no/x\n"),
+        (["--json", ".", "script.py"], "--json: expected a file in a folder that is there, got .\n"),
+        (["--captured", "script.py"], "got --captured; did you mean --capture?\n"),
+        (["--epochs", "script.py"], "got --epochs; options of the script go behind its name\n"),
     ):  # fmt: skip
         done = dfgnn_run(*words, cwd=tmp_path)
         assert done.returncode == 2 and done.stderr.endswith(error)

@@ -297,7 +297,7 @@ def _mixed_files(group, folder):
         DistributedGraph.from_partition(folder, group)
 
 
-def test_wrong_files(tmp_path):
+def test_wrong_files(tmp_path, capsys):
     edge_index = torch.randint(10, (2, 50))
     partition.write(edge_index, tmp_path / "two", 2, 10, torch.arange(10) % 2)
     with pytest.raises(ValueError, match="expected a graph in 1 parts, one per process, got one in 2"):
@@ -312,6 +312,19 @@ def test_wrong_files(tmp_path):
         partition.write(edge_index.T, tmp_path / "turned", 2, 10)
     with pytest.raises(ValueError, match="expected 10 rows of 'x', got 9"):
         partition.write(edge_index, tmp_path / "x", 2, 10, nodes={"x": np.zeros(9)})
+    np.save(tmp_path / "words.npy", np.array([["a"], ["b"]]))
+    np.save(tmp_path / "floats.npy", np.zeros((2, 3)))
+    (tmp_path / "text.npy").write_text("0 1")
+    numbers = "EDGES.npy: expected an array of numbers"
+    for file, words in (
+        ("words", numbers),
+        ("text", numbers),
+        ("floats", "edge_index: expected dtype torch.int32"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            partition.main([str(tmp_path / f"{file}.npy"), str(tmp_path / "x"), "--parts", "2"])
+        assert words in capsys.readouterr().err
+    assert not any((tmp_path / name).exists() for name in ("small", "turned", "x"))  # nothing was written
     partition.write(edge_index[:, :0], tmp_path / "empty", 1, 10)
     assert DistributedGraph.from_partition(tmp_path / "empty").total == (10, 10, 0)
 

@@ -24,7 +24,9 @@ WRONG = [
     ("of floats", dict(offsets=OFFSETS.float()), TypeError, "expected torch.int32 or torch.int64"),
     ("a number", dict(offsets=torch.tensor(6)), ValueError, "expected shape [blocks + 1], got []"),
     ("missing", dict(key_offsets=None, key=ROWS[:5], value=ROWS[:5]), ValueError, "6 queries and 5 keys"),
-    ("of fewer blocks", dict(key_offsets=OFFSETS[1:]), ValueError, "expected shape [3]"),
+    ("of fewer blocks", dict(key_offsets=OFFSETS[1:]), ValueError, "expected shape [3] like offsets"),
+    ("a string for a bool", dict(return_attention="no"), TypeError, "expected True or False, got 'no'"),
+    ("a list", dict(scale=[1.0]), TypeError, "expected a number, got list"),
     ("with other rows", dict(key_bias=torch.ones(5)), ValueError, "expected shape [6] or [6, 2]"),
     ("of integers", dict(key_bias=torch.ones(6).long()), TypeError, "expected torch.float32"),
     ("of other heads", dict(sink=torch.ones(3)), ValueError, "expected shape [2]"),
@@ -40,6 +42,8 @@ WRONG = [
     ("a tensor", dict(softcap=torch.tensor(1.0)), TypeError, "expected a number, got Tensor"),
     ("1.5", dict(dropout_p=1.5), ValueError, "expected a probability in [0, 1], got 1.5"),
     ("a number", dict(generator=3, dropout_p=0.5), TypeError, "expected a torch.Generator"),
+    ("flash attention's", dict(cu_seqlens_k=OFFSETS), TypeError, "did you mean key_offsets?"),
+    ("a functions' option", dict(mask=PAIRS), TypeError, "key_bias or pair_bias of -inf"),
     ("unknown", dict(pairbias=PAIRS), TypeError, "did you mean pair_bias"),
     ("on meta", dict(return_attention=True, **ON_META), ValueError, "expected False on the device meta"),
 ]
@@ -50,9 +54,14 @@ for _more in ({}, dict(softcap=1.0)):  # in blocks, and over pairs
             f"decreasing{_where}",
             dict(offsets=OFFSETS[[0, 2, 1]], **_more),
             RuntimeError,
-            "that never decrease",
+            "that never decrease, got 6 before 2 at position 1; rows offsets[b] to",
         ),
-        (f"too large{_where}", dict(offsets=OFFSETS + 1, **_more), RuntimeError, "numbers in [0, 6], got 7"),
+        (
+            f"too large{_where}",
+            dict(offsets=OFFSETS + 1, **_more),
+            RuntimeError,
+            "numbers in [0, 6], got 7; query has 6 rows",
+        ),
         (f"negative{_where}", dict(offsets=OFFSETS - 1, **_more), RuntimeError, "numbers in [0, 6], got -1"),
     ]
 

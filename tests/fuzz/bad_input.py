@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dfgnn import Graph, accelerate, convert_state_dict, functional, patch
+from dfgnn import Graph, accelerate, capture, compile, convert_state_dict, explain, functional, patch
 from dfgnn.functional import EdgeTerm, Projected
 
 N_SRC, N_DST, HEADS, DIM = 4, 3, 2, 8
@@ -165,7 +165,19 @@ def _function_cases():
         if function in (*_ATTENTION, "spmm") and function != "spmm":
             yield dataclasses.replace(unknown, words=words)
         yield from _tensor_cases(function)
+    for function in FUNCTIONS:
+        argument = "score_fn" if function == "flex_attention" else "weight" if function == "spmm" else ""
+        argument = argument or ("score" if function == "score_attention" else next(iter(FUNCTIONS[function])))
+        words = f"{function}: {argument}: expected a value, got none", "the arguments are graph, "
+        call = lambda function=function: getattr(functional, function)(block())  # noqa: E731
+        yield Case(f"functional.{function}", argument, "missing", TypeError, words, call)
     for function in _ATTENTION:
+        words = "True or False, got 'no'"
+        yield _function_case(
+            function, "return_attention", "a string", TypeError, words, return_attention="no"
+        )
+        unknown = _function_case(function, "num_heads", "no argument", TypeError, num_heads=2)
+        yield dataclasses.replace(unknown, words=("got num_heads; heads are a dimension of the tensors",))
         for wrong, p in (("below 0", -0.1), ("above 1", 1.5), ("nan", math.nan)):
             yield _function_case(
                 function, "dropout_p", wrong, ValueError, "a probability in [0, 1]", f"got {p}", dropout_p=p
@@ -174,9 +186,14 @@ def _function_cases():
             function, "dropout_p", "a string", TypeError, "a number", "got str", dropout_p="0.5"
         )
         for argument in _NUMBERS.get(function, ()):
-            yield _function_case(
-                function, argument, "a string", TypeError, "a number", "got str", **{argument: "0.5"}
-            )
+            for wrong, got, value in (
+                ("a string", "str", "0.5"), ("a list", "list, [0.5]", [0.5]),
+                ("a pair", "a tensor of shape [2]", torch.ones(2)),
+            ):  # fmt: skip
+                if argument != "scale" or wrong != "a pair":  # of edges
+                    yield _function_case(
+                        function, argument, wrong, TypeError, "a number", f"got {got}", **{argument: value}
+                    )
         first = next(iter(FUNCTIONS[function]))
         shape = FUNCTIONS[function][first]
         for wrong, size in (("no heads", (shape[0], 0, DIM)), ("heads of size 0", (shape[0], HEADS, 0))):
@@ -217,10 +234,26 @@ def _function_cases():
          rand(N_SRC, HEADS)),
         (("agnn_attention",), "query", "None for a bipartite graph", ValueError,
          ("expected a tensor", "got None"), None),
-        (("flex_attention",), "score_fn", "no function", TypeError, ("a function", "got int"), 3),
+        (("flex_attention",), "score_fn", "no function", TypeError,
+         ("a function, the second argument", "got int"), 3),
+        (("score_attention",), "value", "swapped with the score", ValueError,
+         ("are score and value swapped?",), rand(EDGES, HEADS)),
+        (("edge_softmax",), "score", "of nodes", ValueError, ("it has a row per edge",), rand(N_SRC, HEADS)),
+        (("spmm",), "value", "swapped with the weight", ValueError, ("are the two swapped?",), rand(EDGES)),
     ):  # fmt: skip
         for function in functions:
-            yield _function_case(function, argument, wrong, error, *words, **{argument: value})
+            more = {"weight": rand(*_SRC)} if function == "spmm" else {}
+            yield _function_case(function, argument, wrong, error, *words, **{argument: value}, **more)
+    for cls, argument, wrong, words, call in (
+        ("EdgeTerm", "edge_attr", "no argument", "of key, value, score, got edge_attr; did you mean key?",
+         lambda: EdgeTerm(edge_attr=feat)),
+        ("EdgeTerm", "", "too many", "expected key, value, score, got too many",
+         lambda: EdgeTerm(*[feat] * 4)),
+        ("Projected", "weight", "missing", "expected a value, got none", lambda: Projected(attr)),
+        ("Projected", "lin", "no argument", "expected one of attr, weight, bias, got lin",
+         lambda: Projected(attr, lin=weight)),
+    ):  # fmt: skip
+        yield Case(f"functional.{cls}", argument, wrong, TypeError, (f"{cls}: {argument}", words), call)
     for place, function in (
         ("key", "dot_attention"), ("value", "dot_attention"), ("key", "gatv2_attention"),
         ("value", "gat_attention"),
@@ -304,6 +337,34 @@ def _graph_cases():
         return Case(name, argument, wrong, error, (name, *named, *words), call)
 
     yield case("Graph", "", "called itself", TypeError, "expected one of", lambda: Graph(1, 2))
+    for attribute, words in (
+        ("number_of_nodes", "got number_of_nodes; did you mean num_nodes?"),
+        ("in_degree", "got in_degree; did you mean in_degrees?"),
+        ("ndata", "got ndata; features are tensors"),
+    ):
+        call = lambda attribute=attribute: getattr(block(), attribute)  # noqa: E731
+        yield case("Graph", "", f"asked for {attribute}", AttributeError, words, call)
+    yield case(
+        "from_edge_index", "num_vertices", "no argument", TypeError, "did you mean num_nodes?",
+        lambda: Graph.from_edge_index(ENDS, num_vertices=4),
+    )  # fmt: skip
+    for method, argument, wrong, words, call in (
+        ("from_coo", "row", "no argument", "did you mean src?", lambda: Graph.from_coo(row=SRC, col=DST)),
+        ("from_dgl", "graph", "edges", "Graph.from_edge_index takes edges", lambda: Graph.from_dgl(ENDS)),
+        ("batch", "graphs", "two arguments", "too many positional", lambda: Graph.batch(block(), block())),
+        ("add_self_loops", "fill_value", "no argument", "expected one of remove_existing",
+         lambda: block().add_self_loops(fill_value=1.0)),
+        ("in_degrees", "", "with an argument", "too many positional", lambda: block().in_degrees(1)),
+        ("reorder", "method", "missing", "expected a value, got none", lambda: block().reorder()),
+        ("from_scipy", "matrix", "an array", "coo_matrix(matrix)", lambda: Graph.from_scipy(ENDS.numpy())),
+        ("from_edge_index", "edge_index", "an adjacency matrix", "adj.nonzero().t()",
+         lambda: Graph.from_edge_index(torch.eye(4, dtype=torch.bool))),
+        ("from_pyg", "data", "a dict", 'data["edge_index"]', lambda: Graph.from_pyg({"edge_index": ENDS})),
+    ):  # fmt: skip
+        yield case(method, argument, wrong, TypeError, words, call)
+    yield case(
+        "from_coo", "dst", "missing", TypeError, "expected a value, got none", lambda: Graph.from_coo(SRC)
+    )
     coo, csr, edge_index = Graph.from_coo, Graph.from_csr, Graph.from_edge_index
     for method, argument, make in (
         ("from_coo", "src", lambda x: coo(x, idx)),
@@ -471,6 +532,28 @@ def _tool_cases():
     def case(where, argument, wrong, error, words, call):
         return Case(where, argument, wrong, error, (where, argument, words), call)
 
+    yield case(
+        "explain", "layer_or_function", "a list", TypeError, "a module or a function, got list",
+        lambda: explain([torch.nn.Linear(1, 1)]),
+    )  # fmt: skip
+    for argument, wrong, words, options in (
+        ("capacities", "a number", "a list of pairs (nodes, edges)", dict(capacities=100)),
+        ("capacities", "a pair", "a list of pairs (nodes, edges)", dict(capacities=(100, 300))),
+    ):
+        call = lambda options=options: capture(len, torch.nn.Linear(1, 1), **options)  # noqa: E731
+        yield case("capture", argument, wrong, TypeError, words, call)
+    for where, argument, wrong, error, words, call in (
+        ("accelerate", "model", "a path", TypeError, "the file's state_dict", lambda: accelerate("model.pt")),
+        ("accelerate", "inplace", "no argument", TypeError, "expected one of model",
+         lambda: accelerate(torch.nn.Linear(1, 1), inplace=True)),
+        ("patch", "library", "missing", TypeError, "expected a value, got none", lambda: patch()),
+        ("patch", "library", "a list", ValueError, "got ['pyg']", lambda: patch(["pyg"])),
+        ("compile", "mode", "unknown", ValueError, "got 'best'",
+         lambda: compile(torch.nn.Linear(1, 1), mode="best")),
+        ("compile", "options", "a list", TypeError, "a dict or None, got list",
+         lambda: compile(torch.nn.Linear(1, 1), options=["best"])),
+    ):  # fmt: skip
+        yield case(where, argument, wrong, error, words, call)
     yield case("accelerate", "model", "a class", TypeError, "got type", lambda: accelerate(torch.nn.Linear))
     yield case("patch", "library", "unknown", ValueError, "got 'jax'", lambda: patch("jax"))
     yield case(

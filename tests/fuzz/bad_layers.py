@@ -1,5 +1,7 @@
 """Calls of layers that must be refused, as those of functions and graphs in bad_input.py."""
 
+import inspect
+
 import torch
 from bad_input import DST, EDGES, N_SRC, SRC, Case, block, rand, square
 
@@ -57,7 +59,13 @@ def _layer_cases():
             x,
             *(few,) * len(rest),
         )
-        yield case(feat, "a list", TypeError, ("got list",), loops, x.tolist(), *rest)
+        yield case(feat, "a list", TypeError, ("got list; torch.tensor(",), loops, x.tolist(), *rest)
+        yield case(feat, "an array", TypeError, ("got ndarray; torch.from_numpy(",), loops, x.numpy(), *rest)
+        yield case(feat, "missing", TypeError, ("expected a value, got none",), loops)
+        asks = "return_attention" if "GraphTransformer" in layer else "get_attention"
+        if asks in inspect.signature(module.forward).parameters:
+            words = ("expected True or False, got 'no'",)
+            yield case(asks, "a string", TypeError, words, loops, *inputs, **{asks: "no"})
         yield case(feat, "of integers", TypeError, ("got torch.int64", "float()"), loops, x.long(), *rest)
         yield case(feat, "one row too few", ValueError, ("[4, *, F]", "got [3, 6]"), loops, x[1:], *rest)
         yield case(feat, "one row too many", ValueError, ("got [5, 6]",), loops, x[[0, 0, 1, 2, 3]], *rest)
@@ -130,13 +138,18 @@ def _layer_cases():
         yield Case("nn.GraphTransformerLayer", "edge_bias", wrong, ValueError, words, call)
     convs = nn.GraphTransformerConv(6, 4, 2), nn.GraphTransformerConv(6, 4, 2, edge_dim=5)
     for wrong, words, conv, attr in (
-        ("in a layer without edge_dim", "None without edge_dim, got [9, 5]", convs[0], e),
+        ("without edge_dim", "None without edge_dim, got [9, 5]; make the layer with edge_dim=", convs[0], e),
         ("None", "expected [9, 5], got None", convs[1], None),
         ("of another width", "expected [9, 5], got [9, 4]", convs[1], e[:, 1:]),
     ):
         call = lambda conv=conv, attr=attr: conv(loops, x, edge_attr=attr)  # noqa: E731
         words = ("GraphTransformerConv: edge_attr: ", words)
         yield Case("nn.GraphTransformerConv", "edge_attr", wrong, ValueError, words, call)
+    yield Case(
+        "nn.EdgeGraphTransformerLayer", "edge_attr", "None", TypeError,
+        ("EdgeGraphTransformerLayer: edge_attr: ", "got NoneType"),
+        lambda: nn.EdgeGraphTransformerLayer(6, 2)(loops, x, None),
+    )  # fmt: skip
     for cls in (nn.GraphTransformerLayer, nn.EdgeGraphTransformerLayer):
         for argument, wrong, words, options in (
             ("feats", "no multiple of the heads", "a multiple of num_heads=3, got 10", dict(feats=10)),
@@ -156,6 +169,31 @@ def _constructor_cases(layers):
         for argument, wrong, error, words, changes in (
             (other, "the other library's name", TypeError, f"called {name}", {name: None, other: 2}),
             (name, "zero", ValueError, "at least 1, got 0", {name: 0}),
+            ("n_head", "no argument", TypeError, "got n_head; did you mean", {"n_head": 2}),
+            *(
+                (flag, "a string", TypeError, "True or False, got 'no'", {flag: "no"})
+                for flag in ("bias", "residual", "add_self_loops", "allow_zero_in_degree")
+                if flag in inspect.signature(cls).parameters
+            ),
+            *(
+                (drop, wrong, kind, got, {drop: value})
+                for drop in ("dropout", "attn_drop")
+                if drop in inspect.signature(cls).parameters
+                for wrong, kind, got, value in (
+                    ("above 1", ValueError, "a probability in [0, 1], got 1.5", 1.5),
+                    ("a string", TypeError, "a number, got '0.5'", "0.5"),
+                )
+            ),
+            *(
+                (width, "a string", TypeError, "an integer, got '6'", {width: "6"})
+                for width in ("in_feats", "in_channels", "out_feats", "out_channels")
+                if width in right
+            ),
+            *(
+                (width, "missing", TypeError, "expected a value, got none", {width: None})
+                for width in ("in_feats", "in_channels")
+                if width in right
+            ),
             (name, "a float", TypeError, "an integer, got 2.0", {name: 2.0}),
             *(
                 (size, "zero", ValueError, "at least 1, got 0; is it hidden // heads", {size: 0})
@@ -191,6 +229,16 @@ def _dgl_constructor_cases():
             lambda cls=cls, options=options: cls(**options),
         )  # fmt: skip
     yield Case(
+        "nn.dgl.GATConv", "edge_feat", "no argument", TypeError,
+        ("GATConv: edge_feat: ", "this layer has no features of edges; EdgeGATConv"),
+        lambda: nn.dgl.GATConv(6, 4, 2)(square(), rand(N_SRC, 6), edge_feat=rand(9, 5)),
+    )  # fmt: skip
+    yield Case(
+        "nn.dgl.EdgeGATConv", "edge_dim", "no argument", TypeError,
+        ("EdgeGATConv: edge_dim: ", "did you mean edge_feats?"),
+        lambda: nn.dgl.EdgeGATConv(6, edge_dim=5, out_feats=4, num_heads=2),
+    )  # fmt: skip
+    yield Case(
         "nn.dgl.GATConv", "in_channels", "torch_geometric's name", TypeError,
         ("GATConv: in_channels: ", "called in_feats", "dfgnn.nn.pyg"),
         lambda: nn.dgl.GATConv(in_channels=6, out_feats=4, num_heads=2),
@@ -218,7 +266,18 @@ def _pyg_cases():
             words = (f"{layer}: {argument}", *words)
             return Case(f"nn.pyg.{layer}", argument, wrong, error, words, lambda: module(*inputs))
 
-        yield case("x", "a list", TypeError, ("got list",), x.tolist(), edges)
+        yield case("x", "a list", TypeError, ("got list; torch.tensor(x)",), x.tolist(), edges)
+        yield case("x", "an array", TypeError, ("got ndarray; torch.from_numpy(x)",), x.numpy(), edges)
+        yield case("edge_index", "missing", TypeError, (": expected a value, got none",), x)
+        flags = inspect.signature(module.forward).parameters
+        if "return_attention_weights" in flags:
+            call = lambda module=module: module(x, edges, return_attention_weights="no")  # noqa: E731
+            words = f"{layer}: return_attention_weights: expected True or False, got 'no'"
+            yield Case(f"nn.pyg.{layer}", "return_attention_weights", "a string", TypeError, (words,), call)
+        if "size" in flags and layer != "GENConv":
+            call = lambda module=module: module((x, x), edges, size="4")  # noqa: E731
+            words = f"{layer}: size: expected a pair (num_src, num_dst) or None, got '4'"
+            yield Case(f"nn.pyg.{layer}", "size", "a string", TypeError, (words,), call)
         yield case("x", "of one dimension", ValueError, ("got [4]",), x[:, 0], edges)
         yield case("x", "of integers", TypeError, ("got torch.int64", "float()"), x.long(), edges)
         yield case("x", "swapped with edge_index", TypeError, ("swapped",), edges, x)
@@ -289,6 +348,42 @@ def _pyg_typed_cases(x, edges):
     ):
         call = lambda value=value: hgt({"a": value}, {("a", "r", "a"): edges})  # noqa: E731
         yield Case("nn.pyg.HGTConv", "x_dict", wrong, error, ("HGTConv: x_dict['a']: expected", words), call)
+    han = pyg.HANConv(6, 4, (["a"], [("a", "r", "a")]), heads=2)
+    for layer in (hgt, han):
+        name = type(layer).__name__
+        for argument, wrong, error, words, inputs in (
+            ("x_dict", "a tensor", TypeError, "expected a dict, of each node type", (x, {})),
+            ("edge_index_dict", "a tensor", TypeError, "expected a dict, of each edge", ({"a": x}, edges)),
+        ):
+            call = lambda layer=layer, inputs=inputs: layer(*inputs)  # noqa: E731
+            yield Case(f"nn.pyg.{name}", argument, wrong, error, (f"{name}: {argument}: ", words), call)
+    for argument, wrong, words, inputs in (
+        ("x_dict", "of no metadata", "node types of the metadata ['a'], got b", ({"b": x}, {})),
+        ("edge_index_dict", "of no metadata", "got ('a', 'q', 'a')", ({"a": x}, {("a", "q", "a"): edges})),
+        ("x_dict", "without features", "expected features of {'a'}", ({}, {("a", "r", "a"): edges})),
+    ):
+        call = lambda inputs=inputs: han(*inputs)  # noqa: E731
+        yield Case("nn.pyg.HANConv", argument, wrong, ValueError, (f"HANConv: {argument}: ", words), call)
+    for layer, argument, options in (
+        ("SuperGATConv", "attention_type", {}), ("RGATConv", "attention_mode", dict(num_relations=2)),
+        ("RGATConv", "attention_mechanism", dict(num_relations=2)),
+    ):  # fmt: skip
+        options = options | {argument: "mlp"}
+        call = lambda cls=getattr(pyg, layer), options=options: cls(6, 4, **options)  # noqa: E731
+        words = f"{layer}: {argument}: expected one of ", "got 'mlp'"
+        yield Case(f"nn.pyg.{layer}", argument, "unknown", ValueError, words, call)
+    index = torch.zeros(N_SRC)
+    yield Case(
+        "nn.pyg.SoftmaxAggregation", "index", "of floats", TypeError,
+        ("SoftmaxAggregation: index: ", "got torch.float32; convert it with index.long()"),
+        lambda: pyg.SoftmaxAggregation()(x, index),
+    )  # fmt: skip
+    gps = pyg.GPSConv(6, None, heads=2)
+    for wrong, words, value in (
+        ("of floats", "got torch.float32", torch.zeros(N_SRC)), ("a list", "got list", [0] * N_SRC),
+    ):  # fmt: skip
+        call = lambda value=value: gps(x, edges, value)  # noqa: E731
+        yield Case("nn.pyg.GPSConv", "batch", wrong, TypeError, ("GPSConv: batch: expected", words), call)
     relation = "a", "r", "a"
     for wrong, error, words, x_dict, given in (
         ("empty", ValueError, "edge_index_dict: expected at least one edge type", {"a": x}, {}),

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric import EdgeIndex
 
 from dfgnn.graph import cache as _kept
-from dfgnn.nn.pyg import AGNNConv, GATConv, HGTConv, SuperGATConv
+from dfgnn.nn.pyg import AGNNConv, GATConv, HGTConv, RGATConv, SuperGATConv
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -191,8 +191,27 @@ def test_edges_out_of_range_are_refused():
     x, edge_index = batch("pyg GATConv", 0)
     compiled(x, edge_index)
     edge_index[1, 3] = len(x)
-    with pytest.raises(ValueError, match=rf"Graph\.from_pyg: edge_index\[1\].*{len(x)}"):
+    with pytest.raises(ValueError, match=rf"GATConv: edge_index\[1\].*{len(x)}"):
         compiled(x, edge_index)
+
+
+def test_ids_of_another_type_are_refused():
+    """In the numbers that stand for pairs of a type and a node they are those of the next type."""
+    x, edges = torch.randn(10, 6), torch.randint(10, (2, 30))
+    bad = edges.clone()
+    bad[0, 3] = 12
+    rgat, kinds = RGATConv(6, 4, 3), torch.zeros(30, dtype=torch.int64)
+    relations = ("a", "r", "b"), ("b", "s", "a")
+    hgt = HGTConv(6, 4, (["a", "b"], list(relations)), heads=2)
+    for name, call in (
+        ("RGATConv", lambda e: rgat(x, e, kinds)),
+        ("HGTConv", lambda e: hgt({"a": x, "b": x}, {relations[0]: e, relations[1]: edges})),
+        ("HGTConv", lambda e: hgt({"a": x, "b": x}, {relations[0]: e.flip(0), relations[1]: edges})),
+    ):
+        compiled = torch.compile(call, backend="aot_eager")
+        torch.testing.assert_close(compiled(edges), call(edges))
+        with pytest.raises(ValueError, match=rf"{name}: edge_.* got -1 at position"):
+            compiled(bad)
 
 
 def test_two_kinds_of_nodes():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..as_dgl import PAGE
 from .lazy import Lazy, Scores, Weights, can_wait
 from .structure import Structure, of_compressed, of_coo, of_indices
 
@@ -112,7 +113,7 @@ class SparseMatrix:
             raise AttributeError(name)
         raise AttributeError(
             f"dgl.sparse.SparseMatrix has no attribute {name!r} in dfgnn, which stands for DGL here; "
-            "docs/dgl_without_dgl.md says what there is"
+            f"{PAGE} says what there is"
         )
 
     # ---- other matrices ---------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import functional
+from ...engine.argument_checks import no_graph
 from ...engine.compiler_graph import EdgeList
 from ...graph import Graph
 from ...graph.cache import of_segments
@@ -87,9 +88,7 @@ def _sizes(graph: Any, feat: Tensor) -> Tensor:
     elif hasattr(graph, "batch_num_nodes"):
         sizes = graph.batch_num_nodes()
     else:
-        raise TypeError(
-            f"GlobalAttentionPooling: graph: expected a DGLGraph or a dfgnn.Graph, got {type(graph).__name__}"
-        )
+        raise TypeError(f"GlobalAttentionPooling: graph: {no_graph(graph, 'a DGLGraph or a dfgnn.Graph')}")
     if not isinstance(feat, Tensor) or feat.dim() != 2:
         got = list(feat.shape) if isinstance(feat, Tensor) else type(feat).__name__
         raise ValueError(f"GlobalAttentionPooling: feat: expected a tensor [N, F], got {got}")

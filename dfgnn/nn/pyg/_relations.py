@@ -105,6 +105,14 @@ def _occurring_relations(
     return once(parts, key, build, more_state)
 
 
+_OF_TYPES = "HGTConv: edge_index_dict: got ids of all types in a row, of one out of range -1"
+
+
+def _or_none(ids: Tensor, count: Any, first: Any) -> Tensor:
+    """``first + ids``, with -1, which is refused, for ids that would be those of the next type's nodes."""
+    return (ids + first).masked_fill((ids < 0) | (ids >= count), -1)
+
+
 def _all_relations(
     edge_index: Tensor, edge_type: Tensor | None, sizes: tuple[int, int, int], within: bool, per_edge: bool
 ) -> Relations:
@@ -116,7 +124,9 @@ def _all_relations(
     relation = edge_type.to(torch.int64)
     pair = relation * num_dst + dst
     ends, num_rows = (pair, num_relations * num_dst) if within else (dst, num_dst)
-    graph = EdgeList(torch.stack([relation * num_src + src, ends]), num_relations * num_src, num_rows)
+    where = "RGATConv: edge_type or edge_index: got edge_type * nodes + id, of an id out of range -1"
+    pairs = torch.stack([_or_none(src, num_src, relation * num_src), ends])
+    graph = EdgeList(pairs, num_relations * num_src, num_rows, where=where)
     # For a type that does not exist an error is raised when the graph is made. `to_edges` may run before
     # that, and must not read out of bounds.
     index = pair.clamp(0, num_relations * num_dst - 1) if per_edge else pair
@@ -182,9 +192,12 @@ def join(edge_index_dict: EdgeTypes, num_src: dict[str, int], num_dst: dict[str,
     ends, total = [], 0
     for (src_type, _, dst_type), edge_index in edge_index_dict.items():
         src, dst = edge_index.to(torch.int64)
-        ends.append(torch.stack([src + total, dst + starts[dst_type]]))
+        src, dst = (
+            _or_none(src, num_src[src_type], total), _or_none(dst, num_dst[dst_type], starts[dst_type])
+        )  # fmt: skip
+        ends.append(torch.stack([src, dst]))
         total = total + num_src[src_type]
-    graph = EdgeList(torch.cat(ends, 1), total, num_rows)
+    graph = EdgeList(torch.cat(ends, 1), total, num_rows, where=_OF_TYPES)
     return Joined(cast(Graph, graph), (None,) * len(edge_index_dict))
 
 

@@ -33,8 +33,7 @@ def ends(layer: nn.Module, x: Any) -> tuple[Tensor, Tensor | None]:
             check_rows(layer, "x", x)
         return x, x
     if not isinstance(x, (tuple, list)) or len(x) != 2:
-        where = f"{type(layer).__name__}: x"
-        raise TypeError(f"{where}: expected a tensor [N, F] or a pair of them, got {type(x).__name__}")
+        raise wrong_features(layer, "x", x, "[N, F] or a pair of them")
     x_src, x_dst = x
     check_rows(layer, "x[0]", x_src)
     if x_dst is not None:
@@ -63,6 +62,16 @@ def check_rows(layer: nn.Module, name: str, x: Any) -> None:
         raise ValueError(f"{where}: expected shape [N, F] or [B, N, F], got {list(x.shape)}")
 
 
+def check_dicts(layer: nn.Module, x_dict: Any, edge_index_dict: Any) -> None:
+    """Raise TypeError unless both are dicts."""
+    for name, x, what in (
+        ("x_dict", x_dict, "a dict, of each node type its features [N, F]"),
+        ("edge_index_dict", edge_index_dict, "a dict, of each edge type (source, name, target) its [2, E]"),
+    ):
+        if not hasattr(x, "items"):
+            raise wrong_argument(layer, name, what, type(x).__name__, TypeError)
+
+
 def layer_graph(
     layer: nn.Module,
     edge_index: Any,
@@ -88,7 +97,8 @@ def layer_graph(
     if is_traced(edge_index):
         if self_loops and edge_index.dtype in cache.SMALL_DTYPES:
             edge_index = edge_index.to(torch.int64)
-        return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops)), None
+        where = type(layer).__name__
+        return cast(Graph, EdgeList(edge_index, num_src, num_dst, self_loops, where=where)), None
     find = cache.graph_of_uncompiled if recording else cache.graph_of
     return find(edge_index, num_src, num_dst, self_loops, type(layer).__name__)
 
@@ -108,7 +118,11 @@ def declared_sizes(
         if type(edge_index) is not Tensor and hasattr(edge_index, "sparse_size"):  # an EdgeIndex
             num_src, num_dst = edge_index.sparse_size()
             return num_src, num_dst
-        return (None, None) if size is None else (size[0], size[1])
+        if size is None:
+            return None, None
+        if not isinstance(size, (tuple, list)) or len(size) != 2:
+            raise TypeError(f"{where}: size: expected a pair (num_src, num_dst) or None, got {size!r}")
+        return size[0], size[1]
     cache.check_type(edge_index, where)
     return edge_index.size(1), edge_index.size(0)
 

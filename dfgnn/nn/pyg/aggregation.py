@@ -16,6 +16,8 @@ from ...graph import Graph
 from ...graph import cache as graph_cache
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.tracing import any_batched, without_gradient
+from ...sparse.csr import INDEX_DTYPES, no_tensor
+from .._errors import wrong_argument
 from .._fused_or_upstream import warn, why_changed
 from .._upstream import Called
 from ._base import LIBRARY
@@ -106,6 +108,12 @@ class FusedAggregation:
         Raises:
             TypeError, ValueError: a tensor is not as described, or a group is out of range.
         """
+        for name, given in (("x", x), ("index", index), ("ptr", ptr)):
+            where = f"{type(self).__name__}: {name}"
+            if not isinstance(given, Tensor) and (name == "x" or given is not None):
+                raise TypeError(f"{where}: {no_tensor(name, given)}")
+            if given is not None and name != "x" and given.dtype not in INDEX_DTYPES:
+                raise TypeError(f"{where}: expected int64, got {given.dtype}; convert it with {name}.long()")
         if self._falls_back(x, index, ptr, dim):
             of_groups = x.dim() == 2 and dim in (0, -2) and not (index is None and ptr is None)
             if of_groups and x.dtype.itemsize == 2 and torch.compiler.is_compiling():

@@ -14,6 +14,7 @@ from ... import functional
 from ...graph import cache as graph_cache
 from ...runtime import torch_internals as internals
 from ...runtime.tracing import without_gradient
+from ...sparse.csr import INDEX_DTYPES
 from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
 from .._linear import is_untouched
 from ._base import LIBRARY
@@ -142,6 +143,9 @@ def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
     the tensor ``batch``, which has to be sorted. Under a compiler, which does not know how many graphs there
     are, ``[N + 1]``: empty blocks follow."""
     rows = x.shape[0]  # len() would be a constant of an exported program
+    if not isinstance(batch, Tensor) or batch.dtype not in INDEX_DTYPES:
+        got = batch.dtype if isinstance(batch, Tensor) else type(batch).__name__
+        raise TypeError(f"GPSConv: batch: expected a tensor of int64, the graph of each node, got {got}")
     if batch.dim() != 1 or batch.shape[0] != rows or batch.device != x.device:
         raise ValueError(
             f"GPSConv: batch: expected shape [{rows}] on {x.device}, got {list(batch.shape)} on "

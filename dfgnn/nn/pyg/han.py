@@ -11,9 +11,9 @@ from torch import Tensor
 from torch_geometric.nn.conv.han_conv import group
 
 from ... import functional
-from .._errors import projected
+from .._errors import projected, wrong_argument
 from ._base import PyGLayer, is_batch, over_batch
-from ._x_and_edge_index import check_rows, layer_graph
+from ._x_and_edge_index import check_dicts, check_rows, layer_graph
 
 
 class HANConv(PyGLayer, torch_geometric.nn.HANConv):
@@ -55,12 +55,16 @@ class HANConv(PyGLayer, torch_geometric.nn.HANConv):
             ``[N, out_channels]`` of each node type, None where no edges lead to it; and where they are asked
             for, the weights ``[number of edge types]`` likewise.
         """
+        check_dicts(self, x_dict, edge_index_dict)
         if any(map(is_batch, x_dict.values())):
             more = edge_index_dict, return_semantic_attention_weights
             return over_batch(lambda xs: self.forward(xs, *more), x_dict)
         feats: dict[str, Tensor] = {}
         outs: dict[str, list[Tensor]] = {}
         for node_type, x in x_dict.items():
+            if node_type not in self.proj:
+                known = f"node types of the metadata {list(self.proj)}"
+                raise wrong_argument(self, "x_dict", known, node_type)
             check_rows(self, f"x_dict[{node_type!r}]", x)
             feats[node_type] = projected(self, f"x_dict[{node_type!r}]", self.proj[node_type], x).unflatten(
                 1, (self.heads, -1)
@@ -69,6 +73,12 @@ class HANConv(PyGLayer, torch_geometric.nn.HANConv):
         for edge_type, edge_index in edge_index_dict.items():
             src, _, dst = edge_type
             name = "__".join(edge_type)
+            if name not in self.lin_src:
+                known = f"edge types of the metadata {[tuple(x.split('__')) for x in self.lin_src]}"
+                raise wrong_argument(self, "edge_index_dict", known, edge_type)
+            if not {src, dst} <= {*feats}:
+                missing = f"features of {({src, dst} - {*feats})}, as there are edges {edge_type}"
+                raise wrong_argument(self, "x_dict", missing, [*feats])
             # Sizes are those of the projected rows: a hook on the projection may return more than it got.
             graph, _ = layer_graph(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
             score_src = (feats[src] * self.lin_src[name]).sum(-1)

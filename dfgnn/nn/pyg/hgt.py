@@ -18,7 +18,7 @@ from .._linear import is_untouched
 from .._typed import Group, typed_matmul
 from ._base import PyGLayer, is_batch, over_batch
 from ._relations import join
-from ._x_and_edge_index import check_rows, for_upstream, sizes_of
+from ._x_and_edge_index import check_dicts, check_rows, for_upstream, sizes_of
 
 
 class HGTConv(PyGLayer, torch_geometric.nn.HGTConv):
@@ -74,6 +74,7 @@ class HGTConv(PyGLayer, torch_geometric.nn.HGTConv):
         Returns:
             ``[N, out_channels]`` of each node type in ``x_dict`` that is a destination in the metadata.
         """
+        check_dicts(self, x_dict, edge_index_dict)
         self._check_inputs(x_dict, edge_index_dict)
         edge_index_dict = {kind: for_upstream(edges) for kind, edges in edge_index_dict.items()}
         if any(map(is_batch, x_dict.values())):
