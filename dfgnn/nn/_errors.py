@@ -91,8 +91,8 @@ def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
     elif name in (*_SIZES, *_WIDTHS):
         if isinstance(value, (str, float, Tensor)) or value is None and default is not None:
             raise TypeError(f"{layer}: {name}: expected an integer, got {value!r:.80}")
-    elif isinstance(default, (int, float)) and (isinstance(value, (str, list, dict)) or value is None):
-        if not isinstance(default, bool):
+    elif isinstance(default, (int, float)) and not isinstance(default, bool):
+        if value is None or isinstance(value, (str, list, dict)):
             raise TypeError(f"{layer}: {name}: expected a number, got {value!r:.80}")
 
 
@@ -230,10 +230,11 @@ _FLAGS = "get_attention", "return_attention", "return_attention_weights", "retur
 
 
 def check_flags(layer: nn.Module, flags: list[tuple[int, str]], args: Any, kwargs: Any) -> None:
-    """Raise TypeError where one of `flags_of` is neither a bool nor None."""
+    """Raise TypeError where one of `flags_of` is neither a bool, an integer, which the libraries take for one,
+    nor None."""
     for place, name in flags:
         asked = args[place] if len(args) > place else kwargs.get(name)
-        if asked is not None and type(asked) is not bool:
+        if asked is not None and not isinstance(asked, int):
             raise no_bool(type(layer).__name__, name, asked)
 
 

@@ -368,8 +368,8 @@ def _pyg_typed_cases(x, edges):
         ("SuperGATConv", "attention_type", {}), ("RGATConv", "attention_mode", dict(num_relations=2)),
         ("RGATConv", "attention_mechanism", dict(num_relations=2)),
     ):  # fmt: skip
-        options = options | {argument: "mlp"}
-        call = lambda cls=getattr(pyg, layer), options=options: cls(6, 4, **options)  # noqa: E731
+        cls, options = getattr(pyg, layer), options | {argument: "mlp"}
+        call = lambda cls=cls, options=options: cls(6, 4, **options)  # noqa: E731
         words = f"{layer}: {argument}: expected one of ", "got 'mlp'"
         yield Case(f"nn.pyg.{layer}", argument, "unknown", ValueError, words, call)
     index = torch.zeros(N_SRC)

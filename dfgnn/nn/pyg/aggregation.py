@@ -17,7 +17,6 @@ from ...graph import cache as graph_cache
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.tracing import any_batched, without_gradient
 from ...sparse.csr import INDEX_DTYPES, no_tensor
-from .._errors import wrong_argument
 from .._fused_or_upstream import warn, why_changed
 from .._upstream import Called
 from ._base import LIBRARY

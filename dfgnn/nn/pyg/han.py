@@ -77,7 +77,7 @@ class HANConv(PyGLayer, torch_geometric.nn.HANConv):
                 known = f"edge types of the metadata {[tuple(x.split('__')) for x in self.lin_src]}"
                 raise wrong_argument(self, "edge_index_dict", known, edge_type)
             if not {src, dst} <= {*feats}:
-                missing = f"features of {({src, dst} - {*feats})}, as there are edges {edge_type}"
+                missing = f"features of { ({src, dst} - {*feats}) }, as there are edges {edge_type}"
                 raise wrong_argument(self, "x_dict", missing, [*feats])
             # Sizes are those of the projected rows: a hook on the projection may return more than it got.
             graph, _ = layer_graph(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
