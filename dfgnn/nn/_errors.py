@@ -80,7 +80,7 @@ def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
     name, default = parameter.name, parameter.default
     if value is None and any(word in str(parameter.annotation) for word in ("None", "Optional")):
         return
-    if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= value <= 1:
+    if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= float(value) <= 1:
         raise ValueError(f"{layer}: {name}: expected a probability in [0, 1], got {value}")
     choices = next((x for x in _CHOICES if default in x), ()) if isinstance(default, str) else ()
     if choices and value not in choices:
@@ -91,9 +91,8 @@ def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
     elif name in (*_SIZES, *_WIDTHS):
         if isinstance(value, (str, float, Tensor)) or value is None and default is not None:
             raise TypeError(f"{layer}: {name}: expected an integer, got {value!r:.80}")
-    elif isinstance(default, (int, float)) and not isinstance(default, bool):
-        if value is None or isinstance(value, (str, list, dict)):
-            raise TypeError(f"{layer}: {name}: expected a number, got {value!r:.80}")
+    elif type(default) in (int, float) and (value is None or isinstance(value, (str, list, dict))):
+        raise TypeError(f"{layer}: {name}: expected a number, got {value!r:.80}")
 
 
 def _check_name(layer: str, name: str, parameters: Any) -> None:
@@ -230,8 +229,8 @@ _FLAGS = "get_attention", "return_attention", "return_attention_weights", "retur
 
 
 def check_flags(layer: nn.Module, flags: list[tuple[int, str]], args: Any, kwargs: Any) -> None:
-    """Raise TypeError where one of `flags_of` is neither a bool, an integer, which the libraries take for one,
-    nor None."""
+    """Raise TypeError where one of `flags_of` is no bool, integer (which the libraries take for one), or
+    None."""
     for place, name in flags:
         asked = args[place] if len(args) > place else kwargs.get(name)
         if asked is not None and not isinstance(asked, int):
