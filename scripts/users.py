@@ -222,8 +222,18 @@ def measure(case: repositories.Repository, folder: Path, args: argparse.Namespac
             "memory": {name: rows[-1]["memory"] for name, rows in steps.items()},
             "tolerance": case.tolerance,
             "epoch": case.epoch,
-            "report": {key: told[key] for key in ("layers", "served", "own_attention", "traced")},
+            "report": short(told),
         }
+
+
+def short(report: dict[str, Any]) -> dict[str, Any]:
+    """What the table says of a report of `dfgnn.run`."""
+    traced = ("class", "modules", "traced", "reason", "milliseconds")
+    return {
+        **{key: report[key] for key in ("layers", "served")},
+        "own_attention": [{"function": use["function"]} for use in report["own_attention"]],
+        "traced": [{key: x[key] for key in traced} for x in report.get("traced", [])],
+    }
 
 
 # ---- the table ---------------------------------------------------------------------------------------------
@@ -300,7 +310,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     """These rows, and those of other cases that the file has."""
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     by_case = {row["case"]: row for row in [*before, *rows]}
-    lines = [json.dumps(by_case[name]) for name in repositories.all_repositories() if name in by_case]
+    lines = [
+        json.dumps(by_case[name], separators=(",", ":"))
+        for name in repositories.all_repositories()
+        if name in by_case
+    ]
     head = f'{{"environment": {json.dumps(environment())},\n"rows": [\n'
     text = head + ",\n".join(lines) + "\n]}\n"  # a row per line
     path.write_text(text.replace(f"{ROOT}/", ""))  # files of modules that scripts/repositories holds
