@@ -194,7 +194,7 @@ def both_ways(name, edges, sizes, key, arguments):
     """The operator on a plan, and the one that finds the plan itself within CUDA graphs: each with its
     arguments."""
     ops = torch.ops.dfgnn
-    graph = (edges, -1, *sizes, False, edges.shape[1])
+    graph = (edges, -1, *sizes, False, edges.shape[1], "a layer")
     plan = ops.edge_plan(*graph, *key)
     yield getattr(ops, f"planned_{name}").default, (plan, sizes[1], edges.shape[1], *arguments)
     yield getattr(ops, f"graph_{name}").default, (*graph, *key, *arguments)
@@ -246,7 +246,7 @@ def test_shapes_of_gat_told_to_compilers(train, bias, size):
 def test_a_plan_of_another_graph_is_refused():
     """Operators compare the plan's graph with the sizes from which a compiler has taken the shapes."""
     ops, edges, x = torch.ops.dfgnn, torch.randint(20, (2, 60)), torch.randn(20, 3, 5)
-    plan = ops.edge_plan(edges, -1, 20, 20, False, 60, 3, 5, torch.float32, "dot", "auto", True, False)
+    plan = ops.edge_plan(edges, -1, 20, 20, False, 60, "", 3, 5, torch.float32, "dot", "auto", True, False)
     more = 0, 1, x, x, x, *[None] * 8, 1.0, 1.0, 0.0, 0, False, False
     for sizes in ((19, 60), (20, 59)):
         with pytest.raises(RuntimeError, match="plan: expected that of a graph of"):

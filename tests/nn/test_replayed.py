@@ -345,7 +345,7 @@ def test_nothing_is_kept_of_a_graph(device):
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_replayed, "unpacked", watched)
-            args = made, -1, 40, 40, True, 240
+            args = made, -1, 40, 40, True, 240, "a layer"
             tensors = x, *vectors, None, None
             args += 2, 8, torch.float32, "gat", "auto", False, True
             out, kept = ops.graph_gat(*args, *tensors, 0.2, 0.0, True)
