@@ -119,6 +119,8 @@ def check(place: Path, compiled: bool) -> tuple[float, str]:
 
 def try_artifacts(environment: Path, dist: Path, tests: tuple[str, ...], options: list[str]) -> list[Row]:
     """options: of pip."""
+    if any(environment.glob("lib/python3*/site-packages/dfgnn-*.dist-info")):
+        raise Failed("has a dfgnn, which would be tried in place of the wheels: pip uninstall dfgnn there")
     rows = []
     (pure,) = dist.glob("*-none-any.whl")
     for name, wanted in (("wheel", "dfgnn"), ("pure wheel", pure)):

@@ -70,3 +70,10 @@ def test_matrix_tries_in_an_environment_that_hides_nothing_of_the_one_below(monk
     command = [place / "bin" / "python", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert (done.stdout, done.stderr) == ("None None\n", "")
+
+
+def test_matrix_refuses_an_environment_that_has_dfgnn(tmp_path):
+    matrix = runpy.run_path(str(ROOT / "scripts" / "matrix.py"))
+    (tmp_path / "lib/python3.11/site-packages/dfgnn-0.1.0.dist-info").mkdir(parents=True)
+    with pytest.raises(matrix["Failed"], match="pip uninstall dfgnn there"):
+        matrix["try_artifacts"](tmp_path, tmp_path, (), [])
