@@ -116,9 +116,11 @@ def _libraries(off: list) -> dict[str, dict]:
         except RuntimeError as error:
             why = str(error).partition(": ")[2]
         if torch.version.cuda is None:
-            todo = "without an NVIDIA GPU nothing; with one, a CUDA build of torch, then dfgnn again"
+            todo = "a CUDA build of torch, then dfgnn again"
         else:
-            todo = "install nvcc (the CUDA toolkit), then: DFGNN_CUDA=1 pip install --no-build-isolation ."
+            todo = "nvcc (the CUDA toolkit), then in a clone: DFGNN_CUDA=1 pip install --no-build-isolation ."
+        if torch.cuda.device_count() == 0:
+            todo = f"without an NVIDIA GPU nothing; with one, {todo}"
         off.append({"what": "CUDA kernels", "why": why, "todo": todo})
     return {
         name: {"path": str(path) if path.is_file() else None, "loaded": loaded[name]}
@@ -131,9 +133,9 @@ def _cpu(off: list) -> dict:
         off.append(
             {
                 "what": "CPU kernels",
-                "why": "this is the wheel for any platform, which has none",
-                "todo": "on Linux with x86-64 or aarch64: pip install --force-reinstall --no-deps dfgnn; "
-                "elsewhere nothing",
+                "why": "this installation has none: it is the wheel for any platform, or DFGNN_PURE was 1",
+                "todo": "on Linux: pip uninstall dfgnn, then install a wheel for Linux, or build from source "
+                "with a C++ compiler and without DFGNN_PURE; elsewhere nothing",
             }
         )
         return {"name": cpu_name(), "kernels": None, "threads": torch.get_num_threads()}

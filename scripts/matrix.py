@@ -83,10 +83,14 @@ def with_torch(python: str, torch: str) -> Path:
 
 
 def above(environment: Path, name: str) -> Path:
-    """A new, empty environment that also sees the packages of another one."""
+    """A new, empty environment that also sees the packages of another one, its pip too.
+
+    Packages of its own would hide the other's: venv brings setuptools to Python 3.10 and 3.11, of a version
+    that is too old for torch, and no index has a newer one here.
+    """
     place = FOLDER / "tried" / name
     python = str(python_of(environment))
-    run(python, "-m", "venv", "--clear", place)
+    run(python, "-m", "venv", "--clear", "--without-pip", place)
     find = "import sysconfig; print(sysconfig.get_path('purelib'))"
     own, its = (run(python_of(of), "-c", find).strip() for of in (place, environment))
     Path(own, "below.pth").write_text(its + "\n")
@@ -115,6 +119,8 @@ def check(place: Path, compiled: bool) -> tuple[float, str]:
 
 def try_artifacts(environment: Path, dist: Path, tests: tuple[str, ...], options: list[str]) -> list[Row]:
     """options: of pip."""
+    if any(environment.glob("lib/python3*/site-packages/dfgnn-*.dist-info")):
+        raise Failed("has a dfgnn, which would be tried in place of the wheels: pip uninstall dfgnn there")
     rows = []
     (pure,) = dist.glob("*-none-any.whl")
     for name, wanted in (("wheel", "dfgnn"), ("pure wheel", pure)):

@@ -76,8 +76,12 @@ def test_cuda_that_is_off_is_explained(monkeypatch):
     monkeypatch.setattr(_library, "_cuda_problem", "this installation of dfgnn was built without CUDA")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     found = _off(env.report())["CUDA kernels"]
-    assert found["why"] == "this installation of dfgnn was built without CUDA" and found["todo"]
+    assert found["why"] == "this installation of dfgnn was built without CUDA"
+    assert found["todo"].startswith("without an NVIDIA GPU nothing; with one, ")
     assert "off        CUDA kernels" in env.text(env.report())
+    monkeypatch.setattr(env, "_gpus", lambda off: [])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "without an NVIDIA GPU" not in _off(env.report())["CUDA kernels"]["todo"]
 
 
 def test_a_gpu_without_code_is_named(monkeypatch):

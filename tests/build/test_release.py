@@ -3,6 +3,8 @@
 import json
 import re
 import runpy
+import subprocess
+import venv
 import zipfile
 from pathlib import Path
 
@@ -53,3 +55,25 @@ torch.testing.assert_close(module.functional.gat_attention(graph, *inputs), expe
 assert "dfgnn" not in sys.modules
 """
     plain_python(code, metadata["id"], place / "__init__.py", cwd=tmp_path)
+
+
+def test_matrix_tries_in_an_environment_that_hides_nothing_of_the_one_below(monkeypatch, tmp_path):
+    """venv's own setuptools, of Python 3.10 and 3.11, was too old for torch, and no index has a newer one."""
+    above = runpy.run_path(str(ROOT / "scripts" / "matrix.py"))["above"]
+    monkeypatch.setitem(above.__globals__, "FOLDER", tmp_path)
+    below = tmp_path / "below"
+    venv.create(below, symlinks=True, with_pip=False)
+    (packages,) = below.glob("lib/python3*/site-packages")
+    (packages / "marker.py").write_text("")
+    place = above(below, "tried")
+    code = "from importlib.util import find_spec as f; import marker; print(f('pip'), f('setuptools'))"
+    command = [place / "bin" / "python", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert (done.stdout, done.stderr) == ("None None\n", "")
+
+
+def test_matrix_refuses_an_environment_that_has_dfgnn(tmp_path):
+    matrix = runpy.run_path(str(ROOT / "scripts" / "matrix.py"))
+    (tmp_path / "lib/python3.11/site-packages/dfgnn-0.1.0.dist-info").mkdir(parents=True)
+    with pytest.raises(matrix["Failed"], match="pip uninstall dfgnn there"):
+        matrix["try_artifacts"](tmp_path, tmp_path, (), [])

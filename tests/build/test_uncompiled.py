@@ -93,6 +93,7 @@ def test_the_report_says_that_there_are_no_kernels(without_kernels):
     done = without_kernels("import runpy; runpy.run_module('dfgnn.env', run_name='__main__')")
     assert "library    cpu: not loaded, no file" in done.stdout
     assert "no kernels" in done.stdout and "the wheel for any platform" in done.stdout
+    assert "build from source with a C++ compiler" in done.stdout  # as those can who had none at first
 
 
 @pytest.mark.slow
