@@ -4,7 +4,7 @@ The public functions check their arguments, put them into `AttentionInputs` and 
 paths of `PATHS` one after the other. Each says in words why it does not take the call, or None; the first
 that says None carries it out. Two kinds of calls skip this, because on a small graph its Python time counts:
 eager calls without options, which `unchecked` takes to the autograd function of layers
-(`autograd.Layer`), and layers (`nn.whole`), which report to the same record, `recorder`.
+(`autograd.Layer`), and layers (`nn.fused`), which report to the same record, `recorder`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import torch
 
 from dfgnn import Graph
 from dfgnn.nn import ExphormerAttention
-from dfgnn.nn.whole import typed as _typed
+from dfgnn.nn.fused import typed as _typed
 
 N, E, T = 40, 300, 3
 

@@ -11,8 +11,8 @@ from torch import library
 from torch._dynamo.backends.common import aot_autograd
 
 from dfgnn import Graph, nn
+from dfgnn.nn.fused import traced as _traced
 from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
-from dfgnn.nn.whole import traced as _traced
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -22,7 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dfgnn import Graph
 from dfgnn.graph import in_cuda_graphs as _replayed
 from dfgnn.nn import pyg
-from dfgnn.nn.whole import traced as _traced
+from dfgnn.nn.fused import traced as _traced
 
 ops = torch.ops.dfgnn
 COUNTERS = torch._dynamo.utils.counters

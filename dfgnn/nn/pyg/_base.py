@@ -18,8 +18,8 @@ from .._errors import check_constructor, says_errors
 from .._fused_or_upstream import METHODS, fused_or_pyg, methods_of, warn, why_upstream
 from .._linear import LINEAR
 from .._upstream import Called, is_from
-from ..fused import fused_layer, refuse_parameters
-from ..whole.spec import LayerSpec
+from ..fused.operator_call import fused_layer, refuse_parameters
+from ..fused.spec import LayerSpec
 from ._edges import attention_result, edge_attributes
 from ._x_and_edge_index import for_upstream
 

@@ -14,8 +14,8 @@ from ...runtime.eager import in_autocast, without_autocast
 from ...runtime.torch_internals import is_exporting
 from .._errors import check_fits, projected
 from .._linear import folded_terms, is_product, score_terms
-from ..fused import is_first_rows, refuse_parameters
-from ..whole.spec import LayerSpec
+from ..fused.operator_call import is_first_rows, refuse_parameters
+from ..fused.spec import LayerSpec
 from ._base import PyGLayer
 from ._edges import edge_attributes
 from ._x_and_edge_index import ends, layer_graph, wants_attention

@@ -14,9 +14,9 @@ from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
 from .._linear import is_product
-from ..fused import refuse_parameters
-from ..whole.spec import LayerSpec
-from ..whole.traced import folds
+from ..fused.operator_call import refuse_parameters
+from ..fused.spec import LayerSpec
+from ..fused.traced import folds
 from ._base import PyGLayer
 from ._edges import edge_attributes, given_attributes
 from ._x_and_edge_index import both_ends, layer_graph, wants_attention

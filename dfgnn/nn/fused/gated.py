@@ -232,6 +232,7 @@ class _Gated(NamedTuple):
 
 
 def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
-    """The layer's result [N, C], from tensors that `fused.checked_tensors` and `why_not` have checked."""
+    """The layer's result [N, C], from tensors that `operator_call.checked_tensors` and `why_not` have
+    checked."""
     call = _Gated(graph, spec.mean, _by_heads(t.x))
     return SeveralOperators.at_once(call, *t) if needs_backward(t) else _ops.call(call.forward, t)[0]
