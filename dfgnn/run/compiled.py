@@ -6,8 +6,9 @@ By default PyTorch's compiler records its operations, attention among them becom
 (:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
 those of the script up to rounding. The first call of each class in training is a sample: copies of the module
 run forward and backward, as written and traced. The class is traced from then on where that was faster and
-gave the same numbers; within a step that is captured as a CUDA graph, where the GPU alone was faster. Outside of training, and within a mode that sees each call (`dfgnn.capture` has one for
-batches that change), modules stay as written.
+gave the same numbers; within a step that is captured as a CUDA graph, where the GPU's own time was shorter.
+Outside of training, and within a dispatch mode that sees each call (`dfgnn.capture` has one for batches that
+change), modules stay as written.
 
 With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
 a module within another one is compiled as a part of that.
