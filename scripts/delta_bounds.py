@@ -1,7 +1,7 @@
 """Measures the error of gradients of scores when delta is computed from a rounded output.
 
     python scripts/delta_bounds.py                 # emulated, and the CPU engine
-    python scripts/delta_bounds.py --device cuda   # beside these, split rows and tiles of a GPU
+    python scripts/delta_bounds.py --device cuda   # besides these, split rows and tiles of a GPU
 
 The gradient of a score is alpha (g . v - delta). If delta = g . out is computed from an output that was
 rounded with relative error u (2**-8 in bfloat16, 2**-11 in float16, 2**-24 in float32), its error is

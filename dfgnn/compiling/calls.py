@@ -46,8 +46,8 @@ Softmaxed: TypeAlias = tuple[Specs, Sink, float]
 
 
 #: On a GPU, the most elements of terms of edges where fewer launches count more than memory: projections are
-#: computed ahead up to it, more than in layers (nn/fused/traced.py), as Inductor needs no launches beside the
-#: product for it.
+#: computed ahead up to it, more than in layers (nn/fused/traced.py), as Inductor needs no launches besides
+#: the product for it.
 MOST_UNFOLDED = 2**26
 
 # ---- edges -------------------------------------------------------------------------------------------------

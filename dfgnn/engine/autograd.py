@@ -348,7 +348,7 @@ class FunctionKind(Kind):
 
 
 def run(kind: Kind, handle: GraphHandle, tensors):
-    """(result, what backward reads beside it and the tensors, whether backward reads the result). tensors:
+    """(result, what backward reads besides it and the tensors, whether backward reads the result). tensors:
     those that calls of this kind have."""
     try:
         with _BelowAutograd():

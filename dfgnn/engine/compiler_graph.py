@@ -246,7 +246,7 @@ def define_traced(name: str, schema: str, call: Callable[..., Any]) -> None:
 
 
 class PlanKey(NamedTuple):
-    """What a plan depends on beside the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
+    """What a plan depends on besides the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
     products of the edges' features, `OF_ROWS` for those of nodes' rows."""
 
     heads: int

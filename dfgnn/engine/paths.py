@@ -297,7 +297,7 @@ def unchecked(
     dropout_p: Any,
 ) -> Tensor | None:
     """out, computed without checking the arguments, or None if they must be checked. others: the tensors
-    beside the value, in the order of `LayerTensors`, of which that of the destinations is the last.
+    besides the value, in the order of `LayerTensors`, of which that of the destinations is the last.
 
     Calls that :func:`dfgnn.explain` watches are left to `attend`, which reports them.
     """

@@ -1,7 +1,7 @@
 """The usual call of a layer, ``conv(x, edge_index, edge_attr)`` or ``conv(graph, x)``: the next one does not
 ask again what the last one has found.
 
-On a small graph a step's time is Python's. What a fused call depends on beside its arguments are attributes,
+On a small graph a step's time is Python's. What a fused call depends on besides its arguments are attributes,
 hooks and parameters of the layer and its modules, methods of their classes and a few switches of torch. A
 layer that was called keeps what has been read of them (`Known`), and the operator's arguments for each kind
 of call (`operator_call.Call`). The next call compares: while nothing has changed, it goes from here to the
@@ -37,7 +37,7 @@ _HOOKED_STEPS = "_propagate", "_message", "_aggregate", "_edge_update"  # of mes
 
 
 class Known:
-    """What a layer's fused calls depend on beside their arguments, and what each kind of call computes.
+    """What a layer's fused calls depend on besides their arguments, and what each kind of call computes.
 
     The layer has it as an attribute, so that both are freed together. It is not copied nor pickled with it.
     """

@@ -361,7 +361,7 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _random(device: torch.device) -> Any:
-    """The states of the generators on the host, of PyTorch's only beside a GPU."""
+    """The states of the generators on the host; where there is a GPU, of PyTorch's only."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy else (None, b"", 0)
     of_torch = b"" if device.type == "cpu" else bytes(torch.get_rng_state().numpy())

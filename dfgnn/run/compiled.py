@@ -215,7 +215,7 @@ class _Trial:
             self.reason = said(error)
         self.kept, self.until = not self.reason, math.inf
         # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
-        # graph of gradients that no CUDA graph could be captured beside.
+        # graph of gradients that no CUDA graph could be captured while it existed.
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()  # of the copies
@@ -304,8 +304,8 @@ def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
-    """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large beside
-    its own result, but not beside the largest one."""
+    """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large compared
+    with its own result, but not compared with the largest one."""
     for some, others in zip(a, b):
         if [x.shape for x in some] != [x.shape for x in others]:
             return False

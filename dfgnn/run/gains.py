@@ -130,7 +130,7 @@ class Waits:
 
 
 def of_waits(found: dict[str, Any]) -> list[str]:
-    """Of the report, where what the GPU does after the host is little beside what the host does."""
+    """Of the report, where what the GPU does after the host is little compared with what the host does."""
     if not found or found["more"] > 0.2 * found["host"]:
         return []
     took = f"took the host {found['host']:.2f} ms, and the GPU {found['more']:.2f} ms more"

@@ -144,8 +144,8 @@ def _softmax_of_sorted(name: str, src: Any, ptr: Any, dim: Any) -> Any:
     count = ptr.diff()
     if len(ptr) < 2 or ptr[0] != 0 or ptr[-1] != len(src) or bool((count < 0).any()):
         return None
-    # Without torch_scatter, torch_geometric gives other weights beside a score of inf with ptr than with an
-    # index: 0 instead of nan. The maximum of scores is nan if one of them is.
+    # Without torch_scatter, torch_geometric gives other weights to the edges next to one with a score of inf
+    # with ptr than with an index: 0 instead of nan. The maximum of scores is nan if one of them is.
     if not by_index.takes_rows(src) or src.numel() == 0 or not float(src.detach().max()) < math.inf:
         return None
     index = torch.repeat_interleave(count, output_size=len(src))

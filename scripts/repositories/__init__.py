@@ -65,7 +65,7 @@ class Repository:
     dgl_sparse: upstream's side needs an interpreter with a DGL that has dgl.sparse.
     tolerance: of the losses, relative.
     epoch: the number of steps in one pass over its data; 0: all steps use the same data.
-    needs: packages to install beside the project's own.
+    needs: packages to install in addition to the project's own.
     large: on a GPU, how many times as large graphs are in the second size; 0: there is no such case.
     graphs: its code allows PyTorch's CUDA graphs of what it compiles.
     slow_to_compile: it takes minutes, and is left out.

@@ -1,4 +1,5 @@
-"""What lies beside the wheels: the conda recipe, the Hub's layout of a wheel, and that they agree."""
+"""What is published together with the wheels: the conda recipe, the Hub's layout of a wheel, and that they
+agree."""
 
 import json
 import re

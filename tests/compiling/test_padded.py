@@ -1,4 +1,5 @@
-"""Attention within padded batches, written with torch's own: the backend's beside the model's."""
+"""Attention within padded batches, written with torch's own operations: the compiled model compared with the
+plain one."""
 
 import copy
 import math

@@ -364,7 +364,7 @@ def part_of(score, value, here):
 
 @pytest.mark.parametrize("before, after", [(None, "1"), ("0", "0")])
 def test_rows_go_first(plain_python, before, after):
-    """NCCL's blocks find room beside the attention's; who has set the variable keeps it."""
+    """NCCL's blocks find room next to the attention's; who has set the variable keeps it."""
     code = "import os\n" + (f"os.environ['TORCH_NCCL_HIGH_PRIORITY'] = {before!r}\n" if before else "")
     code += "import dfgnn.distributed\nprint(os.environ['TORCH_NCCL_HIGH_PRIORITY'])"
     assert plain_python(code).stdout.split() == [after]

@@ -316,7 +316,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_no_further_tensor_of_edges_and_channels(device, name):
-    """Beside the arguments and their gradients, neither forward nor backward makes a tensor of that size."""
+    """Besides the arguments and their gradients, neither forward nor backward makes a tensor of that size."""
     if name == "products" and device != "cpu":
         pytest.skip("on a GPU these are plain operations")
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)

@@ -1,4 +1,5 @@
-"""What the attention functions promise beside their numbers: inputs, dropout, autograd, operators, errors."""
+"""What the attention functions promise besides their numbers: inputs, dropout, autograd, operators,
+errors."""
 
 import gc
 import itertools

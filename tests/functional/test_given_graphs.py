@@ -1,4 +1,4 @@
-"""What functions take for a graph beside a Graph: a DGLGraph, an ``edge_index``, a sparse tensor."""
+"""What functions take for a graph besides a Graph: a DGLGraph, an ``edge_index``, a sparse tensor."""
 
 import functools
 import gc

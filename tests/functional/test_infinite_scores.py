@@ -9,7 +9,8 @@ from dfgnn import Graph, functional, ops, reference
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ROWS = 6
-# Rows: plain; masked edges; all masked; +inf; two of +inf beside -inf; NaN. Column 1 is finite everywhere.
+# Rows: plain; masked edges; all masked; +inf; two of +inf and others of -inf; NaN. Column 1 is finite
+# everywhere.
 SCORES = [
     *((0, 1.0), (0, -2.0), (1, 3.0), (1, -math.inf), (2, -math.inf), (2, -math.inf)),
     *((3, 0.5), (3, math.inf), (3, -1.0), (4, math.inf), (4, -math.inf), (4, math.inf), (4, 2.0)),

@@ -1,4 +1,4 @@
-"""GATv2 with attributes of edges and their projection, beside plain operations."""
+"""GATv2 with attributes of edges and their projection, compared with plain operations."""
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ def layer_step(conv, x, edges, attr):
 
 
 def test_layer(device):
-    """Training on gradients of the layer: memory, and results beside plain operations."""
+    """Training on gradients of the layer: memory, and results compared with those of plain operations."""
     torch.manual_seed(0)
     n, heads, dim, size = 200, 8, 8, 16
     edges = torch.randint(n, (2, 8000), device=device)

@@ -240,7 +240,7 @@ def test_hooks_of_saved_tensors_and_checkpoints(device, compute_as, kind):
         with torch.autograd.graph.saved_tensors_hooks(keeping(packed), lambda x: x):
             again = run(*tensors)
         shared = any(x.data_ptr() == again.data_ptr() for x in packed)
-        # One more than the tensors: what backward reads beside them, with `out` where there is a skip.
+        # One more than the tensors: what backward reads besides them, with `out` where there is a skip.
         assert shared or len(packed) == 1 + sum(x is not None for x in tensors)
         assert_close(gradients(again, tensors), expected, torch.float64)
         out = checkpoint(run, *tensors, use_reentrant=False)

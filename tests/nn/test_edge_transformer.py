@@ -1,4 +1,4 @@
-"""EdgeGraphTransformerConv and its layer beside the published formulas in plain PyTorch."""
+"""EdgeGraphTransformerConv and its layer, compared with the published formulas in plain PyTorch."""
 
 import pytest
 import torch

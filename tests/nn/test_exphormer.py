@@ -1,4 +1,4 @@
-"""ExphormerAttention beside its formula in plain PyTorch."""
+"""ExphormerAttention, compared with its formula in plain PyTorch."""
 
 import pytest
 import torch

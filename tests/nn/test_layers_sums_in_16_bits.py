@@ -1,5 +1,5 @@
 """Every layer, and the gradient of every input and parameter, at a node of 5,000 edges in bfloat16 and
-float16, beside float64.
+float16, compared with float64.
 
 Eager and compiled: what torch 2.13.0 and torch_geometric 2.8.0 do with the same sums is
 tests/functional/test_where_libraries_differ.py.

@@ -78,7 +78,7 @@ def other(x):
 
 
 class Subject:
-    """A layer beside torch_geometric's; of another library beside itself with other tensors."""
+    """Compares a layer with torch_geometric's, or one of another library with itself on other tensors."""
 
     def __init__(self, name):
         self.name = name

@@ -1,6 +1,6 @@
-"""Every layer beside the one of torch_geometric or DGL with its contract, where a program or a tool changes
-something around it: replaced functions, modules and modes, hooks, parametrizations, tensors with operations
-of their own; and which gradients are None."""
+"""Every layer, compared with the one of torch_geometric or DGL with its contract, where a program or a tool
+changes something around it: replaced functions, modules and modes, hooks, parametrizations, tensors with
+operations of their own; and which gradients are None."""
 
 import contextlib
 import copy

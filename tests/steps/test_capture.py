@@ -1,4 +1,4 @@
-"""dfgnn.capture: steps on padded batches beside plain ones; as CUDA graphs where there is a GPU.
+"""dfgnn.capture: steps on padded batches, compared with plain ones; as CUDA graphs where there is a GPU.
 
 ``debug=True`` is what a replay computes, eagerly, so that most of it is tested on the CPU, too.
 """

@@ -1,4 +1,5 @@
-"""dfgnn.capture on samples with a graph for each layer, beside plain training; on a GPU from CUDA graphs."""
+"""dfgnn.capture on samples with a graph for each layer, compared with plain training; on a GPU from CUDA
+graphs."""
 
 import warnings
 

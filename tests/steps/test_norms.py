@@ -1,4 +1,4 @@
-"""Batch normalisation without what is padded, as dfgnn.capture has it, beside float64."""
+"""Batch normalisation without what is padded, as dfgnn.capture has it, compared with float64."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ class GATConv(PyGLayer, torch_geometric.nn.GATConv):
             a_s^T W x_j + a_t^T W x_i + a_e^T W_e e_{ij}))
 
     per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATConv``. No
-    tensor of edge size beside ``edge_attr`` and one score per edge and head where it is given.
+    tensor of edge size is made besides ``edge_attr`` and one score per edge and head where it is given.
 
     Example::
 

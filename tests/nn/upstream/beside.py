@@ -1,4 +1,5 @@
-"""Layers of dfgnn beside those of torch_geometric and DGL: the same parameters, inputs, gradients for both.
+"""Compares layers of dfgnn with those of torch_geometric and DGL: the same parameters, inputs, gradients for
+both.
 
 A subject is a layer with what a test has to know of it: the options of its constructor, the edges that it
 takes, and how inputs are made. The subjects are in of_pyg.py and of_dgl.py.

@@ -1,4 +1,4 @@
-"""The layers of dfgnn.nn.pyg beside torch_geometric's, as subjects of test_like_upstream.py.
+"""The layers of dfgnn.nn.pyg and torch_geometric's, as subjects of test_like_upstream.py.
 
 A test that imports this module is skipped where torch_geometric is missing.
 """

@@ -1,4 +1,5 @@
-"""What a program sees of layers beside their numbers: types without edges, and attributes in other dtypes."""
+"""What a program sees of layers besides their numbers: types without edges, and attributes in other
+dtypes."""
 
 import copy
 import functools

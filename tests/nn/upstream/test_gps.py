@@ -1,4 +1,4 @@
-"""GPSConv beside torch_geometric's."""
+"""GPSConv computes what torch_geometric's does."""
 
 import copy
 
