@@ -497,7 +497,7 @@ class Driver:
 
 
 def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:
-    """Those of the case, or of the same one by one call."""
+    """The changed lines of the case, or of the same case by one call."""
     one_call = repositories.all_repositories().get(f"{case.case}, one call", case)
     return case.lines or one_call.lines
 

@@ -90,7 +90,7 @@ def cases_of(results: dict, *parts: str, **options) -> list[Case]:
 
 
 def fullest(cases: list[Case]) -> list[Case]:
-    """Of cases that differ in their ways alone, the one with most of them."""
+    """Returns the case with the most ways among cases that differ in their ways alone."""
     found: dict[str, Case] = {}
     for case in cases:
         name = records.key({k: v for k, v in case.items() if k != "ways"})
@@ -496,8 +496,8 @@ def summary(results: dict[str, dict]) -> str:
 
 
 def limits(results: dict) -> str:
-    """Of each layer, where its step is furthest from its limits: what is left besides its matrix products, as
-    a multiple of the plain sums; and the median over all cases."""
+    """For each layer the case whose step is furthest from its limits: what is left besides its matrix
+    products, as a multiple of the plain sums; and the median over all cases."""
     found: dict[str, list[tuple[float, list[str]]]] = {}
     for case in cases_of(results, "layers"):
         ours = best_of(filter(is_ours, case["contestants"]))

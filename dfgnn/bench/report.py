@@ -104,7 +104,7 @@ def _is_ours(contestant: dict) -> bool:
 
 
 def _time(contestant: dict) -> float:
-    """Its median, in ms, where it was measured."""
+    """The median time of a contestant that was measured, in ms."""
     return statistics.median(contestant["ms"])
 
 

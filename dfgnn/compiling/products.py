@@ -231,7 +231,7 @@ _VIEWS = {
 
 
 def _static(sizes: tuple, dim: int) -> tuple[int, ...] | None:
-    """The sizes but for that of ``dim``; None if one is symbolic."""
+    """The sizes without that of ``dim``; None if one is symbolic."""
     rest = tuple(size for k, size in enumerate(sizes) if k != dim)
     return rest if all(type(size) is int for size in rest) else None
 

@@ -178,9 +178,9 @@ class _Rewriter:
     def _whole(
         self, nodes: list[Node], softmaxes: dict, weighted: list[WeightedSum]
     ) -> tuple[set[Node], set[Node]]:
-        """(The softmaxes that are rewritten together with their weighted sums, as nothing else needs their
-        weights, or only detached; those of them that something else needs, which are also computed alone.)
-        """
+        """Returns two sets. The first has the softmaxes that are rewritten together with their weighted sums,
+        because nothing else needs their weights, or only detached. The second has those of the first whose
+        weights something else needs, so that they are also computed alone."""
         own = [
             w for w in weighted
             if w.softmax is not None and w.softmax.node in softmaxes and self._call(w) is not None

@@ -108,7 +108,7 @@ class Numbers:
 
     def equal(self, others: Numbers) -> bool:
         mine, theirs = zip(self._tensors, self._places), zip(others._tensors, others._places)
-        # One that was modified since is not what it was.
+        # A tensor that was modified since no longer has the value that was noted.
         return all(
             place == now or _place(x) == place and torch.equal(x, y)
             for (x, place), (y, now) in zip(mine, theirs)

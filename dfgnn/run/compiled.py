@@ -110,7 +110,8 @@ class Compiled:
         return {"modules": dict(self.modules), "attention": self._attention(self.reports)}
 
     def traced(self) -> list[dict[str, Any]]:
-        """Of each class of which a sample was taken: whether it is traced, milliseconds, and why not."""
+        """A row for each class of which a sample was taken: whether it is traced, milliseconds, and why
+        not."""
         return [
             {
                 "class": f"{cls.__module__}.{cls.__qualname__}",
@@ -142,8 +143,8 @@ _PLAIN = torch.empty(0)
 
 
 class _Trial:
-    """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet.
-    kept_in_graphs: whether those are that are captured as CUDA graphs."""
+    """Computes the calls of the modules of one class. kept: whether calls are traced; None: not known yet.
+    kept_in_graphs: whether calls that are captured as CUDA graphs are traced."""
 
     def __init__(self, cls: Any, whole: Compiled) -> None:
         self.cls, self.whole, self.modules, self.until = cls, whole, 0, math.inf

@@ -129,7 +129,7 @@ def made_on_host() -> Any:
 
 
 def without_frame(op: Any) -> Any:
-    """The C++ function that an operator's overload calls. OpOverload.__call__ does nothing else, but is a
+    """The C++ function that an operator's overload calls. OpOverload.__call__ only calls it, at the cost of a
     Python frame."""
     return op._op
 

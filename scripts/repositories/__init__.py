@@ -43,10 +43,10 @@ class Steps(Protocol):
         """The model is made, its memory is not counted."""
 
     def begin(self) -> bool:
-        """Before a step; False: none is wanted any more."""
+        """Called before each step. Returns False if no more steps are wanted."""
 
     def end(self, loss: Tensor) -> None:
-        """After a step."""
+        """Called after each step."""
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class _Missing(MetaPathFinder, Loader):
 
 
 def absent_if_missing(*names: str) -> None:
-    """As `absent`, for those of these packages, and all modules in them, that are not installed."""
+    """Does as `absent` for those of these packages that are not installed, and for all modules in them."""
     sys.meta_path.append(_Missing(names))
 
 

@@ -62,7 +62,7 @@ def test_all_other_plans_are_contestants():
 
 
 def _result(times: dict[str, tuple[float, float | None]], too_large=()) -> dict:
-    """Of plans with (eager, captured) times; the first one is what was chosen."""
+    """A result with plans that have (eager, captured) times; the first plan is the one that was chosen."""
     ours = []
     for plan, pair in times.items():
         behind = "" if plan == next(iter(times)) else f", {plan}"

@@ -470,7 +470,7 @@ def test_a_model_that_is_dropped(device, how):
 
 
 def test_a_part_that_comes_later(device, how):
-    """Its attributes are seen, too."""
+    """Changes of attributes are seen also in a submodule that was added later than the first calls."""
     model, x, edge_index = problem(device)
     twin, grads = copy.deepcopy(model), []
     for one, way in ((model, how), (twin, None)):

@@ -373,7 +373,8 @@ def test_rows_go_first(plain_python, before, after):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_two_calls_are_merged(dtype):
-    """By the kernel: rows with edges in both calls, in one and in none, and scores far apart."""
+    """The kernel merges two calls: rows with edges in both calls, in one and in none, and scores far
+    apart."""
     generator = torch.Generator().manual_seed(0)
     score = torch.randn(40, 3, 6, generator=generator, dtype=torch.float64).mul(8).round() / 8
     score[:5] *= 1e4  # exact in float32, too

@@ -81,7 +81,8 @@ def test_softmax(device, dtype, sort, repeats):
 
 
 def test_softmax_of_torch_geometric(device):
-    """As torch_geometric has it, whose softmax of a row of -inf alone is NaN, too."""
+    """Our softmax by an index gives what torch_geometric's gives, which is NaN, too, for a row of -inf
+    alone."""
     utils = pytest.importorskip("torch_geometric.utils")
     from dfgnn.engine import by_index
 

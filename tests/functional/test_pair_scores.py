@@ -36,7 +36,7 @@ def derivatives(module, graph, inputs, dtype=None, orders=2, **options):
 
 
 def chance(graph):
-    """By how much rounding errors may exceed those of plain operations.
+    """The factor by which rounding errors may exceed those of plain operations.
 
     On a GPU the projection runs as plain operations, whose order of sums over edges differs between runs.
     """

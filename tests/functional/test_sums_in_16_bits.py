@@ -72,7 +72,7 @@ COMPILED = [
 
 @some(["gat edges"], COMPILED)
 def test_compiled(case, graph, monkeypatch):
-    """By Inductor, whose own sums along an index lose more than those of eager calls."""
+    """Compiled by Inductor, whose own sums along an index lose more digits than those of eager calls."""
     tensors = tensors_of(case, graph, (3, 2, 2))
     torch._dynamo.reset()
     compiled = torch.compile(lambda leaves: [x * 1 for x in case(graph, leaves)])

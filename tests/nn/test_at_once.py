@@ -167,7 +167,7 @@ def test_pairs(device, monkeypatch, compute_as, case, shape, dtype, kind, hard):
 
 @pytest.mark.gpu
 def test_a_constant_first_used_in_a_cuda_graph():
-    """It gets its value only at a replay: it must not be cached for other calls."""
+    """Such a constant gets its value only at a replay, and so must not be cached for other calls."""
     _gated._constants.clear()
     like, stream = (torch.float32, torch.device("cuda")), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()

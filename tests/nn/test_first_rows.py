@@ -59,7 +59,7 @@ def _dgl(edge_index):
 
 @pytest.mark.parametrize("make", [_pyg, _dgl])
 def test_the_layer_is_computed_at_once(make, device, monkeypatch):
-    """With the results and gradients of any other pair."""
+    """The layer is one operator call, and has the results and gradients that it has for any other pair."""
     layer, run = make(_block(device))
     layer.to(device)
     calls = []

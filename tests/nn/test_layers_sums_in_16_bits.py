@@ -54,7 +54,7 @@ def test_like_float64(name, dtype):
 
 @some(["pyg GATConv"], names("pyg"))
 def test_compiled_like_float64(name):
-    """By Inductor, under which torch_geometric 2.8.0's GATConv loses a node of 5,000 edges."""
+    """Compiled by Inductor, under which torch_geometric 2.8.0's GATConv is wrong at a node of 5,000 edges."""
     layer, exact = drawn(name, torch.bfloat16)
     torch._dynamo.reset()
     found = run(layer, name, torch.bfloat16, call=torch.compile(layer))

@@ -213,7 +213,7 @@ def test_autocast(name, device, recorded):
 @pytest.mark.slow
 @exhaustive
 def test_inductor(device, recorded):
-    """Without CUDA graphs of its own on the CPU, and with them on a GPU."""
+    """Inductor's code runs without CUDA graphs on the CPU, and with its own CUDA graphs on a GPU."""
     model = Model(LAYERS["TransformerConv edges"][0]).double().to(device)
     compiled = torch.compile(model, fullgraph=True)
     for k in (0, 1, 0):

@@ -259,7 +259,7 @@ def test_what_a_transform_leaves(name, transform):
 
 
 class Model(nn.Module):
-    """With its edges and their types among its buffers."""
+    """A model that has its edges and their types as buffers."""
 
     def __init__(self, seed):
         super().__init__()

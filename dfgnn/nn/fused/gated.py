@@ -175,8 +175,8 @@ class _Gated(NamedTuple):
         return tuple(table.view(len(t.x), -1, _SLOTS) for table in tables)
 
     def sums_backward(self, t: LayerTensors, grad: Tensor, dst, src, gate) -> list[Tensor]:
-        """The gradients of queries, keys and values. ``before``: the gradient of the
-        arguments of the gates' sigmoid."""
+        """The gradients of queries, keys and values. The local variable ``before`` is the gradient with
+        respect to the arguments of the gates' sigmoid."""
         edges, n, width = self.edges(t), len(t.x), len(t.value_weight)
         scale = edges.inverse if self.mean else constant(1, grad.dtype, grad.device)
         if self.by_heads:

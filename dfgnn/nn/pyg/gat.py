@@ -143,7 +143,7 @@ class GATConv(PyGLayer, torch_geometric.nn.GATConv):
             return folded_terms(lin, edge_attr, vector)[0]
         with without_autocast(edge_attr):
             term = folded_terms(lin, edge_attr.to(lin.weight), vector)[0]
-        # Parameters in 16 bits may be of the other type than autocast's.
+        # Parameters may have the 16-bit type that is not autocast's.
         return term.to(torch.promote_types(term.dtype, torch.float32))
 
 

@@ -239,7 +239,7 @@ class SuperGATConv(PyGSubject):
         return WithLoss(layer)
 
     def copies(self, monkeypatch):
-        """Without negative samples, which do not matter here and are slow to draw."""
+        """Copies that draw no negative samples, which do not matter here and are slow to draw."""
         theirs, ours, draw = super().copies(monkeypatch)
         for layer in (theirs, ours):
             monkeypatch.setattr(layer, "negative_sampling", lambda edge_index, *args: edge_index[:, :1])

@@ -187,7 +187,7 @@ def test_one_of_two_shared_projections_was_replaced(name, pairs):
 
 @pytest.mark.parametrize("shape", [(400, 2, 5), (400, 1, 5), (400, 2, 1), (2, 5), (5,)], ids=str)
 def test_edge_attributes_without_a_projection(shape):
-    """In a layer without edge_dim they are added to the values, as they are."""
+    """In a layer without edge_dim, attributes are added to the values without a projection."""
     theirs, ours = pair(nn.TransformerConv, TransformerConv, 9, 5, 2)
     compare(theirs, ours, features(N, 9), edges(), features(*shape), return_attention_weights=True)
 
