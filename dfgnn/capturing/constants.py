@@ -195,7 +195,7 @@ class Constants(TorchDispatchMode):
             self._variable[place_of(x)] = reference_to(x), why
 
     def _learnt(self) -> None:
-        """Ends a run that may wait."""
+        """Ends a run that learns, in which operations may wait for the device."""
         for _, x, state in self._leaves.values():
             if x is not None and self._state_now(x) != state:
                 self._vary(x, _WRITTEN)
@@ -229,7 +229,8 @@ class Constants(TorchDispatchMode):
         return x.device.type == "cpu" and self._device.type != "cpu"
 
     def _state_now(self, x: Tensor) -> Any:
-        """What changes where a leaf is modified; on the host also by other programs than PyTorch."""
+        """A value that changes if a leaf is modified; on the host also if other code than PyTorch's does
+        it."""
         return x._version, digest(x) if self._is_on_host(x) and x.nbytes <= _MOST_ON_HOST else None
 
     def settle(self) -> None:

@@ -185,7 +185,7 @@ def _spread(mode: WithoutPadding, func, args, kwargs):
     return torch.linalg.vector_norm(centred, dim=dims, keepdim=keepdim) / degrees.sqrt()
 
 
-# The arguments of std and var, in the same way.
+# The arguments of std and var, for `_bound`.
 def _spread_of(input, dim=None, unbiased=None, keepdim=False, *, correction=1, axis=None): ...
 
 

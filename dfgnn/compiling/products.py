@@ -246,8 +246,9 @@ def _casts_only(node: Node) -> bool:
 
 
 def _view(called: str, given: dict, before: tuple, after: tuple, dim: int) -> tuple[int, tuple | None] | None:
-    """(the dimension of the edges before a view, the step on rows that it is, None for no change). dim: that
-    dimension behind it."""
+    """Returns (the edges' dimension before the view, the step that the view applies to rows), with None as
+    the step if rows do not change. Returns None if the view is no such step. dim: the edges' dimension after
+    it."""
     rank = len(before)
     if called in ("transpose", "t", "permute", "movedim"):
         order = order_of(called, given, rank)

@@ -54,7 +54,7 @@ class Known:
         self.modules = [(x, type(x), x.__dict__, [*x.__dict__.values()]) for x in modules]
         self.classes = [(kind, _called_of(kind)) for kind in {type(x) for x in modules}]
         of_parameters = [x.__dict__["_parameters"] for x in [layer, *modules]]
-        # Modules and parameters: the same objects.
+        # Modules and parameters have to be the same objects.
         self.owned = [(x, [*x.values()]) for x in (own["_modules"], *of_parameters) if x]
         self.parameters = [x for owned in of_parameters for x in owned.values() if x is not None]
         self.kinds = [*map(_kind_of, self.parameters)]

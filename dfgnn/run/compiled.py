@@ -48,7 +48,7 @@ _MESSAGES = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|^pro
 _SOFTMAX = re.compile(r"softmax|^exp_?$")
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
-#: How many samples are taken of a class at most, where more modules are made after one.
+#: The most samples of a class. A further one is taken if more modules are constructed after the last one.
 _TRIALS = 3
 #: Processor seconds that all samples may take; how often code of a class is recorded, also for other sizes.
 _SECONDS, _RECORDS = 20.0, 32

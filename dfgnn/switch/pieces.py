@@ -211,7 +211,7 @@ _of_dgl: dict[str, Any] = {}
 
 def edge_softmax(graph, logits, eids="__ALL__", norm_by="dst"):
     """``dgl.ops.edge_softmax``."""
-    # The size is checked first: asking DGL's graph takes as long as a small softmax.
+    # The size is checked first, because reading attributes of DGL's graph takes as long as a small softmax.
     if isinstance(logits, Tensor) and logits.numel() >= _LEAST_DGL:
         large = not _trains(logits) or logits.numel() >= _LEAST_DGL_TRAINED
         whole = isinstance(eids, str) and eids == "__ALL__" and norm_by == "dst"

@@ -513,7 +513,7 @@ def test_gradients_that_have_derivatives(name):
     assert_equal(found[1], found[0])
 
 
-# ---- dfgnn.run, which looks at calls ------------------------------------------------------------------------
+# ---- dfgnn.run, which looks at calls -----------------------------------------------------------------------
 
 
 def nodes_of(out):

@@ -119,8 +119,8 @@ class GATv2Conv(PyGLayer, torch_geometric.nn.GATv2Conv):
         return None
 
     def _term(self, edge_attr: Tensor) -> EdgeTerm:
-        """The edges' term of the keys: on the CPU attributes and projection where the projected attributes
-        ``[E', H, C]`` would be large, else these."""
+        """The edges' term of the keys: the projected attributes ``[E', H, C]``, or, on the CPU where these
+        would be large, the attributes and their projection."""
         width = self.heads * self.out_channels
         takes_both = is_eager(edge_attr) and edge_attr.dim() == 2 and is_product(self.lin_edge)
         if takes_both and folds(edge_attr, self.heads, width, "additive_v2"):

@@ -159,7 +159,8 @@ class Subject:
         """Gives new values to parameters whose initial values would hide an error."""
 
     def check(self, layers, inputs, ours=None, asked=True, tolerance=None):
-        """Outputs and gradients, with the attention and without. ours: the same inputs in another form."""
+        """Compares outputs and gradients, with the attention and without. ours: the same inputs in another
+        form."""
         if tolerance is None and dtype_of(layers[0]) == torch.float64:
             tolerance = self.tolerance
         for keywords in ({}, self.asked) if asked and self.asked else ({},):
