@@ -38,7 +38,8 @@ def features(part, dim, generator):
 
 
 def exact_and_emulated(src, degree, tensors, grad, dtype):
-    """The gradient of the query in float64; with delta of the rounded output; the bound of their distance."""
+    """Returns the query's gradient in float64, the same computed with the delta of the rounded output, and
+    the bound of the difference of the two."""
     query, key, value = (x.double() for x in tensors)
     k, v, g = (x.unflatten(0, (ROWS, degree)) for x in (key[src], value[src], grad.double()[_rows(degree)]))
     scale = query.shape[2] ** -0.5

@@ -47,7 +47,7 @@ class Product(NamedTuple):
 
 
 class Products(Forms):
-    """Normal forms of the nodes of one graph, and the products that tensors of edges are."""
+    """The normal forms of one graph's nodes; also writes tensors of edges as products of factors."""
 
     def __init__(self, written: set[Any]):
         super().__init__(written)

@@ -248,8 +248,8 @@ PATHS = (
 # dtype -> accumulation type, in which the terms of additive attention may also be.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
-# A program may change a number at every step, so that a graph's kinds are dropped at a size that others do
-# not reach.
+# The most kinds of calls that a graph stores; then all are dropped. Only a program that changes a number,
+# such as the dropout, at every step has so many.
 _MOST_KINDS = 256
 
 
