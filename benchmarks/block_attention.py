@@ -1,4 +1,4 @@
-"""Attention within ragged blocks: `dfgnn.functional.block_attention` beside what else computes it.
+"""Attention within ragged blocks: `dfgnn.functional.block_attention` compared with other ways to compute it.
 
     python benchmarks/block_attention.py --check            # errors against float64, of every kernel
     python benchmarks/block_attention.py                    # training steps and steps with forces

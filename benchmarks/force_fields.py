@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from dfgnn.bench.measure import peak_extra
 from dfgnn.functional import block_attention
 
-CUTOFF, DENSITY = 5.0, 0.16  # angstrom, atoms per cubic angstrom: 84 neighbours but for the surface
+CUTOFF, DENSITY = 5.0, 0.16  # angstrom, atoms per cubic angstrom: 84 neighbours except at the surface
 SHIFT = 20.0  # deepmd-kit's: the score of an edge at the cut-off is -20
 
 

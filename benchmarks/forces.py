@@ -173,7 +173,7 @@ def ratio(of: dict, what: str) -> float:
 
 
 def text(found: dict) -> str:
-    """One line: how many times as fast, and what part of the memory, beside the best of the others."""
+    """One line: how many times as fast, and what part of the memory, compared with the best of the others."""
     parts = [f"{found['graph']:>5} {found['layer']:12} {found['heads']:5}"]
     for name in ("of_step", "of_layer"):
         of = found[name]

@@ -21,7 +21,7 @@ GPU memory in GB (10^9 bytes); features [N, 1, 64] take 14.2, a float32 per node
 
     reverse CSR   before there are features, a stable sort of E int32 keys: the CSR 7.4, keys 6.5, positions
                   12.9 twice, the radix sort's second buffers 19.4: about 60
-    a plan        ten or so int64 per item: about 15 beside what there is
+    a plan        ten or so int64 per item: about 15 in addition to what there is
 
 The floor is a plain neighbour sum over the same graph and features: the faster of our gather sum and
 torch.sparse. torch.sparse runs last: should it fail at this size, it may take the CUDA context with it. What

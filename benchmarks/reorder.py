@@ -12,8 +12,8 @@ minima of the times are in the JSON. Reordering itself is timed three times, wit
 its CSRs. Needs the extras bench and reorder.
 
 "random" is a random permutation: what it loses is what the original order of the graph is worth. Printed
-beside the speed-ups: the largest difference of an output, in the user's order, from the original's, relative
-to the largest value.
+in addition to the speed-ups: the largest difference of an output, in the user's order, from the original's,
+relative to the largest value.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""The backward of the backward of attention alone: its time and memory, beside those of plain operations.
+"""The backward of the backward of attention alone: its time and memory, compared with those of plain
+operations.
 
     python benchmarks/second_order.py --json benchmarks/results/h100-second-order.json
     python benchmarks/second_order.py --graphs super --scores dot --heads 8x8
@@ -114,8 +115,8 @@ def row(graph: Graph, score: str, edge_feat: bool, shape: tuple[int, int], dtype
 
 
 def table(path: Path) -> str:
-    """Of float32, a line per graph and score: times of kernels (on CPUs wall time), where the operator is
-    slowest beside the others first."""
+    """A table of the results in float32 with a line per graph and score: times of kernels (on CPUs wall
+    time), where the operator is slowest compared with the others first."""
     cases: dict[tuple, list[dict]] = {}
     for case in json_files.read_json(path, ("graph", "score"))["rows"]:
         if case["dtype"] == "float32":

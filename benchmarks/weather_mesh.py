@@ -112,7 +112,8 @@ def load_peer(path: Path):
 
 
 def contestants(edge_index, num_src, num_dst, heads, head_dim, dtype, peers=None) -> dict:
-    """{name: (call, leaves)}; leaves: the tensors to differentiate beside the shared query, key and value."""
+    """{name: (call, leaves)}; leaves: the tensors to differentiate besides the shared query, key and
+    value."""
     device, num_edges = edge_index.device, edge_index.shape[1]
     graph = Graph.from_edge_index(edge_index, num_src=num_src, num_dst=num_dst)
     torch.manual_seed(0)
@@ -222,7 +223,7 @@ TABLE = {
 
 
 def table(path: Path) -> str:
-    """The table of docs/performance.md, least gain first, beside the fastest way of the peer."""
+    """The table of docs/performance.md, least gain first, compared with the fastest way of the peer."""
     found, results = [], json.loads(path.read_text())
     for row in results["rows"]:
         times = row["times"]

@@ -14,7 +14,7 @@ edges and 1 for others, gate is 1, or dot_attention's ``scale`` of edges, and
 raw_ij = score_src[j] + score_dst[i] (:func:`gat_attention`),
 <att, LeakyReLU(q_i + k_j + e_ij)> (:func:`gatv2_attention`) or scale <q_i, k_j + e_ij>
 (:func:`dot_attention`). A sink is one more score of each softmax, without a value. A row without edges, or
-whose scores are all -inf, is zero and so are its gradients. Beside their own arguments the functions take
+whose scores are all -inf, is zero and so are its gradients. Besides their own arguments the functions take
 those that layers pass within the library: ``gate`` and ``out_bias``, and dot_attention a ``negative_slope``.
 """
 

@@ -1,4 +1,4 @@
-"""Compile the CPU engine for another processor and run it under an emulator beside plain loops.
+"""Compile the CPU engine for another processor and run it under an emulator, and compare it with plain loops.
 
     scripts/cross_check_cpu.py [aarch64]
 

@@ -1,7 +1,7 @@
 """Measures the error of gradients of scores when delta is computed from a rounded output.
 
     python scripts/delta_bounds.py                 # emulated, and the CPU engine
-    python scripts/delta_bounds.py --device cuda   # beside these, split rows and tiles of a GPU
+    python scripts/delta_bounds.py --device cuda   # besides these, split rows and tiles of a GPU
 
 The gradient of a score is alpha (g . v - delta). If delta = g . out is computed from an output that was
 rounded with relative error u (2**-8 in bfloat16, 2**-11 in float16, 2**-24 in float32), its error is
@@ -38,7 +38,8 @@ def features(part, dim, generator):
 
 
 def exact_and_emulated(src, degree, tensors, grad, dtype):
-    """The gradient of the query in float64; with delta of the rounded output; the bound of their distance."""
+    """Returns the query's gradient in float64, the same computed with the delta of the rounded output, and
+    the bound of the difference of the two."""
     query, key, value = (x.double() for x in tensors)
     k, v, g = (x.unflatten(0, (ROWS, degree)) for x in (key[src], value[src], grad.double()[_rows(degree)]))
     scale = query.shape[2] ** -0.5

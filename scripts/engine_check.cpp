@@ -1,5 +1,6 @@
-// The CPU engine without torch beside plain loops in double precision: structure, forward and backward of the
-// three scores, all feature types. For instruction sets whose processors are not at hand: cross_check_cpu.py.
+// Compares the CPU engine, without torch, with plain loops in double precision: structure, forward and
+// backward of the three scores, all feature types. For instruction sets whose processors are not at hand:
+// cross_check_cpu.py.
 #include <cmath>
 #include <cstdio>
 #include <cstring>

@@ -116,7 +116,7 @@ def run_tests(arguments: str, jobs: int = 1) -> dict:
 
 
 def run_tool(sanitizer: str, tool: str, parts: int = 1) -> dict:
-    """Errors and exit code over all parts of the suite, processes beside each other."""
+    """Errors and exit code over all parts of the suite, whose processes run at the same time."""
     suite = str(ROOT / "scripts" / "sanitize_suite.py")
     command = [sanitizer, "--tool", tool, *TOOLS[tool], sys.executable, suite]
 
@@ -209,7 +209,7 @@ def main() -> int:
         type=positive,
         metavar="N",
         default=1,
-        help="processes of the tests (needs pytest-xdist); above 1 the tools run beside them, too",
+        help="processes of the tests (needs pytest-xdist); above 1 the tools run at the same time, too",
     )
     parser.add_argument(
         "--parts",

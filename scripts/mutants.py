@@ -3,7 +3,7 @@
     python scripts/mutants.py [--only EXPRESSION] [--jobs 2] [--list]
 
 A fault (a mutant) is a small change of one file: a wrong sign, a check left out, a stale cache. It is killed
-if the tests that are named beside it fail, and survives if they pass, which shows that a test is missing.
+if the tests that are named with it fail, and survives if they pass, which shows that a test is missing.
 All faults in C++ are compiled into one library, in which an environment variable activates one of them. The
 copies are in build/mutants, so that a second run compiles only what has changed.
 

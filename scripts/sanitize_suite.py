@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from attention import function
 
 from dfgnn import Graph, functional
-from dfgnn.nn.fused import computed
-from dfgnn.nn.whole.spec import LayerSpec
+from dfgnn.nn.fused.operator_call import computed
+from dfgnn.nn.fused.spec import LayerSpec
 from dfgnn.plan import ROW_SCHEDULES
 from dfgnn.runtime.arguments import LayerTensors
 

@@ -450,7 +450,7 @@ class Driver:
                 return ways[name].answer(time.monotonic, time.monotonic() + self.args.seconds)
 
             for name in alive:
-                if found[name].get("memory_ran_out"):  # beside other cases: once more alone
+                if found[name].get("memory_ran_out"):  # while other cases ran: try it once more alone
                     found[name] = asked(name, do="prepare", size=size, dtype=dtype)
             for name in alive:
                 if name in BY_RUN and "failed" not in found[name]:
@@ -497,7 +497,7 @@ class Driver:
 
 
 def lines_of(case: repositories.Repository) -> tuple[repositories.Change, ...]:
-    """Those of the case, or of the same one by one call."""
+    """The changed lines of the case, or of the same case by one call."""
     one_call = repositories.all_repositories().get(f"{case.case}, one call", case)
     return case.lines or one_call.lines
 

@@ -64,7 +64,7 @@ def _super_source():
 
 
 def _mixed_degrees():
-    """Super nodes in both directions, beside rows of every degree from 0 to 70."""
+    """Super nodes in both directions, and rows of every degree from 0 to 70."""
     degree = torch.arange(71)
     dst = torch.cat([torch.repeat_interleave(degree), torch.full((1500,), 71), torch.full((1300,), 35)])
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A step of training as PyTorch's tutorials write it, beside what `dfgnn.capture` makes of it."""
+"""A step of training as PyTorch's tutorials write it, to compare with what `dfgnn.capture` makes of it."""
 
 
 def plain_step(loss_fn, optimizer, device=None, before_step=lambda: None):

@@ -1,4 +1,5 @@
-"""A layer beside that of another library with the same parameters, inputs and gradients of the outputs."""
+"""Compares a layer with that of another library with the same parameters, inputs and gradients of the
+outputs."""
 
 import copy
 

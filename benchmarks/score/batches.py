@@ -234,7 +234,7 @@ def _meshes(refinement: int, grid: int, device: torch.device) -> dict[str, tuple
 
 
 def measure_edges(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
-    """Dot-product attention with raw features of edges on a mesh of a weather model, beside PyG's
+    """Dot-product attention with raw features of edges on a mesh of a weather model, compared with PyG's
     operations."""
     device, heads, dim = bench.device, case["heads"], case["head_dim"]
     edge_index, num_src, num_dst = _meshes(case["refinement"], case["grid"], device)[case["graph"]]

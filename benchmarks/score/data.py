@@ -72,7 +72,8 @@ def load(name: str, device: torch.device, root: Path = graphs.ROOT) -> Graph:
 
 
 def cliques(sizes: list[int], device) -> Graph:
-    """Side by side, graphs of these many nodes with an edge from each node to each, itself among them."""
+    """A batch of complete graphs with these numbers of nodes: an edge leads from each node to each, and to
+    itself."""
     ends, start = [], 0
     for n in sizes:
         ends.append(torch.cartesian_prod(torch.arange(n), torch.arange(n)).T.flip(0) + start)

@@ -1,4 +1,4 @@
-"""Attention among all pairs of each small graph of a batch, beside what needs no graph."""
+"""Attention among all pairs of each small graph of a batch, compared with what needs no graph."""
 
 import functools
 from typing import Any
@@ -22,7 +22,8 @@ NAMES = {
 
 def measure_dense(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
     """Attention among all pairs of each small graph of a batch: dot-product attention on a graph of cliques,
-    beside what needs no graph: attention over padded rows, and FlexAttention with a mask of the graphs."""
+    compared with what needs no graph: attention over padded rows, and FlexAttention with a mask of the
+    graphs."""
     graph = bench.graph(case["graph"])
     heads, dim, device = case["heads"], case["head_dim"], bench.device
     sizes = _clique_sizes(graph.in_degrees())

@@ -188,7 +188,7 @@ class Training:
 
 
 def measure(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
-    """A step of a model, PyG's beside dfgnn's, in the ways that ``case["ways"]`` names."""
+    """A step of a model, PyG's and dfgnn's, in the ways that ``case["ways"]`` names."""
     torch._dynamo.reset()
     graph, contestants = bench.graph(case["graph"]), []
     first_loss: dict[str, float] = {}

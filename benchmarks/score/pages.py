@@ -90,7 +90,7 @@ def cases_of(results: dict, *parts: str, **options) -> list[Case]:
 
 
 def fullest(cases: list[Case]) -> list[Case]:
-    """Of cases that differ in their ways alone, the one with most of them."""
+    """Returns the case with the most ways among cases that differ in their ways alone."""
     found: dict[str, Case] = {}
     for case in cases:
         name = records.key({k: v for k, v in case.items() if k != "ways"})
@@ -434,8 +434,9 @@ TABLES: dict[str, Callable[[dict], str]] = {
 
 
 def headline(results: dict[str, dict]) -> str:
-    """GAT's attention on the GPU beside PyG's, compiled and not. dfgnn's times are those of the case in which
-    it takes turns with compiled PyG; the other was the first of its process, whose eager calls are slow."""
+    """GAT's attention on the GPU compared with PyG's, compiled and not. dfgnn's times are those of the case
+    in which it takes turns with compiled PyG; the other was the first of its process, whose eager calls are
+    slow."""
     if "cuda" not in results:
         return missing("cuda")
     options = {"layer": "gat", "heads": 4, "head_dim": 32, "mode": "train"}
@@ -461,7 +462,7 @@ def headline(results: dict[str, dict]) -> str:
 
 
 def summary(results: dict[str, dict]) -> str:
-    """A row per task of the README: the strongest alternative beside the best of dfgnn."""
+    """A row per task of the README: the strongest alternative and the best of dfgnn."""
     wanted: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("cpu", ("layers",), ("PubMed",)),
         ("cpu", ("models",), ("Cora",)),
@@ -495,8 +496,8 @@ def summary(results: dict[str, dict]) -> str:
 
 
 def limits(results: dict) -> str:
-    """Of each layer, where its step is furthest from its limits: what is left beside its matrix products, as
-    a multiple of the plain sums; and the median over all cases."""
+    """For each layer the case whose step is furthest from its limits: what is left besides its matrix
+    products, as a multiple of the plain sums; and the median over all cases."""
     found: dict[str, list[tuple[float, list[str]]]] = {}
     for case in cases_of(results, "layers"):
         ours = best_of(filter(is_ours, case["contestants"]))

@@ -28,7 +28,7 @@ BlockWork block_work(const BlockParams& p, bool of_rows, bool of_keys, bool long
   std::vector<int64_t> costs;
   const auto add = [&](int64_t row, int64_t row_end, int64_t key, int64_t key_end, bool to_rows, bool to_keys,
                        bool one_tile) {
-    // The constant and the sum are about what copying rows costs beside a pair's products.
+    // The constant and the sum are about what copying rows costs compared with the products of a pair.
     const int64_t rows = row_end - row, keys = key_end - key, cost = rows * keys + 32 * (rows + keys) + 256;
     for (int32_t head = 0; head < p.heads; ++head) {
       work.tasks.push_back({row, row_end, key, key_end, head, to_rows, to_keys, one_tile});

@@ -1,6 +1,6 @@
 """The benchmark command, ``python -m dfgnn.bench`` (``--help`` lists the options).
 
-It needs numpy beside torch, and scipy for ``.mtx`` files (the extra ``bench``).
+It needs numpy besides torch, and scipy for ``.mtx`` files (the extra ``bench``).
 
 ``graphs`` reads graphs, ``twins`` makes synthetic ones and ``datasets`` loads those of other libraries;
 ``workloads`` makes inputs, ``attention`` contestants of them (``peers``: of other libraries), and ``compare``

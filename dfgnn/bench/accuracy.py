@@ -9,7 +9,7 @@ from torch import Tensor
 from .. import reference
 from ..graph import Graph
 
-# The features of a range's edges take at most this number of bytes, but for a single destination.
+# The features of a range's edges take at most this number of bytes, except for a single destination.
 _CHUNK_BYTES = 2**28
 
 

@@ -1,4 +1,4 @@
-"""Attention functions on a graph, beside other libraries' operations and two yardsticks."""
+"""Attention functions on a graph, compared with other libraries' operations and two yardsticks."""
 
 import dataclasses
 import functools

@@ -187,11 +187,11 @@ def _default_graphs(device: torch.device, quick: bool) -> tuple[str, ...]:
 
 
 def _run(cases: list[dict], measures: dict[str, Callable], bench: Bench, args) -> int:
-    """Measures the cases in their order; 1 if one could not be measured.
+    """Measures the cases in their order. Returns 1 if one could not be measured.
 
-    The first one is measured three times: for nothing, because the first calls of a process are slow; for the
-    file; and once more at the end, where a contestant's median that differs by more than 5 % takes a case of
-    ``--cases`` out of the file again, and is told of others.
+    The first case is measured three times: at first without a record, because the first calls of a process
+    are slow; then for the file; and once more at the end. If a contestant's median then differs by more than
+    5 %, a case of ``--cases`` is removed from the file again, and for other cases a line is printed.
     """
     environment = report.environment(bench.device, args.commit)
     if args.fresh and args.json:

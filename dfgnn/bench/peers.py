@@ -40,7 +40,7 @@ def pyg(layer: str, graph, dropout: float = 0.0):
 
 
 def pyg_compile(layer: str, graph, dropout: float = 0.0):
-    """The same under torch.compile, in one graph."""
+    """PyTorch Geometric's operations under torch.compile, in one graph."""
     function = pyg(layer, graph, dropout)
     # With fullgraph, torch.compile raises an error beyond its limit of recompilations.
     torch.compiler.reset()

@@ -79,9 +79,9 @@ def graph_line(name: str, result: dict) -> str:
 
 
 def case_lines(case: dict, result: dict) -> str:
-    """The case, and a line for each contestant: time, times passes x floor and byte bound, how many times
-    as fast dfgnn is (of the same type, its fastest way), errors of output / gradients against float64, and
-    the peak of memory."""
+    """The case, and a line for each contestant: its time, also as a multiple of passes x floor and of the
+    byte bound; how many times as fast dfgnn's fastest way is in the same dtype; errors of output / gradients
+    against float64; and the peak of memory."""
     if "unavailable" in result:
         return f"{name_of(case)}: not measured: {result['unavailable']}"
     lines = [name_of(case)]
@@ -104,7 +104,7 @@ def _is_ours(contestant: dict) -> bool:
 
 
 def _time(contestant: dict) -> float:
-    """Its median, in ms, where it was measured."""
+    """The median time of a contestant that was measured, in ms."""
     return statistics.median(contestant["ms"])
 
 
@@ -147,8 +147,9 @@ def oracle(result: dict) -> tuple[float, str] | None:
 
 
 def means(cases: list[dict]) -> list[str]:
-    """Geometric means over graphs of cases that differ in the graph alone: times byte bound of dfgnn's
-    calls, and chosen / best plan; and the worst graph of each."""
+    """Geometric means over graphs, of cases that differ in the graph alone, with the worst graph of each: the
+    times of dfgnn's calls as multiples of the byte bound, and of the chosen plan as a multiple of the
+    best."""
     groups: dict[str, list[dict]] = {}
     for case in cases:
         if "byte_bound" in case and "contestants" in case:

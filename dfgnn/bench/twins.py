@@ -232,7 +232,7 @@ def expand(name: str) -> tuple[str, ...]:
 def make(name: str, device="cpu"):
     """((src, dst, number of nodes), number of graphs) of a synthetic graph, or None for any other name.
 
-    Beside ``NAMES`` there is ``er-N-D``: Erdős–Rényi with N nodes of mean degree D.
+    Besides ``NAMES`` there is ``er-N-D``: Erdős–Rényi with N nodes of mean degree D.
     """
     if name in _TWINS:
         function, graphs = _TWINS[name]

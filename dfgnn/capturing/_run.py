@@ -17,8 +17,8 @@ from ..runtime import torch_internals as internals
 from ..runtime.cuda_graphs import Recorder, captured_step
 from . import samples
 from .constants import LEARNING_RUNS, Constants
+from .masked_functions import WithoutDropout, WithoutPadding
 from .padded_batch import Buffers
-from .padding import Padding, WithoutDropout
 from .samples import Level, Sample, Sizes
 from .state import Snapshot, buffers_stay, forget_streams, tensors_of, without_dropout
 
@@ -162,7 +162,7 @@ class Captured:
 
     def _padded(self, run: Callable[[tuple[Any, ...]], Any]) -> Any:
         self._buffers.derive()
-        with Padding(self._buffers.row_masks(), self._bounds):
+        with WithoutPadding(self._buffers.row_masks(), self._bounds):
             return run(self._args)
 
     def _step(self) -> Any:

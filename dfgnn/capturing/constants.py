@@ -195,7 +195,7 @@ class Constants(TorchDispatchMode):
             self._variable[place_of(x)] = reference_to(x), why
 
     def _learnt(self) -> None:
-        """Ends a run that may wait."""
+        """Ends a run that learns, in which operations may wait for the device."""
         for _, x, state in self._leaves.values():
             if x is not None and self._state_now(x) != state:
                 self._vary(x, _WRITTEN)
@@ -218,8 +218,9 @@ class Constants(TorchDispatchMode):
             }
 
     def _matters(self, x: Tensor, used: set[int]) -> bool:
-        """Whether the step must be captured again where a leaf is modified: if something that is stored comes
-        of it, and on the host always, where a CUDA graph computes nothing; but not what each run makes."""
+        """Whether the step must be captured again if this leaf is modified. On the device that is so if a
+        stored result was computed from it; on the host always, because a CUDA graph computes nothing there,
+        unless each run makes the tensor anew."""
         if self._is_on_host(x):
             return not self._values["leaf", place_of(x)].why
         return place_of(x) in used
@@ -228,7 +229,8 @@ class Constants(TorchDispatchMode):
         return x.device.type == "cpu" and self._device.type != "cpu"
 
     def _state_now(self, x: Tensor) -> Any:
-        """What changes where a leaf is modified; on the host also by other programs than PyTorch."""
+        """A value that changes if a leaf is modified; on the host also if other code than PyTorch's does
+        it."""
         return x._version, digest(x) if self._is_on_host(x) and x.nbytes <= _MOST_ON_HOST else None
 
     def settle(self) -> None:
@@ -239,7 +241,7 @@ class Constants(TorchDispatchMode):
         }
 
     def is_current(self) -> bool:
-        """Whether no tensor of which something is known was modified since."""
+        """Whether none of the leaves that matter was modified since the runs that learn."""
         if self.learns:
             return True
         modified = {
@@ -422,7 +424,7 @@ class Constants(TorchDispatchMode):
             self.waited = f"{func} at {user_line()}: what it reads {why}"
 
     def _places(self, func: Any, mask: Tensor, device: torch.device) -> list[Tensor] | None:
-        """Where a mask is True, if it is constant."""
+        """The indices at which a mask is True, if its values are constant."""
         why = self._why([mask])
         if not why:
             try:

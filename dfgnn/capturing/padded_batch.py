@@ -160,7 +160,8 @@ def capacity_for(sizes: Sizes, room: float) -> Sizes:
 
 
 def distinct(sizes: Sizes, used_sizes: Iterable[int] = ()) -> Sizes:
-    """Sizes that all differ, also from ``used_sizes``: `Padding` recognises tensors by their rows."""
+    """Sizes that all differ, also from ``used_sizes``, because `WithoutPadding` recognises tensors by their
+    number of rows."""
     used_sizes = set(used_sizes)
 
     def free(size: int) -> int:

@@ -68,8 +68,8 @@ def capture(
     **Padding.** The batch that ``loss_fn`` gets has rows that are not in use: nodes without edges that belong
     to an additional graph, edges between the last node and itself, features of 0. They do not count in batch
     normalisation, in the losses of ``torch.nn.functional`` and in means, sums, variances and deviations over
-    all rows (`Padding`); pooling gives the additional graph a row, which the loss leaves out. A Data or dict
-    also has ``node_mask``, ``edge_mask`` and ``graph_mask``, bool, which rows are in use; a dict with a
+    all rows; pooling gives the additional graph a row, which the loss leaves out. A Data or dict also has the
+    masks ``node_mask``, ``edge_mask`` and ``graph_mask``, bool, which are True for rows in use; a dict with a
     sample has ``node_masks`` of the sources of each hop and the seeds, and ``edge_masks``. Other operations
     that mix rows need them. Each new capacity is checked: loss and gradients with and without padding.
 

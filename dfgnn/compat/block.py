@@ -124,7 +124,7 @@ def _none(g: DGLGraph) -> Tensor:
 
 
 def _places(chosen: Tensor, size: int) -> Tensor:
-    """Where in ``chosen`` each of ``size`` nodes is last, or -1."""
+    """The last position of each of ``size`` nodes in ``chosen``, or -1 for a node that is not in it."""
     numbers = torch.arange(len(chosen), device=chosen.device)
     place = torch.full((size,), -1, dtype=torch.int64, device=chosen.device)
     return place.scatter_reduce(0, chosen, numbers, "amax")

@@ -257,7 +257,7 @@ class DGLGraph(Queries, Passing, Editing, Casts):
 
     @property
     def ndata(self) -> Data:
-        # Of a name that is of sources and destinations of a block, DGL takes the sources'.
+        # If both the sources and the destinations of a block have a feature, DGL takes the sources'.
         return self._data([self._ntypes.index(kind) for kind in self._ntypes])
 
     @property

@@ -123,7 +123,7 @@ def passed(
 
 
 def without_infinities(found: Mapping[str, Tensor], reducer: Any) -> dict[str, Tensor]:
-    """In DGL, nodes without messages have 0 as the largest and the least."""
+    """Replaces the infinities of nodes without messages by 0, which is their maximum and minimum in DGL."""
     if not isinstance(reducer, Reduce) or reducer.op not in ("max", "min"):
         return dict(found)
     return {name: x.masked_fill(x.isinf(), 0) for name, x in found.items()}

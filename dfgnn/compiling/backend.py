@@ -16,7 +16,7 @@ from .report import Report
 from .rewrite import rewritten
 
 _log = logging.getLogger("dfgnn.compile")
-#: The backend's option beside Inductor's: see `compile`.
+#: The backend's option in addition to Inductor's: see `compile`.
 MIN_ELEMENTS = "dfgnn.min_elements"
 #: Called with the report of each compiled graph.
 listeners: list[Callable[[Report], None]] = []

@@ -46,8 +46,8 @@ Softmaxed: TypeAlias = tuple[Specs, Sink, float]
 
 
 #: On a GPU, the most elements of terms of edges where fewer launches count more than memory: projections are
-#: computed ahead up to it, more than in layers (nn/whole/traced.py), as Inductor needs no launches beside the
-#: product for it.
+#: computed ahead up to it, more than in layers (nn/fused/traced.py), as Inductor needs no launches besides
+#: the product for it.
 MOST_UNFOLDED = 2**26
 
 # ---- edges -------------------------------------------------------------------------------------------------
@@ -162,14 +162,14 @@ def _order(layout: Layout) -> tuple[list[int], int, int]:
 
 
 def _by_head(x: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
-    """[rows, H, D]."""
+    """The values of the rows as ``[rows, H, D]``: heads and columns in the order of the layout."""
     order, heads, columns = _order(layout)
     x = _ops.as_type(x, dtype).expand(-1, *layout[0]).permute(0, *(k + 1 for k in order))
     return x.reshape(x.shape[0], heads, columns)
 
 
 def _scores(x: Tensor, layout: Layout) -> Tensor:
-    """[E, H] of rows that do not differ along columns."""
+    """The scores ``[E, H]``, from rows that do not differ along columns."""
     shape, heads, _ = layout
     sizes = [shape[k] if k in heads else 1 for k in range(len(shape))]
     return x.expand(-1, *sizes).reshape(x.shape[0], math.prod(sizes))

@@ -67,8 +67,9 @@ def _placeholder(graph: Graph, node: Node) -> Node:
 
 
 def _of_integers(graph: Graph) -> dict[Node, bool]:
-    """The nodes that come of integers alone -> whether they are no results to hand over: views, tuples, and
-    what is made of no tensor; {} where integers are written to."""
+    """Returns, for each node that is computed from integers alone, whether it must not be handed over as a
+    result: a view, a tuple, or what is made without any tensor. Returns {} if an integer tensor is written
+    to."""
     made: dict[Node, bool] = {}
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     memory = {internals.storage_of(x) for x in _tensors(*inputs) if isinstance(x, Tensor)}
@@ -92,7 +93,7 @@ def _of_integers(graph: Graph) -> dict[Node, bool]:
 
 
 def _is_used(node: Node, made: dict[Node, bool]) -> bool:
-    """Whether what is left uses the node, or a view of it, which it then computes."""
+    """Whether the rest of the graph uses the node, or a view of it that the rest computes."""
     return any(user not in made or (made[user] and _is_used(user, made)) for user in node.users)
 
 

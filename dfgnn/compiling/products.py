@@ -47,7 +47,7 @@ class Product(NamedTuple):
 
 
 class Products(Forms):
-    """Normal forms of the nodes of one graph, and the products that tensors of edges are."""
+    """The normal forms of one graph's nodes; also writes tensors of edges as products of factors."""
 
     def __init__(self, written: set[Any]):
         super().__init__(written)
@@ -231,7 +231,7 @@ _VIEWS = {
 
 
 def _static(sizes: tuple, dim: int) -> tuple[int, ...] | None:
-    """The sizes but for that of ``dim``; None if one is symbolic."""
+    """The sizes without that of ``dim``; None if one is symbolic."""
     rest = tuple(size for k, size in enumerate(sizes) if k != dim)
     return rest if all(type(size) is int for size in rest) else None
 
@@ -246,8 +246,9 @@ def _casts_only(node: Node) -> bool:
 
 
 def _view(called: str, given: dict, before: tuple, after: tuple, dim: int) -> tuple[int, tuple | None] | None:
-    """(the dimension of the edges before a view, the step on rows that it is, None for no change). dim: that
-    dimension behind it."""
+    """Returns (the edges' dimension before the view, the step that the view applies to rows), with None as
+    the step if rows do not change. Returns None if the view is no such step. dim: the edges' dimension after
+    it."""
     rank = len(before)
     if called in ("transpose", "t", "permute", "movedim"):
         order = order_of(called, given, rank)

@@ -1,10 +1,11 @@
 """Recognises attention in a graph: segment softmaxes, the weighted sums behind them, and what scores are.
 
-A segment softmax is e / D[index] with e = exp(z) and D the segment sum of e. What is alike for all edges of a
-segment and subtracted from the score cancels, so that the maximum need not be looked at, but for one thing: a
-number eps that is added to D is nothing beside a sum that is at least 1, which it is behind the maximum.
-Without that, eps is one more score, log eps, of every softmax: a sink. Behind a number that is alike for all
-edges, as the maximum of all scores, it is log eps plus that number.
+A segment softmax is e / D[index] with e = exp(z) and D the segment sum of e. A number that is subtracted from
+all scores of a segment cancels, so that it does not matter whether it is their maximum, with one exception: a
+small number eps that is added to D vanishes by rounding if the sum is at least 1, which it is where the
+segment's maximum was subtracted. Where nothing was subtracted, eps acts as one more score, log eps, in every
+softmax: a sink. Where a number that is the same for all edges was subtracted, as the maximum of all scores,
+the sink is log eps plus that number.
 
 The division may also come after the weighted sum, of the segment sums of e v and of e.
 """
@@ -123,7 +124,8 @@ class Recogniser:
         return Softmax(node, score, dim, gathered.at, source, sink, tuple(inner), maximum)
 
     def _without_eps(self, node: Any, inner: list[Node]) -> tuple[Any, float, float]:
-        """(the node without a number that is added to it or the least that it is clamped to, these two)."""
+        """(x, eps, least) if the node is x + eps, where least is 0, or x clamped from below to least, where
+        eps is 0. Else (node, 0, 0)."""
         given = arguments(node) if isinstance(node, Node) else {}
         x, number = given.get("input"), given.get("other")
         if name(node) == "add" and given.get("alpha", 1) == 1:
@@ -142,9 +144,10 @@ class Recogniser:
     def _score(
         self, exp: Node, dim: int, index: Index, inner: list[Node], eps: float
     ) -> tuple[Node, Node | None, Node | float]:
-        """(the score, what is gathered from its segments' maxima, a number that is subtracted from all of
-        it); (z, None, 0) for another exp(z). Without eps anything that is alike for all edges of a segment is
-        as good as the maximum."""
+        """(score, maximum, shift) of exp(score - maximum - shift). maximum: the node with the maximum of each
+        edge's segment, or None; shift: a number that is subtracted from all scores. Where exp(z) has no such
+        form it is (z, None, 0). Without eps, anything that is the same for all edges of a segment cancels and
+        may take the place of the maximum."""
         less = arguments(exp)["input"]
         given = arguments(less)
         score: Any
@@ -182,7 +185,8 @@ class Recogniser:
     def _weighted(
         self, total: Sum, own: Rows | None = None, softmax: Softmax | None = None, node: Node | None = None
     ) -> WeightedSum | None:
-        """A segment sum of a product with a softmax (or the given one), or with rows of nodes."""
+        """The weighted sum that ``total`` computes: the segment sum of a product that has a softmax as a
+        factor (``softmax``, if it is given), or rows gathered from nodes. None if it is no such sum."""
         product = self.forms.product(total.src, total.dim)
         if product is None:
             return None
@@ -215,14 +219,17 @@ class Recogniser:
         return WeightedSum(node, total, product, softmax, own, tuple(weights), tuple(values), gathered, heads)
 
     def _softmax_of(self, factor: Rows, total: Sum) -> Softmax | None:
-        """The softmax that a factor is, over the segments of the sum."""
+        """The softmax that this factor of a product is, if it is one over the segments of the sum; else
+        None."""
         found = self.softmaxes.get(factor.node)
         # Where the index is valid for both, it makes no difference how many segments each has.
         right = found is not None and found.dim == factor.dim and found.at.key == total.at.key
         return found if right else None
 
     def _divided(self, node: Node) -> WeightedSum | None:
-        """S(e v) / (S(e) + eps) with e = exp(z): without the eps rows without edges would be NaN."""
+        """The weighted sum if the node divides after it has summed, else None: S(e v) / (S(e) + eps), where S
+        is the segment sum and e = exp(z). eps is required, because without it segments that are empty are
+        NaN, which dfgnn's attention does not compute."""
         given = arguments(node)
         above, below = given.get("input"), given.get("other")
         total = self.sums.get(above) if isinstance(above, Node) else None
@@ -260,20 +267,20 @@ class Recogniser:
 
 
 def _changes_weights(eps: float, maximum: Node | None, exponentials: Node) -> bool:
-    """Whether a number that is added to a sum of exponentials is no sink. Behind the maximum the sum is at
-    least 1, and what is less than its rounding is nothing."""
+    """Whether eps, added to a sum of exponentials, changes the weights in a way that is no sink. Where the
+    maximum was subtracted, the sum is at least 1, and an eps below the rounding of 1 changes nothing."""
     most = math.inf if maximum is None else torch.finfo(value(exponentials).dtype).eps
     return not 0 <= eps <= most or math.isinf(eps)
 
 
 def _sink(eps: float, shift: Node | float) -> tuple[float, Node | None]:
-    """The sink that eps is, where shift is subtracted from all scores."""
+    """The sink that has the effect of eps where shift is subtracted from all scores."""
     return (math.log(eps), shift) if isinstance(shift, Node) else (math.log(eps) + shift, None)
 
 
 def _attached(node: Node) -> Node:
-    """The node without detach, copies and zeros in place of the maxima of empty segments, for comparing
-    numbers alone."""
+    """The node from which ``node`` is made by operations that change no number that matters here: detach,
+    copies, and zeros written in place of the maxima of empty segments."""
     while True:
         given = arguments(node)
         if name(node) in ("detach", "clone", "contiguous"):
@@ -287,13 +294,14 @@ def _attached(node: Node) -> Node:
 
 
 def _is_one(sizes: tuple, rank: int, dim: int) -> bool:
-    """Whether a tensor that broadcasts to this rank is alike along dim."""
+    """Whether a tensor that broadcasts to this rank has the same values everywhere along dim."""
     place = dim - (rank - len(sizes))
     return place < 0 or same(sizes[place], 1)
 
 
 def _is_of_segments(node: Node, source: Node) -> bool:
-    """Whether operations on segments compute node from source, in a spelling without a normal form."""
+    """Whether operations on segments compute node from source, but written in a way that has no normal
+    form."""
     names, found, todo = set(), {node}, [(node, 0)]
     while todo:
         here, depth = todo.pop()

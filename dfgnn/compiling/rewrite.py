@@ -109,7 +109,7 @@ class _Rewriter:
     # ---- what may be rewritten -----------------------------------------------------------------------------
 
     def _may(self, softmax: Softmax) -> bool:
-        """Whether all of a softmax records gradients alike."""
+        """Whether either all operations of a softmax record gradients, or none of them does."""
         if len({self.grad[node] for node in softmax.inner}) > 1:
             reason = "a part of it is computed under no_grad"
             self.report.found.append(Found(report.place_of(softmax.node), "", reason))
@@ -178,9 +178,9 @@ class _Rewriter:
     def _whole(
         self, nodes: list[Node], softmaxes: dict, weighted: list[WeightedSum]
     ) -> tuple[set[Node], set[Node]]:
-        """(The softmaxes that are rewritten together with their weighted sums, as nothing else needs their
-        weights, or only detached; those of them that something else needs, which are also computed alone.)
-        """
+        """Returns two sets. The first has the softmaxes that are rewritten together with their weighted sums,
+        because nothing else needs their weights, or only detached. The second has those of the first whose
+        weights something else needs, so that they are also computed alone."""
         own = [
             w for w in weighted
             if w.softmax is not None and w.softmax.node in softmaxes and self._call(w) is not None
@@ -297,8 +297,8 @@ class _Rewriter:
                     break
 
     def _read_at(self, base: Node, dim: int) -> Any:
-        """The key of the index at which alone rows of a new tensor, or of what is summed into it, are read
-        and written; None: there is no such index."""
+        """The key of the index by which rows of a new tensor are read and written, or those of a tensor that
+        sums into it. None if there are several such indices or other uses."""
         forms: Any = self.forms
         keys, todo = set(), [base]
         while todo:

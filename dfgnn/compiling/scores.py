@@ -38,7 +38,7 @@ class _Parts(NamedTuple):
 
 
 def call_for(forms: Products, w: WeightedSum, may: Callable[[Call], bool] = lambda call: True) -> Call | None:
-    """The most special call that fits and that `may` allows."""
+    """The most specialised call that fits and that `may` allows."""
     return next((call for call in _calls(forms, w) if may(call)), None)
 
 

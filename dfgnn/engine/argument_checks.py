@@ -1,5 +1,6 @@
-"""What functions take: a Graph or an object that one can be made of, and what edges add to keys, values and
-scores; checks of all arguments, and changes that make tensors fit the kernels."""
+"""Checks the arguments of the public functions, and raises their errors: the graph, or an object that one can
+be made of, the tensors, and what edges add to keys, values and scores. Also changes tensors so that they fit
+the kernels."""
 
 from __future__ import annotations
 
@@ -409,8 +410,8 @@ def projected(check: Checker, x: Tensor | Projected, heads: int, size: int | Non
     """A term that has been checked, as a tensor [E, H, D], or [E, H] of numbers."""
     if isinstance(x, Projected):
         # Kernels take rows of the features' dtype, which `_cast` has given the projection; autocast would
-        # round the product. In use twice: the attributes of unused edges may be NaN, and kernels do not write
-        # their gradients.
+        # round the product. Unused edges are zeroed before and after the product: before, because their
+        # attributes may be NaN; after, because kernels do not write their gradients.
         with without_autocast(x.attr):
             rows = check.in_use(F.linear(check.in_use(x.attr), x.weight, x.bias))
         return rows if size is None else rows.unflatten(1, (heads, size))

@@ -348,7 +348,7 @@ class FunctionKind(Kind):
 
 
 def run(kind: Kind, handle: GraphHandle, tensors):
-    """(result, what backward reads beside it and the tensors, whether backward reads the result). tensors:
+    """(result, what backward reads besides it and the tensors, whether backward reads the result). tensors:
     those that calls of this kind have."""
     try:
         with _BelowAutograd():
@@ -420,7 +420,7 @@ class SeveralOperators(EagerFunction):
     node of the autograd graph calls below autograd.
 
     What is computed is an object with these methods (see `edge_projection`, and `gated` and `typed` in
-    nn/whole):
+    nn/fused):
 
     - ``forward(tensors)``: (result, made, out). made: the other tensors that backward takes; out: the output
       of the attention operator as backward reads it, which may be the result itself, or None.

@@ -127,8 +127,8 @@ def extremes(graph: Graph, rows: Tensor, of_edges: bool, kind: str) -> Tensor:
 
 def _matrix(of_edges: bool, dtype: torch.dtype, graph: Graph) -> tuple[Tensor, Tensor, Tensor | None]:
     """A sparse matrix of ones ``[num_dst, R]``: an entry per edge, in the row of its destination and the
-    column of the edge (of_edges; R = E) or of its source (R = num_src). Beside it, those columns in the order
-    of `Graph.csr`, followed by R, int64 ``[E + 1]``; and which destinations have no edges, bool
+    column of the edge (of_edges; R = E) or of its source (R = num_src). Besides it, those columns in the
+    order of `Graph.csr`, followed by R, int64 ``[E + 1]``; and which destinations have no edges, bool
     ``[num_dst, 1]``, or None if all have some."""
     csr = graph.csr()
     rows, count = (csr.eids, graph.num_edges) if of_edges else (csr.indices, graph.num_src)

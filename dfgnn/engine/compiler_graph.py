@@ -248,7 +248,7 @@ def define_traced(name: str, schema: str, call: Callable[..., Any]) -> None:
 
 
 class PlanKey(NamedTuple):
-    """What a plan depends on beside the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
+    """What a plan depends on besides the graph: the arguments of `plan.Planner.handle`. layer: `OF_EDGES` for
     products of the edges' features, `OF_ROWS` for those of nodes' rows."""
 
     heads: int
@@ -373,7 +373,7 @@ def _pair(first: Tensor, first_row: int, second: Tensor, second_row: int) -> Ten
     """`stacked` as new memory each time, as compilers expect, which stands for a tensor that is kept as long
     as the given ones live, so that a graph is not made again for every call."""
     given = first, first_row, second, second_row
-    # A replay has to read the given tensors, but where `dfgnn.capture` knows that they stay the same.
+    # A replay has to read the given tensors, except where `dfgnn.capture` knows that they stay the same.
     if first.is_cuda and not in_captured_step() and torch.cuda.is_current_stream_capturing():
         return stacked(*given)
     parts = (kept(first),) if first is second else (kept(first), kept(second))

@@ -309,8 +309,8 @@ def _padded(proj: Tensor | None, size: int) -> Tensor | None:
 
 def _unfolds(inputs: AttentionInputs) -> bool:
     """Whether projections are computed per edge after all: in ONNX exports, and on the CPU where the
-    projected features [E, H, D] are small beside the rows [N, H, d] that folding makes: E D <= N d for one
-    projection, E D <= 2 N d for one that key and value share, 2 E D <= N d for two different ones.
+    projected features [E, H, D] are small compared with the rows [N, H, d] that folding makes: E D <= N d for
+    one projection, E D <= 2 N d for one that key and value share, 2 E D <= N d for two different ones.
 
     Measured time of projecting per edge, divided by that of folding. A shared projection: 2 heads of 50,
     d = 116, 4 edges per node: 0.84 with N = 900, 0.90 with N = 10,000; 4 heads of 16, d = 32, 20 edges per

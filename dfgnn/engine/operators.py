@@ -119,7 +119,7 @@ class DispatchedCall:
         return backward_op(*args) if recorded else call(backward_op, *args)
 
     def run(self, tensors):
-        """As `EagerCall.run`."""
+        """Does what `EagerCall.run` does."""
         out, stats, positive, positive_mass, attention = self.forward(tensors)
         if not self.save_positive:
             positive = positive_mass = None

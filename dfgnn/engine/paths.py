@@ -4,7 +4,7 @@ The public functions check their arguments, put them into `AttentionInputs` and 
 paths of `PATHS` one after the other. Each says in words why it does not take the call, or None; the first
 that says None carries it out. Two kinds of calls skip this, because on a small graph its Python time counts:
 eager calls without options, which `unchecked` takes to the autograd function of layers
-(`autograd.Layer`), and layers (`nn.whole`), which report to the same record, `recorder`.
+(`autograd.Layer`), and layers (`nn.fused`), which report to the same record, `recorder`.
 """
 
 from __future__ import annotations
@@ -248,8 +248,8 @@ PATHS = (
 # dtype -> accumulation type, in which the terms of additive attention may also be.
 _ACC = {dtype: acc_type(dtype) for dtype in DTYPES}
 _NUMBERS = float, int
-# A program may change a number at every step, so that a graph's kinds are dropped at a size that others do
-# not reach.
+# The most kinds of calls that a graph stores; then all are dropped. Only a program that changes a number,
+# such as the dropout, at every step has so many.
 _MOST_KINDS = 256
 
 
@@ -297,7 +297,7 @@ def unchecked(
     dropout_p: Any,
 ) -> Tensor | None:
     """out, computed without checking the arguments, or None if they must be checked. others: the tensors
-    beside the value, in the order of `LayerTensors`, of which that of the destinations is the last.
+    besides the value, in the order of `LayerTensors`, of which that of the destinations is the last.
 
     Calls that :func:`dfgnn.explain` watches are left to `attend`, which reports them.
     """

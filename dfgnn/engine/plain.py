@@ -186,14 +186,15 @@ def sink_numbers(numbers: Numbers) -> Numbers:
 
 
 def with_sink(call: Any, sink: Tensor, tensors: Any) -> tuple[Tensor, Tensor | None, tuple[Tensor]]:
-    """As `operators.EagerCall.run`, with a sink."""
+    """Does what `operators.EagerCall.run` does, with a sink."""
     out, attention, (saved,) = call.run(tensors)
     include_sink(call, sink, tensors[0], out, saved, attention)
     return out, attention, (saved,)
 
 
 def sink_factor(sink: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
-    """(c, log_sum') of a row's stats, its max and log_sum."""
+    """(c, log_sum'), from the max and log_sum in a row's stats: c is the factor by which the sink shrinks the
+    row's weights, log_sum' the log_sum with the sink included."""
     top, log_sum = stats.unbind(-1)
     whole = torch.logaddexp(log_sum, sink - top)
     return torch.exp(log_sum - whole), whole

@@ -1,4 +1,4 @@
-"""The backward of attention's backward, without tensors of E x H x D beside its arguments and results.
+"""The backward of attention's backward, without tensors of E x H x D besides its arguments and results.
 
 docs/internals/second_derivatives.md derives the formulas. One operator computes all of it
 (csrc/cpu/kernels/second_order.cpp, csrc/cuda/second_order). Third derivatives, and second ones under vmap,

@@ -33,7 +33,7 @@ def takes(device: torch.device, dtype: torch.dtype, columns: int) -> bool:
 
 
 class Inputs(NamedTuple):
-    """The tensors that the operators take, beside numbers."""
+    """The tensors that the operators take besides numbers."""
 
     query: Tensor
     key: Tensor
@@ -158,8 +158,8 @@ def _of_first(
 
 
 def _folded(info: Any, dims: tuple[int | None, ...], args: tuple[Any, ...], call: Any) -> tuple[Any, Any]:
-    """The results of call, whose tensors are [rows, heads, ...] beside offsets and numbers, for vmap: what it
-    maps over becomes further heads."""
+    """The results of call, whose tensors are [rows, heads, ...], besides offsets and numbers, for vmap: what
+    it maps over becomes further heads."""
     count, folded = info.batch_size, []
     for x, dim in zip(args, dims):
         if not isinstance(x, Tensor) or x.dim() - (dim is not None) < 2:

@@ -1,4 +1,5 @@
-"""Attention with a score written in Python."""
+"""``flex_attention``: attention with a score that the user writes in Python. `edge_scores` computes such
+scores."""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ def gat_attention(
         {options}
 
     ``edge.score`` is e^s [E, H], in value's dtype or float32, and ``edge.value`` e^v [E, H, D] or [E, D], as
-    in EdgeGAT; a Projected is projected first. With a bias beside ``edge.score`` scores [E, H] are computed
-    by tensor operations.
+    in EdgeGAT; a Projected is projected first. With a bias in addition to ``edge.score`` scores [E, H] are
+    computed by tensor operations.
 
     Returns:
         out [num_dst, H, D], or an AttentionResult.

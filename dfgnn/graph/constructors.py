@@ -64,8 +64,8 @@ class Constructors:
         if neither is given (a square graph), else of its own row. The user's order is that of the columns. A
         sort by destination is skipped where the edges are sorted already.
 
-        Raises TypeError (not an int32 or int64 tensor, num_nodes beside num_src or num_dst) and ValueError
-        (shape, 2**31 nodes, or edges into one, ids out of range).
+        Raises TypeError (not an int32 or int64 tensor, num_nodes together with num_src or num_dst) and
+        ValueError (shape, 2**31 nodes, or edges into one, ids out of range).
         """
         where = "Graph.from_edge_index"
         src, dst = _csr.ends_of(where, edge_index)
@@ -140,8 +140,8 @@ class Constructors:
         or one edge type of a HeteroData, ``data[edge_type]``: its edge_index, else its adj_t, with its
         numbers of nodes.
 
-        Raises TypeError (none of these) and ValueError (a HeteroData, no edges in it, sizes beside a sparse
-        tensor).
+        Raises TypeError (none of these) and ValueError (a HeteroData, no edges in it, sizes in addition to a
+        sparse tensor).
         """
         return convert.from_pyg(cls, data, num_nodes, num_src, num_dst, validate)
 

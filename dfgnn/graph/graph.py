@@ -141,8 +141,8 @@ class Graph(Constructors):
         whole step: `copy_`, forward and backward. Features have ``num_nodes`` rows, edge tensors
         ``num_edges``. A node that is not in use has no edges: its output is 0 (or the layer's bias), and it
         gets no gradient from neighbours. An edge that is not in use has no effect: its attention is 0, and so
-        are the gradients of its edge tensors. What these hold there may be NaN, but for the attributes of a
-        compiled layer, which multiplies them by 0.
+        are the gradients of its edge tensors. What these hold there may be NaN, except for the attributes of
+        a compiled layer, which multiplies them by 0.
 
         num_nodes: the most nodes, or (sources, destinations).  num_edges: the most edges.  device: default
         torch's.

@@ -27,9 +27,9 @@ from ._errors import (
 from ._fused_or_upstream import upstream_runs
 from ._graph import as_graph, check_in_degrees, names_of_ends
 from ._linear import is_untouched
-from .fused import fused_layer, made_by, refuse_parameters
+from .fused.operator_call import fused_layer, made_by, refuse_parameters
+from .fused.spec import LayerSpec, spelled
 from .prepared import again, prepare
-from .whole.spec import LayerSpec, spelled
 
 
 def fused_or_dgl(cls: type, forward: Any) -> Any:

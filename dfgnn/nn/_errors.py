@@ -165,7 +165,7 @@ def check_parameters(
     """Raise ValueError where a parameter of the layer has another shape than the layer's own: one of its
     attention vectors ``[1, H, D]``, its ``bias`` or the weight ``[H * D, F]`` of a linear module.
 
-    A layer that runs as one operator need not call it: `fused` excludes such parameters.
+    A layer that runs as one operator need not call it: `fused.operator_call` excludes such parameters.
     """
     parameters = layer._parameters
     shapes: list[tuple[Any, str, tuple[int, ...]]] = [
@@ -291,7 +291,8 @@ def projected(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> Tens
 
 def check_fits(layer: nn.Module, name: str, linear: nn.Module, x: Tensor) -> None:
     """Raise an error that names the argument where ``linear(x)`` would raise one that does not. A layer that
-    runs as one autograd function need not call it: its conditions (`nn.fused`) exclude such x."""
+    runs as one autograd function need not call it: its conditions (`fused.operator_call`) exclude
+    such x."""
     plain = None if torch.compiler.is_compiling() else plain_linear(linear)
     if plain is None:
         return

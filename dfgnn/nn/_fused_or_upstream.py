@@ -24,7 +24,7 @@ from ..runtime.tracing import any_batched
 from ._errors import CALL_ERRORS, blame_parameters, check_flags, check_sizes, flags_of
 from ._linear import all_hooked, is_untouched
 from ._upstream import Called, upstream
-from .fused import made_by
+from .fused.operator_call import made_by
 from .prepared import again, prepare
 
 # ---- the warning ------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def groups_of(types: Tensor, num_types: int, name: str = "types") -> list[Group]
 
 
 def sum_of_sources(graph: Graph, x: Tensor) -> Tensor:
-    """``[num_dst, *]``, sums of x ``[num_src, *]`` over edges. The gradients' order is fixed, too."""
+    """``[num_dst, *]``, sums of x ``[num_src, *]`` over edges. Sums and gradients are added up in a fixed
+    order, and so are deterministic."""
     out = functional.spmm(graph, x.new_ones(graph.num_edges), x.flatten(1).unsqueeze(1))
     return out.view(graph.num_dst, *x.shape[1:])
 

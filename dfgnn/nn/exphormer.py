@@ -12,7 +12,7 @@ from ..graph import Graph
 from ..sparse.fixed import FixedStructure
 from ._errors import blaming, check_constructor, wrong_argument
 from ._linear import is_product
-from .whole.typed import TypedSpec, typed_attention, typed_layer
+from .fused.typed import TypedSpec, typed_attention, typed_layer
 
 _WHERE = "ExphormerAttention"
 

@@ -16,7 +16,7 @@ from ._errors import blaming, check_constructor, wrong_argument, wrong_features
 from ._graph import rows_in_use, split_ends
 from ._linear import is_product, under_autocast
 from ._sums_in_16_bits import normalized
-from .whole.spec import LayerSpec
+from .fused.spec import LayerSpec
 
 #: Values of the argument ``norm`` -> the modules that they stand for.
 NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm, None: nn.Identity}

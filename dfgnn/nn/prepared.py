@@ -1,11 +1,11 @@
 """The usual call of a layer, ``conv(x, edge_index, edge_attr)`` or ``conv(graph, x)``: the next one does not
 ask again what the last one has found.
 
-On a small graph a step's time is Python's. What a fused call depends on beside its arguments are attributes,
+On a small graph a step's time is Python's. What a fused call depends on besides its arguments are attributes,
 hooks and parameters of the layer and its modules, methods of their classes and a few switches of torch. A
 layer that was called keeps what has been read of them (`Known`), and the operator's arguments for each kind
-of call (`fused.Call`). The next call compares: while nothing has changed, it goes from here to the operator.
-Anything else goes through the layer's forward, which also raises the errors.
+of call (`operator_call.Call`). The next call compares: while nothing has changed, it goes from here to the
+operator. Anything else goes through the layer's forward, which also raises the errors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..engine import paths
 from ..runtime import torch_internals as internals
 from ..runtime.arguments import draw_seed
 from ..runtime.eager import PLAIN_TYPES
-from . import fused
+from .fused import operator_call
 
 if TYPE_CHECKING:
     from ._upstream import Called
@@ -37,7 +37,7 @@ _HOOKED_STEPS = "_propagate", "_message", "_aggregate", "_edge_update"  # of mes
 
 
 class Known:
-    """What a layer's fused calls depend on beside their arguments, and what each kind of call computes.
+    """What a layer's fused calls depend on besides their arguments, and what each kind of call computes.
 
     The layer has it as an attribute, so that both are freed together. It is not copied nor pickled with it.
     """
@@ -54,7 +54,7 @@ class Known:
         self.modules = [(x, type(x), x.__dict__, [*x.__dict__.values()]) for x in modules]
         self.classes = [(kind, _called_of(kind)) for kind in {type(x) for x in modules}]
         of_parameters = [x.__dict__["_parameters"] for x in [layer, *modules]]
-        # Modules and parameters: the same objects.
+        # Modules and parameters have to be the same objects.
         self.owned = [(x, [*x.values()]) for x in (own["_modules"], *of_parameters) if x]
         self.parameters = [x for owned in of_parameters for x in owned.values() if x is not None]
         self.kinds = [*map(_kind_of, self.parameters)]
@@ -65,7 +65,7 @@ class Known:
         # By kind of arguments (dtype of x, whether it is a pair, whether edges have attributes, autocast's
         # dtype and that of x under it): the operator's call; and ``finish(layer, result, x_dst)``, what
         # follows the operator, or None.
-        self.calls: dict[tuple, tuple[fused.Call, Any]] = {}
+        self.calls: dict[tuple, tuple[operator_call.Call, Any]] = {}
 
     def __deepcopy__(self, memo) -> None:
         return None
@@ -120,7 +120,9 @@ class Known:
         return library is None or (layer._methods_of(type(layer)), library.now()) == self.methods
 
 
-def prepare(layer: Any, call: fused.Call | None, x: Any, edges: Any, edge_attr: Tensor | None = None) -> None:
+def prepare(
+    layer: Any, call: operator_call.Call | None, x: Any, edges: Any, edge_attr: Tensor | None = None
+) -> None:
     """Prepares the next usual call after one with arguments of this kind, which ``call`` computed."""
     # A class of another module is a user's, which may replace methods.
     if call is None or not type(layer).__module__.startswith(f"{__package__}."):
@@ -166,19 +168,19 @@ def again(layer: Any, x: Any, edges: Any, edge_attr: Tensor | None = None) -> Te
     graph, edge_attr = edges
     kind: tuple = x.dtype, x_dst is not None, edge_attr is not None, None
     if internals.is_any_autocast_enabled() and (autocast := _autocast(x)) is not None:
-        x, x_dst, *_ = fused.cast_by_autocast(graph, x, x_dst, known.weight, edge_attr)
+        x, x_dst, *_ = operator_call.cast_by_autocast(graph, x, x_dst, known.weight, edge_attr)
         kind = *kind[:-1], autocast, x.dtype
     call, finish = known.calls.get(kind, _NONE)
-    if call is None or (end is not None and call.one_query and not fused.has_first_rows(end, first)):
+    if call is None or (end is not None and call.one_query and not operator_call.has_first_rows(end, first)):
         return None
     if edge_attr is not None:
         if edge_attr.dtype is not call.edge_dtype:
-            if kind[3] is None or edge_attr.dtype not in fused.CAST_BY_AUTOCAST:
+            if kind[3] is None or edge_attr.dtype not in operator_call.CAST_BY_AUTOCAST:
                 return None
             edge_attr = edge_attr.to(call.edge_dtype)
         # In additive layers edges have a score alone, of any size.
         sizes = call.shape[0], known.weight.shape[0]
-        if call.score != "additive" and fused.folds(edge_attr, *sizes, call.score):
+        if call.score != "additive" and operator_call.folds(edge_attr, *sizes, call.score):
             return None
     seed = draw_seed(graph._device) if call.drops else None
     try:

@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def launch(self) -> list[int]:
-        """The integers of a plan that operators take beside its tensors."""
+        """The integers of a plan that operators take besides its tensors."""
         return [self.num_slots, int(self.packed), self.heads_per_tile, *self.size, *self.part_items]
 
     def __repr__(self) -> str:

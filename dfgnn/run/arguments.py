@@ -27,7 +27,7 @@ class Place(NamedTuple):
 class Arguments:
     """The arguments of a call. leaves: tensors, plain values and graphs; objects: what holds others of them,
     such as torch_geometric's Data; unfit: why the call cannot be replayed; key: what has to be the same in
-    each call, but for the numbers that tensors hold."""
+    each call, except for the numbers that tensors hold."""
 
     def __init__(self, args: tuple, kwargs: dict[str, Any]):
         self._given, self._tree = tree_flatten((args, kwargs))
@@ -103,12 +103,12 @@ class Numbers:
         self._places = [*map(_place, self._tensors)]
 
     def are(self, others: Numbers) -> bool:
-        """Whether they are the same tensors, to which nothing was written."""
+        """Whether both hold the same tensors, to which nothing was written in between."""
         return self._places == others._places
 
     def equal(self, others: Numbers) -> bool:
         mine, theirs = zip(self._tensors, self._places), zip(others._tensors, others._places)
-        # One that was modified since is not what it was.
+        # A tensor that was modified since no longer has the value that was noted.
         return all(
             place == now or _place(x) == place and torch.equal(x, y)
             for (x, place), (y, now) in zip(mine, theirs)

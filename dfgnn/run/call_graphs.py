@@ -38,7 +38,7 @@ def _trained(out: list[Any]) -> list[Tensor]:
 
 
 def _nodes(x: Tensor) -> set[Any]:
-    """What computes gradients behind a result."""
+    """The autograd nodes on which a result depends."""
     found: set[Any] = set()
     waiting: list[Any] = [x.grad_fn]
     while waiting:
@@ -66,7 +66,8 @@ class CallGraphs:
         self._assigned, self._modified = list(assigned), modified
         leaves = arguments.leaves
         self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
-        # The ids of these tell calls apart, and what is made of their edges lives with them.
+        # Held, so that their ids, which tell calls apart, stay theirs, and so that what is cached for their
+        # edges stays alive.
         self._held = [None if k in self._places else x for k, x in enumerate(leaves)] + held
         self._static = list(leaves)
         for k in self._places:
@@ -133,7 +134,8 @@ class CallGraphs:
                 self._grads = [torch.zeros_like(x) for x in self._live]
                 reached = [_leaves(x) for x in self._live]
                 behind = [_nodes(x) - {x.grad_fn} for x in self._live]
-                # Whether another result is made of it: as results of one call they are all alike.
+                # Whether another result was computed from it. The replayed results do not show that, because
+                # all of them come from the same autograd node.
                 self._is_part = [any(x.grad_fn in nodes for nodes in behind) for x in self._live]
                 self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
                 self._found, self._backward = recorder.recorded(
@@ -233,7 +235,7 @@ class CallGraphs:
         for mine, given in zip(self._grads, grads):
             mine.zero_() if given is None else mine.copy_(given)
         self._backward()
-        # What none of the results with a gradient comes of has none either.
+        # An input has no gradient, instead of zeros, if no result that was given a gradient depends on it.
         asked = [reached for reached, given in zip(self._reached, grads) if given is not None]
         has = [any(column) for column in zip(*asked)] or [False] * len(self._found)
         found = [x for x, has_one in zip(self._found, has) if has_one and x is not None]

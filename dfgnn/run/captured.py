@@ -70,8 +70,8 @@ class Captured:
             return call(*args, **kwargs)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of each model: calls, how many of them were replayed, milliseconds as written and replayed, and why
-        calls were not."""
+        """A row of the report for each model: its calls, how many of them were replayed, milliseconds as
+        written and replayed, and why calls were not."""
         return [
             {"class": f"{cls.__module__}.{cls.__qualname__}", "calls": calls.count,
              "replayed": calls.replayed, "milliseconds": calls.milliseconds, "reason": calls.reason}
@@ -361,7 +361,7 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _random(device: torch.device) -> Any:
-    """The states of the generators on the host, of PyTorch's only beside a GPU."""
+    """The states of the generators on the host; where there is a GPU, of PyTorch's only."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy else (None, b"", 0)
     of_torch = b"" if device.type == "cpu" else bytes(torch.get_rng_state().numpy())
@@ -388,7 +388,7 @@ def _without_autocast_cache() -> Iterator[None]:
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Of the report, for a terminal."""
+    """The lines of the report about captured calls, for a terminal."""
     said = []
     for row in rows:
         what = f"{row['replayed']} of {row['calls']} calls replayed as CUDA graphs"

@@ -6,9 +6,9 @@ By default PyTorch's compiler records its operations, attention among them becom
 (:mod:`dfgnn.compiling`), and what runs is these operations one by one: nothing is compiled, and results are
 those of the script up to rounding. The first call of each class in training is a sample: copies of the module
 run forward and backward, as written and traced. The class is traced from then on where that was faster and
-gave the same numbers; in a step that is captured as CUDA graphs, where the GPU alone was faster. Outside of
-training, and within a mode that sees each call (`dfgnn.capture` has one for batches that change), modules
-stay as written.
+gave the same numbers; within a step that is captured as a CUDA graph, where the GPU's own time was shorter.
+Outside of training, and within a dispatch mode that sees each call (`dfgnn.capture` has one for batches that
+change), modules stay as written.
 
 With ``--compile`` each instance is compiled by Inductor, too, when it is first called, and nothing is timed;
 a module within another one is compiled as a part of that.
@@ -48,7 +48,7 @@ _MESSAGES = re.compile(r"softmax|scatter|index_add|index_put|segment_reduce|^pro
 _SOFTMAX = re.compile(r"softmax|^exp_?$")
 _LIBRARIES = {"torch", "torch_geometric", "torch_scatter", "torch_sparse", "pyg_lib", "dgl", "dfgnn"}
 
-#: How many samples are taken of a class at most, where more modules are made after one.
+#: The most samples of a class. A further one is taken if more modules are constructed after the last one.
 _TRIALS = 3
 #: Processor seconds that all samples may take; how often code of a class is recorded, also for other sizes.
 _SECONDS, _RECORDS = 20.0, 32
@@ -110,7 +110,8 @@ class Compiled:
         return {"modules": dict(self.modules), "attention": self._attention(self.reports)}
 
     def traced(self) -> list[dict[str, Any]]:
-        """Of each class of which a sample was taken: whether it is traced, milliseconds, and why not."""
+        """A row for each class of which a sample was taken: whether it is traced, milliseconds, and why
+        not."""
         return [
             {
                 "class": f"{cls.__module__}.{cls.__qualname__}",
@@ -142,8 +143,8 @@ _PLAIN = torch.empty(0)
 
 
 class _Trial:
-    """Computes the calls of the modules of one class. kept: whether they are traced; None: not known yet.
-    kept_in_graphs: whether those are that are captured as CUDA graphs."""
+    """Computes the calls of the modules of one class. kept: whether calls are traced; None: not known yet.
+    kept_in_graphs: whether calls that are captured as CUDA graphs are traced."""
 
     def __init__(self, cls: Any, whole: Compiled) -> None:
         self.cls, self.whole, self.modules, self.until = cls, whole, 0, math.inf
@@ -215,7 +216,7 @@ class _Trial:
             self.reason = said(error)
         self.kept, self.until = not self.reason, math.inf
         # What the compiler raised and caught holds frames, with what the script's functions hold, and these a
-        # graph of gradients that no CUDA graph could be captured beside.
+        # graph of gradients that no CUDA graph could be captured while it existed.
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()  # of the copies
@@ -304,8 +305,8 @@ def _differ(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def agree(a: tuple[list[Tensor], list[Tensor]], b: tuple[list[Tensor], list[Tensor]]) -> bool:
-    """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large beside
-    its own result, but not beside the largest one."""
+    """Whether outputs, and gradients, are equal up to rounding, which in a sum that cancels is large compared
+    with its own result, but not compared with the largest one."""
     for some, others in zip(a, b):
         if [x.shape for x in some] != [x.shape for x in others]:
             return False

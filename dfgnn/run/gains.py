@@ -83,7 +83,7 @@ class Gains:
 
 
 def _milliseconds(copied: Copy, line: str, on_gpu: bool) -> float:
-    """Of a call, forward and backward."""
+    """The milliseconds that a call takes, forward and backward."""
     if line == COMPILE:
         copied.module.compile(backend=backend)
     step = copied.step
@@ -130,7 +130,8 @@ class Waits:
 
 
 def of_waits(found: dict[str, Any]) -> list[str]:
-    """Of the report, where what the GPU does after the host is little beside what the host does."""
+    """The lines of the report about a GPU that waits for the host. There are none if the GPU, after the host
+    has launched everything, works for more than a fifth of the host's time."""
     if not found or found["more"] > 0.2 * found["host"]:
         return []
     took = f"took the host {found['host']:.2f} ms, and the GPU {found['more']:.2f} ms more"
@@ -141,7 +142,7 @@ def of_waits(found: dict[str, Any]) -> list[str]:
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:
-    """Of the report, for a terminal: two of each model."""
+    """The lines of the report about gains, for a terminal: two for each model."""
     said = []
     for row in rows:
         if "failed" in row:

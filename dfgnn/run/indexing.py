@@ -16,14 +16,16 @@ from ..compiling.operations import arguments, name, value
 from ..engine import by_index
 from ..runtime import eager, rules
 
-# An autograd function in Python costs about 20 µs more than PyTorch's.
+# The least number of elements for which `rows` is taken, without gradients and with them. An autograd
+# function in Python costs about 20 µs more than PyTorch's.
 _LEAST, _LEAST_TRAINED = 1 << 14, 1 << 16
-# Rows of a table on a GPU whose gradients are summed by groups of edges; edges per row; edges of a group.
+# On a GPU gradients are summed by groups of edges for tables of at most _MOST_ROWS rows that at least
+# _LEAST_EDGES edges each index in the mean. A group has _GROUP edges.
 _MOST_ROWS, _LEAST_EDGES, _GROUP = 64, 256, 128
 
 
 def rewritten(graph_module: GraphModule) -> bool:
-    """Puts `rows` in the place of x[index] in a graph; whether there was any."""
+    """Replaces each x[index] in a graph by a call of `rows`. Returns whether there was any."""
     found = False
     for node in graph_module.graph.nodes:
         given = arguments(node) if name(node) == "getitem" else {}

@@ -43,7 +43,7 @@ class Models:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """A context of a model's call, in which no module is a model."""
+        """A context for a model's call, within which no other module counts as a model."""
         before, self._inside = self._inside, True
         try:
             yield

@@ -82,7 +82,8 @@ def said(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def unseen(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Random numbers that are drawn within are drawn again behind it."""
+    """A context that restores the random generators at its end: code after it draws the numbers that it would
+    have drawn without it."""
     numpy = sys.modules.get("numpy")
     before = random.getstate(), numpy.random.get_state() if numpy else None
     try:

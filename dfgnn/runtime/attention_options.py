@@ -170,23 +170,23 @@ class _Edge(TypedDict, total=False):
 
 
 class SinkOptions(_Sink, Options, total=False):
-    """Of functions whose score is given or the user's own."""
+    """Options of functions whose score is given or the user's own."""
 
 
 class BiasOptions(_Bias, Options, total=False):
-    """Of :func:`~dfgnn.functional.edge_product_attention`."""
+    """Options of :func:`~dfgnn.functional.edge_product_attention`."""
 
 
 class ScoreOptions(_Bias, _Sink, Options, total=False):
-    """Of functions that compute the score."""
+    """Options of functions that compute the score."""
 
 
 class EdgeOptions(_Edge, _Bias, _Sink, Options, total=False):
-    """Of those whose scores or values have terms of the edges."""
+    """Options of functions whose scores or values have terms of the edges."""
 
 
 class BlockOptions(_Dropout, total=False):
-    """Of :func:`~dfgnn.functional.block_attention`."""
+    """Options of :func:`~dfgnn.functional.block_attention`."""
 
     key_bias: Annotated[
         Tensor | None,

@@ -1,4 +1,4 @@
-"""Captures CUDA graphs without what ends a capture from outside, and records what replays."""
+"""Captures CUDA graphs, and protects a capture from code outside of it that would end it with an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A context on that stream."""
+        """A context in which the stream on which graphs are recorded is the current one."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         try:
@@ -61,7 +61,7 @@ class Recorder:
             torch.cuda.set_sync_debug_mode(mode)
 
     def recorded(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """(what ``run`` returns, what computes it again in the same memory)."""
+        """(what ``run`` returns, a function that replays it: computes it again in the same memory)."""
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         # thread_local, because a data loader may pin memory in another thread meanwhile.
         with capturing(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
@@ -87,13 +87,15 @@ def captured_step() -> Iterator[None]:
 
 
 def in_captured_step() -> bool:
-    """Whether such a step runs, in any thread: backward may be in one of PyTorch's."""
+    """Whether a step within `captured_step` runs, in any thread, because backward may run in one of
+    PyTorch's."""
     return _captured_steps > 0
 
 
 def _end_capture_of_random_numbers() -> None:
-    """PyTorch's generator takes a capture that failed for going on, and refuses to draw outside of it. A
-    whole capture tells it the end. If that fails, too, the first error is the one to be told."""
+    """Resets PyTorch's generator after a capture that failed. The generator believes that this capture still
+    goes on, and refuses to draw outside of it, until another capture ends. If that one fails, too, its error
+    is dropped, because the first one is the cause."""
     with contextlib.suppress(RuntimeError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the graph is empty
         with torch.cuda.graph(torch.cuda.CUDAGraph()):

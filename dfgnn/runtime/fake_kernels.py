@@ -1,6 +1,6 @@
 """The fake kernels of the compiled libraries' operators: empty results, which tell compilers the shapes.
 
-Operators that are written in Python have theirs beside them (see `python_operator`).
+Operators that are written in Python have theirs next to them (see `python_operator`).
 """
 
 from collections.abc import Callable

@@ -67,7 +67,7 @@ has_any_global_hook = functools.partial(any, _GLOBAL_HOOKS)
 
 
 def meta_counts_all() -> Any:
-    """A context in which `nonzero` of a tensor on meta has the shape that it has if no element is 0. A public
+    """A context in which `nonzero` of a meta tensor returns the shape for a tensor without zeros. A public
     option would replace it."""
     from torch.fx.experimental import _config  # slow to import, and of use on meta alone
 
@@ -99,7 +99,8 @@ is_key_included, PRE_DISPATCH = torch._C._dispatch_tls_is_dispatch_key_included,
 DisableTorchFunction = torch._C.DisableTorchFunction
 tracing_state = torch._C._get_tracing_state
 # torch.compiler.is_compiling() takes two Python frames, `is_dynamo_recording() or
-# compiler._is_compiling_flag` one. Dynamo takes the first for True, and does not read the flag.
+# compiler._is_compiling_flag` takes one. While it records, Dynamo takes `is_dynamo_recording()` for True, and
+# so never comes to read the flag.
 compiler, is_dynamo_recording = torch.compiler, torch.compiler.is_dynamo_compiling
 # Unlike torch.compiler.disable, `_disable_dynamo` does not import the compiler where nothing is compiled.
 disable_dynamo = _disable_dynamo
@@ -128,7 +129,7 @@ def made_on_host() -> Any:
 
 
 def without_frame(op: Any) -> Any:
-    """The C++ function that an operator's overload calls. OpOverload.__call__ does nothing else, but is a
+    """The C++ function that an operator's overload calls. OpOverload.__call__ only calls it, at the cost of a
     Python frame."""
     return op._op
 
@@ -165,14 +166,15 @@ OF_CUTS = (
 
 
 def inductor_cuts_cuda_graphs() -> bool:
-    """Whether Inductor makes several CUDA graphs of what one operator keeps from being one."""
+    """Whether Inductor, where an operator cannot be in a CUDA graph, captures what is before and behind it as
+    CUDA graphs of their own, instead of capturing nothing."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor_uses_cuda_graphs() and getattr(inductor, "graph_partition", False)
 
 
 def storage_of(x: Any) -> Any:
-    """What is equal for tensors that share memory, also for tensors without values; None for layouts without
-    one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""
+    """A number that is equal for tensors that share memory, fake tensors included; None for layouts that do
+    not consist of one storage. torch.Tensor.data_ptr would replace it, if fake tensors had one."""
     return x.untyped_storage()._cdata if x.layout == torch.strided else None
 
 
@@ -198,15 +200,16 @@ def inductor_modes() -> list[str]:
 
 
 def inductor_options(mode: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The options that a mode is, and others."""
+    """The options of Inductor that a mode of ``torch.compile`` stands for, updated by ``options``."""
     from torch._inductor import list_mode_options
 
     return {**(list_mode_options(mode) if mode and mode != "default" else {}), **options}
 
 
 def compile_fx(graph_module: Any, example_inputs: Any, options: dict[str, Any], ours: bool) -> Any:
-    """What ``torch.compile(backend="inductor", options=options)`` makes of Dynamo's graph, but, if there are
-    operators of ours in it, for what Inductor is known to get wrong there. It has no public name for it."""
+    """Dynamo's graph, compiled as ``torch.compile(backend="inductor", options=options)`` would. If the graph
+    has operators of dfgnn (``ours``), the options of `_AVOIDED`, with which Inductor is known to compute
+    wrong numbers, are off. Inductor has no public function for this."""
     from torch._inductor import config as known
     from torch._inductor.compile_fx import compile_fx as inductor
 
@@ -216,7 +219,8 @@ def compile_fx(graph_module: Any, example_inputs: Any, options: dict[str, Any], 
 
 @contextlib.contextmanager
 def compiling() -> Any:
-    """torch.compiler.is_compiling is True within. From torch 2.13 on it is so while a backend works."""
+    """A context within which torch.compiler.is_compiling() is True. From torch 2.13 on it is True anyway
+    while a backend works."""
     before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
     try:
         yield
@@ -225,21 +229,23 @@ def compiling() -> Any:
 
 
 def tag_compiled_code(tag: str) -> None:
-    """What torch.compile keeps on disk is found again only under the same tag. Its key has the names of
-    operators, not what they are replaced by, which may be another one in the next version."""
+    """Makes torch.compile reuse code that it cached on disk only where the tag is the same. The cache's own
+    key has the names of operators, but not what dfgnn replaces them by, which may change from version to
+    version."""
     config = torch.compiler.config
     config.cache_key_tag = f"{config.cache_key_tag} {tag}".strip()
 
 
 def compiled(model: Any, backend: Any, dynamic: bool | None, fullgraph: bool) -> Any:
-    """``torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)`` that runs, and so is
-    recorded, within `NumbersRecorded`. torch.compile itself hides a backend's context."""
+    """The same as ``torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=fullgraph)``, but the
+    code runs within `NumbersRecorded`, and so is recorded within it. torch.compile has no argument for such a
+    context of a backend."""
     backend.backend_ctx_ctor = NumbersRecorded
     return torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)(model)
 
 
 class NumbersRecorded:
-    """Within it Dynamo records ``int(tensor)`` as a symbol, also in other threads."""
+    """A context within which Dynamo records ``int(tensor)`` as a symbol, also in other threads."""
 
     __slots__ = ()
     _depth, _before = 0, False
@@ -258,17 +264,17 @@ class NumbersRecorded:
 
     @classmethod
     def restart(cls) -> None:
-        """Let Dynamo record this code again, its graph ended at ``int(tensor)``; to be called by a backend.
-        Returns where the program itself has numbers recorded."""
+        """Lets Dynamo record this code again, so that its graph ends at ``int(tensor)``; a backend calls
+        this. Does nothing if the program itself has set Dynamo to record numbers."""
         if cls._depth and not cls._before and torch._dynamo.config.capture_scalar_outputs:
             torch._dynamo.config.capture_scalar_outputs = False
             raise torch._dynamo.exc.TensorifyScalarRestartAnalysis("dfgnn: numbers that nothing needs")
 
 
 class Recording:
-    """Within it Dynamo records ``int(tensor)`` as a symbol, and the same code up to ``times`` times; code is
-    recorded anew when a part of a module gets a hook; numpy's functions stay numpy's, with their random
-    numbers."""
+    """A context within which Dynamo records ``int(tensor)`` as a symbol, records the same code up to
+    ``times`` times, records it anew when a submodule gets a hook, and calls numpy's functions as they are, so
+    that they draw numpy's random numbers."""
 
     __slots__ = ("before", "times")
 
@@ -289,11 +295,11 @@ class Recording:
 
 
 def graph_break(reason: str) -> None:
-    """Let Dynamo end its graph here; to be called while it records."""
+    """Makes Dynamo end its graph here; called while it records."""
     torch._dynamo.graph_break(reason)
 
 
 def gpu_sleep(milliseconds: float) -> None:
-    """Launches a kernel on the current stream that lasts about this long, on a GPU of up to 2 GHz. PyTorch
-    has no public one that only waits; without it a product of large matrices would do."""
+    """Launches a kernel on the current stream that only waits, for about this long on a GPU of up to 2 GHz.
+    PyTorch has no public function for that; a product of large matrices could take its place."""
     torch.cuda._sleep(int(2e6 * milliseconds))

@@ -47,7 +47,7 @@ def _missing(name: str) -> Any:
 
 
 def _coo_to_csr(src, dst, num_src, num_dst, with_loops, max_edges, backward):
-    """As in csrc/torch/cpu_structure.cpp; the graph is never planned."""
+    """Does what the operator of csrc/torch/cpu_structure.cpp does, but never makes a plan."""
     src, dst = src if dst is None else (src, dst)
     src, dst = src.long(), dst.long()
     given = torch.arange(src.numel())

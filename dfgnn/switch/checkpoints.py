@@ -277,7 +277,8 @@ def _exphormer(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gat_of_before(prefix: str, layer: dict[str, Any]) -> dict[str, Any]:
-    """From an older GATConv of torch_geometric, whose state held the weight that both ends share twice."""
+    """Converts the state of an older GATConv of torch_geometric, which held the weight shared by both ends
+    twice."""
     names = {f"{kind}_{end}{rest}": f"{kind}_{end}{rest}" for kind, rest in (("lin", ".weight"), ("att", ""))
              for end in ("src", "dst")}  # fmt: skip
     names |= {"att_l": "att_src", "att_r": "att_dst", "lin_l.weight": "lin_src.weight", "bias": "bias"}

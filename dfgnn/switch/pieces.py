@@ -144,8 +144,8 @@ def _softmax_of_sorted(name: str, src: Any, ptr: Any, dim: Any) -> Any:
     count = ptr.diff()
     if len(ptr) < 2 or ptr[0] != 0 or ptr[-1] != len(src) or bool((count < 0).any()):
         return None
-    # Without torch_scatter, torch_geometric gives other weights beside a score of inf with ptr than with an
-    # index: 0 instead of nan. The maximum of scores is nan if one of them is.
+    # Without torch_scatter, torch_geometric gives other weights to the edges next to one with a score of inf
+    # with ptr than with an index: 0 instead of nan. The maximum of scores is nan if one of them is.
     if not by_index.takes_rows(src) or src.numel() == 0 or not float(src.detach().max()) < math.inf:
         return None
     index = torch.repeat_interleave(count, output_size=len(src))
@@ -211,7 +211,7 @@ _of_dgl: dict[str, Any] = {}
 
 def edge_softmax(graph, logits, eids="__ALL__", norm_by="dst"):
     """``dgl.ops.edge_softmax``."""
-    # The size is checked first: asking DGL's graph takes as long as a small softmax.
+    # The size is checked first, because reading attributes of DGL's graph takes as long as a small softmax.
     if isinstance(logits, Tensor) and logits.numel() >= _LEAST_DGL:
         large = not _trains(logits) or logits.numel() >= _LEAST_DGL_TRAINED
         whole = isinstance(eids, str) and eids == "__ALL__" and norm_by == "dst"

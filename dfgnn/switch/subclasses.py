@@ -81,7 +81,7 @@ def _prepare_scriptable(self: Any) -> Any:
 
 def why_not(module: nn.Module, base: type, ours: type) -> str | None:
     """Why dfgnn's ``ours`` cannot replace the library's layer ``base`` in a subclass: the method that the
-    subclass changes beside its forward. None if it can."""
+    subclass changes besides its forward. None if it can."""
     cls = type(module)
     own = [c for c in cls.__mro__ if c not in base.__mro__]
     if type(cls) is not type and type(cls).__module__ != "abc":

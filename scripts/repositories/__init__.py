@@ -43,10 +43,10 @@ class Steps(Protocol):
         """The model is made, its memory is not counted."""
 
     def begin(self) -> bool:
-        """Before a step; False: none is wanted any more."""
+        """Called before each step. Returns False if no more steps are wanted."""
 
     def end(self, loss: Tensor) -> None:
-        """After a step."""
+        """Called after each step."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Repository:
     dgl_sparse: upstream's side needs an interpreter with a DGL that has dgl.sparse.
     tolerance: of the losses, relative.
     epoch: the number of steps in one pass over its data; 0: all steps use the same data.
-    needs: packages to install beside the project's own.
+    needs: packages to install in addition to the project's own.
     large: on a GPU, how many times as large graphs are in the second size; 0: there is no such case.
     graphs: its code allows PyTorch's CUDA graphs of what it compiles.
     slow_to_compile: it takes minutes, and is left out.
@@ -208,7 +208,7 @@ class _Missing(MetaPathFinder, Loader):
 
 
 def absent_if_missing(*names: str) -> None:
-    """As `absent`, for those of these packages, and all modules in them, that are not installed."""
+    """Does as `absent` for those of these packages that are not installed, and for all modules in them."""
     sys.meta_path.append(_Missing(names))
 
 

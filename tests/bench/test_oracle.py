@@ -62,7 +62,7 @@ def test_all_other_plans_are_contestants():
 
 
 def _result(times: dict[str, tuple[float, float | None]], too_large=()) -> dict:
-    """Of plans with (eager, captured) times; the first one is what was chosen."""
+    """A result with plans that have (eager, captured) times; the first plan is the one that was chosen."""
     ours = []
     for plan, pair in times.items():
         behind = "" if plan == next(iter(times)) else f", {plan}"
@@ -92,8 +92,8 @@ def test_what_takes_too_much_memory_is_not_the_best():
 
 
 def test_the_memory_is_that_of_auto():
-    """Candidates may take as much memory for partial results as the scheduler's own plans: beyond 16 MB, a
-    share of the arrays that a pass sums up."""
+    """Candidates may take as much memory for partial results as the scheduler's own plans. Where that is more
+    than 16 MB, it is a fixed fraction of the size of a pass's results."""
     src, dst = torch.arange(120_000), torch.arange(120_000) % 100_000
     graph = Graph.from_edge_index(torch.stack([src, dst]), num_src=120_000, num_dst=100_000)
     work = Workload.make(LAYERS["dot"], graph, 4, 32, torch.float32)

@@ -136,7 +136,7 @@ def test_printed_on_the_cpu(program, capsys):
 
 @pytest.mark.parametrize("program", ["block_attention"], indirect=True)
 def test_check_of_block_attention(program, monkeypatch, capsys):
-    """It passes, and fails where a kernel is wrong."""
+    """The program's check passes, and fails where a kernel is wrong."""
     arguments = ["--device", "cpu", "--check", "--dims", "7"]
     monkeypatch.setattr(program, "CHECKS", {"short": ([3, 0, 1, 5], None)})
     with pytest.raises(SystemExit, match="^0$"):

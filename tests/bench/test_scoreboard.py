@@ -25,7 +25,7 @@ SHORT = ["--cases", "score.cases", "--quick", "--threads", "1", "--seconds", "0.
 
 @pytest.fixture
 def score(monkeypatch):
-    """Its modules, imported anew, so that changes to them do not reach other tests."""
+    """The scoreboard's modules, imported anew, so that changes to them do not reach other tests."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # restored after the test: --threads writes it to os.environ
     threads = torch.get_num_threads()
@@ -277,7 +277,7 @@ class OnGpu:
 
 
 def test_our_sum_over_blocks_dry_on_cuda(monkeypatch):
-    """Its kernel is replaced, by one that is wrong for one schedule."""
+    """The sum's kernel is replaced by one that is wrong for one schedule."""
     graph = Graph.from_edge_index(torch.randint(20, (2, 60), generator=torch.Generator().manual_seed(0)), 20)
     widths = []
 

@@ -152,7 +152,7 @@ def test_instruction_sets_refuse(build_native, monkeypatch, machine, choice):
 
 
 def test_the_engine_needs_no_torch(build_native):
-    """It can thus be compiled while torch is being installed; the library is linked from these objects."""
+    """The engine includes nothing of torch, so that it can be compiled while torch is being installed."""
     engine, whole = build_native.NinjaFile(), build_native.NinjaFile()
     build_native.add_engine(engine, ["c++"], [])
     build_native.add_cpu(whole, ["c++"], Path("torch"), [])

@@ -470,7 +470,7 @@ def test_a_model_that_is_dropped(device, how):
 
 
 def test_a_part_that_comes_later(device, how):
-    """Its attributes are seen, too."""
+    """Changes of attributes are seen also in a submodule that was added later than the first calls."""
     model, x, edge_index = problem(device)
     twin, grads = copy.deepcopy(model), []
     for one, way in ((model, how), (twin, None)):
@@ -586,9 +586,9 @@ class OfOurs(nn.Module):
 
 @pytest.mark.parametrize("name", names())
 def test_layers_of_ours(device, how, name):
-    """What they keep for their next call is no change. SuperGATConv waits for the edges that it draws. The
-    graph of GlobalAttentionPooling ends with the call; the stand-in calls its operator again, a GPU does
-    not."""
+    """What our layers keep for their next call does not count as a change. SuperGATConv is not captured,
+    because it waits for the edges that it draws. The graph of GlobalAttentionPooling ends with the call; the
+    stand-in for CUDA graphs calls its operator again, a GPU does not."""
     model = OfOurs(made(name)).to(device)
     args = on(device, arguments(name))
 

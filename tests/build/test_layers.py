@@ -25,7 +25,7 @@ __init__
 env run
 bench
 """
-# Folders of csrc/, and what each may include beside itself and the standard library.
+# Folders of csrc/, and what each may include besides itself and the standard library.
 SEES = {
     "core": "",
     "cpu": "core",

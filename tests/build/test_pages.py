@@ -1,4 +1,4 @@
-"""The Markdown pages as a whole."""
+"""What holds for all Markdown pages."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""What lies beside the wheels: the conda recipe, the Hub's layout of a wheel, and that they agree."""
+"""What is published together with the wheels: the conda recipe, the Hub's layout of a wheel, and that they
+agree."""
 
 import json
 import re
@@ -29,7 +30,8 @@ def test_the_recipe_is_of_this_version_and_these_architectures():
 
 
 def test_the_hub_loads_the_package_under_another_name(plain_python, tmp_path):
-    """As the package `kernels` does: the folder's __init__.py under a name that metadata.json gives."""
+    """The test imports the folder's __init__.py under the name in metadata.json, as the package `kernels`
+    does."""
     wheel = tmp_path / f"dfgnn-{dfgnn.__version__}-py3-none-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         for path in (ROOT / "dfgnn").rglob("*.py"):

@@ -167,7 +167,7 @@ def test_on_a_gpu(traces):
 
 
 def test_captured_steps_are_traced(traces, monkeypatch, device):
-    """Of a batch that stays the same, in every run of the capture."""
+    """Steps whose batch stays the same are traced in every run of the capture."""
     runs, rewritten = [], compiled._Trial._rewritten
 
     def counted(trial, graph_module, example_inputs):
@@ -190,7 +190,7 @@ def test_captured_steps_are_traced(traces, monkeypatch, device):
 
 
 def test_traced_in_captured_steps_alone(traces, monkeypatch):
-    """Where it costs the host more than it saves, but the GPU less."""
+    """A class is traced in captured steps alone if that costs the host time but saves time on the GPU."""
     monkeypatch.setattr(compiled, "milliseconds", lambda steps, on_gpu: [1.0, 2.0])
     sample = compiled._Trial._sample
 
@@ -346,7 +346,7 @@ def test_where_pytorch_cannot_record(traces, monkeypatch):
 
 
 def test_random_numbers_stay(traces, monkeypatch):
-    """Those of the script are the same with a sample and without."""
+    """The script draws the same random numbers whether a sample is taken or not."""
     monkeypatch.setattr(compiled, "milliseconds", lambda steps, on_gpu: [1.0, 1.0])
     model = Noisy()
     plain = as_written(model)

@@ -32,7 +32,7 @@ def grads(loss, *tensors):
 
 
 def plain_attention(src, dst, n, query, key, value):
-    """In plain PyTorch: queries [n, H, D] at destinations, keys and values [E, H, ...] on edges."""
+    """Attention in plain PyTorch: queries [n, H, D] at destinations, keys and values [E, H, ...] on edges."""
     score = (key * query[dst]).sum(-1) / np.sqrt(key.shape[1] * key.shape[2])
     high = (
         score.detach()

@@ -153,7 +153,8 @@ def test_options_that_contradict_each_other(tmp_path, dfgnn_run):
 
 
 def test_modules_of_compat_are_found_at_their_first_use():
-    """As DGL's are below ``dgl``; a name that is not there says where to read."""
+    """Modules of dfgnn.compat are found below ``dgl`` as DGL's own are; the error for a missing name says
+    where to read."""
     import dfgnn.compat as dgl
 
     assert dgl.nn.GraphConv and dgl.ops.gspmm and dgl.dataloading.NeighborSampler

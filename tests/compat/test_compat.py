@@ -1,4 +1,4 @@
-"""dfgnn.compat beside DGL: the same script with either, whose names are all that differs."""
+"""dfgnn.compat compared with DGL: the same script with either, whose names are all that differs."""
 
 import importlib
 

@@ -233,7 +233,8 @@ def test_samples():
 
 
 def test_repeated_seeds_have_edges_each():
-    """As DGL 1.1.3's sampler (2.1.0's gives wrong degrees); its to_block gives all edges to the last."""
+    """Sampling gives each repeated seed its edges, as in DGL 1.1.3 (2.1.0 gives wrong degrees); DGL's
+    to_block gives all edges to the last one."""
     eids, dst = sampled(drawn(), torch.tensor([1, 1, 2]), fanouts=[-1])
     assert sorted(zip(dst, eids)) == [(0, 0), (0, 3), (0, 4), (0, 5), (1, 0), (1, 3), (1, 4), (1, 5), (2, 1)]
     block = dgl.to_block(drawn(), torch.tensor([1, 2, 0, 1]))

@@ -1,4 +1,4 @@
-"""Random programs of DGL's API beside DGL itself."""
+"""Random programs of DGL's API do the same with dfgnn.compat as with DGL itself."""
 
 import os
 import traceback

@@ -1,4 +1,4 @@
-"""dfgnn.compat.sparse beside dense matrices in float64."""
+"""dfgnn.compat.sparse compared with dense matrices in float64."""
 
 import pytest
 import torch

@@ -53,7 +53,7 @@ def test_traced_by_autograd(name, device):
 
 @some(["with projected edge", "with another edge"], ["rows of sources"], "others")
 def test_projections_of_edges_computed_ahead(others, device, monkeypatch):
-    """As on a GPU where they are small, also of no edges."""
+    """Small projections are computed before the operator, as on a GPU, also for a graph without edges."""
     torch._dynamo.reset()
     monkeypatch.setattr(calls, "folds", lambda *_: False)
     monkeypatch.setattr(calls, "in_scores", lambda key, value, *_: key is not value)
@@ -142,7 +142,7 @@ class Written(torch.nn.Module):
 
 @pytest.mark.parametrize("name", ["gat; rows of edges", "weights returned", "two values"])
 def test_captured(name, device):
-    """By dfgnn.capture, also over pairs of indices that are made of the step's edges."""
+    """dfgnn.capture takes compiled steps, also where pairs of indices are made from the step's edges."""
     torch._dynamo.reset()
     case, x, reports, losses = CASES[name], inputs(12, 12, 40, device=device), [], []
     for compiled in (True, False):
@@ -160,7 +160,7 @@ def test_captured(name, device):
 
 
 def test_small_attention_is_left(device):
-    """To Inductor, by the number of edges x heads x columns, also where edges are symbolic, which makes two
+    """Small attention is left to Inductor, by the number of edges x heads x columns. Symbolic edges make two
     versions. Sums in 16 bits are in float32 still."""
     torch._dynamo.reset()
     case, made = CASES["gat; rows of sources"], []
@@ -222,8 +222,8 @@ def test_small_attention_of_given_scores(device, monkeypatch):
 
 @pytest.mark.parametrize("fn", [by_another_index, activation_in_place_of_softmax])
 def test_large_sums_without_a_softmax_of_their_own(fn, device, monkeypatch):
-    """On a GPU, where edges are sorted for them alone from twice the limit on; in two versions where the
-    number of edges is symbolic."""
+    """On a GPU such sums use our kernels only from twice the limit on, because edges are sorted for them
+    alone. There are two versions if the number of edges is symbolic."""
     monkeypatch.setitem(rewrite.MIN_ELEMENTS, device, 600)
     torch._dynamo.reset()
     forms = []

@@ -1,4 +1,5 @@
-"""Attention within padded batches, written with torch's own: the backend's beside the model's."""
+"""Attention within padded batches, written with torch's own operations: the compiled model compared with the
+plain one."""
 
 import copy
 import math
@@ -97,7 +98,7 @@ def results(model, function, x, mask):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_same_as_theirs(name, device):
-    """At all rows, also those that pad; for another batch with symbolic sizes."""
+    """Results are the same at all rows, padding included, and for another batch with symbolic sizes."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     model, reports = MODELS[name]().to(device), []

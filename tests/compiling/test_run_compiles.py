@@ -87,7 +87,7 @@ def test_run_measures_what_capturing_would_gain():
 
 @pytest.mark.slow
 def test_run_measures_what_compiling_would_gain(dfgnn_run, tmp_path):
-    """In a class's third call; the script's numbers are those that it has without."""
+    """The gain is measured in a class's third call, and does not change the script's numbers."""
     script = f"{SCRIPT}torch.manual_seed(0)\n{TRAINING}"
     (tmp_path / "script.py").write_text(script)
     printed = []

@@ -30,7 +30,8 @@ def test_written(case, device):
     for k, sizes in enumerate(SIZES):
         x = inputs(*sizes, seed=k, device=device)
         check(gradients(compiled, x, k == 1), gradients(case.fn, x, k == 1))
-    if len(reports) != 2:  # the third size is one of the dynamic graph's, but where torch itself adds guards
+    # The third size is one of the dynamic graph's, except where torch itself adds guards.
+    if len(reports) != 2:
         torch._dynamo.reset()
         counter = CompileCounter()
         compiled = torch.compile(case.fn, backend=counter)
@@ -99,7 +100,7 @@ def test_segments_by_offsets(fn, device):
 
 
 def test_segments_that_are_left_stay():
-    """Without attention, and where it is small."""
+    """Segment operations stay as they are in code without attention, and where the attention is small."""
     seen = []
 
     def backend(module, _):
@@ -153,7 +154,7 @@ def _of_nothing_else(*tensors):
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_number_of_segments(fn, needed, least, device):
-    """It is asked for only where a result depends on it, also where edges change in place."""
+    """The number of segments is read only where a result depends on it, also if edges change in place."""
     torch._dynamo.reset()
     asked = []
 
@@ -175,8 +176,8 @@ def test_number_of_segments(fn, needed, least, device):
 
 
 def test_numbers_are_recorded_within_compile(device, monkeypatch):
-    """Where they turn out not to be needed; elsewhere the graph ends as torch.compile's does, and other
-    compiled code is as before."""
+    """Numbers are recorded where they turn out not to be needed. Elsewhere the graph breaks as
+    torch.compile's does, and other compiled code is as before."""
     monkeypatch.setattr(internals, "compile_fx", lambda made, *_, **__: made.forward)
     counters, x = torch._dynamo.utils.counters, inputs(*SIZES[0], device=device)
     for fn, breaks in ((_summed, False), (_as_many_rows, False), (_returned, False), (_of_a_number, True)):

@@ -392,12 +392,12 @@ def _weights_kept(*tensors):
 
 
 def _viewed(*tensors):
-    """Of a sum whose columns come before its heads, a view that only a contiguous tensor has."""
+    """Takes a view, which only a contiguous tensor has, of a sum whose columns come before its heads."""
     return attention(_S, _V, _P, _G, _T, COMBINES["heads last"][0])(*tensors).view(-1, D * H)
 
 
 def _changed_afterwards(*tensors):
-    """Of a sum that is added to in place, itself and through a view, as modules add their bias."""
+    """Adds to a sum in place, directly and through a view, as modules add their bias."""
     x = Inputs(*tensors)
     out = attention(SCORES["gat"][0], _V, _overall_maximum_eps, _G, SUMS["index_add_ in place"])(*tensors)
     out += x.query
@@ -436,7 +436,8 @@ def _ones_at_first(*tensors):
 
 
 def _divided_afterwards(*tensors):
-    """As the first code for graph transformers in DGL has it, and what was made of it since."""
+    """Divides after summing, as the first code for graph transformers in DGL does, and code derived from
+    it."""
     x = Inputs(*tensors)
     score = (x.query[x.dst] * x.key[x.src] * x.feat).sum(-1, keepdim=True).clamp(-5, 5).exp()
     total = torch.zeros_like(x.query).index_add_(0, x.dst, x.value[x.src] * score)

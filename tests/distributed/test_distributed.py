@@ -364,7 +364,7 @@ def part_of(score, value, here):
 
 @pytest.mark.parametrize("before, after", [(None, "1"), ("0", "0")])
 def test_rows_go_first(plain_python, before, after):
-    """NCCL's blocks find room beside the attention's; who has set the variable keeps it."""
+    """NCCL's blocks find room next to the attention's; who has set the variable keeps it."""
     code = "import os\n" + (f"os.environ['TORCH_NCCL_HIGH_PRIORITY'] = {before!r}\n" if before else "")
     code += "import dfgnn.distributed\nprint(os.environ['TORCH_NCCL_HIGH_PRIORITY'])"
     assert plain_python(code).stdout.split() == [after]
@@ -373,7 +373,8 @@ def test_rows_go_first(plain_python, before, after):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_two_calls_are_merged(dtype):
-    """By the kernel: rows with edges in both calls, in one and in none, and scores far apart."""
+    """The kernel merges two calls: rows with edges in both calls, in one and in none, and scores far
+    apart."""
     generator = torch.Generator().manual_seed(0)
     score = torch.randn(40, 3, 6, generator=generator, dtype=torch.float64).mul(8).round() / 8
     score[:5] *= 1e4  # exact in float32, too

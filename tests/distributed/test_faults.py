@@ -233,7 +233,8 @@ def test_a_rank_that_ends_is_named():
 
 @some(["fails"], ["fails", "catches", "ends"], "how")
 def test_a_program_that_ends_is_named(how):
-    """Also where it ended with an error or had caught one. Programs that all end together say nothing."""
+    """A program that ends early is named also if it ended with an error or had caught one. Programs that all
+    end together say nothing."""
     programs = _programs(how)
     try:
         said = [program.communicate(timeout=120)[1] for program in programs]

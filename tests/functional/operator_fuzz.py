@@ -173,7 +173,8 @@ def main(device):
 
 
 def without(op, right, what, size):
-    """The arguments of a call, all of them with heads, or columns of a head, of which there are none."""
+    """The arguments of a call, changed in all tensors and numbers alike so that there are 0 heads, or heads
+    with 0 columns."""
     names = [argument.name for argument in op.default._schema.arguments]
     numbers = {"heads": ("heads",), "columns": ("dim", "width")}[what]
     changed = []

@@ -137,7 +137,8 @@ def test_many_keys_and_many_queries(device):
 @exhaustive
 @pytest.mark.slow
 def test_one_long_block(device):
-    """All pairs of 100,000 rows on a GPU, and of fewer on a CPU; of a few rows beside the plain formula."""
+    """All pairs of 100,000 rows on a GPU, and of fewer on a CPU; a few rows are compared with the plain
+    formula."""
     count = 100_000 if device == "cuda" else 12_000
     tensors, offsets = make([count], None, 1, 4, 4, torch.float32, device, True)
     leaves = [x.requires_grad_() for x in tensors.values()]

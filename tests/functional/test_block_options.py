@@ -84,7 +84,7 @@ def test_without_rows_or_keys(device, sizes, keys, given):
 
 
 def test_the_pairs_are_kept():
-    """They are made once for offsets, and anew when these change in place."""
+    """The pairs are made once for given offsets, and again when the offsets change in place."""
     tensors, _, offsets = inputs(([3, 4], None), torch.float32, "cpu", {})
     rows, given = len(tensors["query"]), offsets["offsets"]
 
@@ -99,7 +99,8 @@ def test_the_pairs_are_kept():
 
 @pytest.mark.gpu
 def test_in_cuda_graphs():
-    """Pairs are those of the offsets before capture; without them there is an error."""
+    """A captured call uses the pairs that were made for these offsets before capture; offsets without pairs
+    are an error."""
     tensors, options, offsets = inputs(BLOCKS, torch.float32, "cuda", OPTIONS["a bias of pairs"])
     right = functional.block_attention(**tensors, **offsets, **options)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()

@@ -236,7 +236,8 @@ def test_a_graph_of_fixed_capacity(device):
 @pytest.mark.parametrize("by", ["value", "scores"])
 @pytest.mark.parametrize("name", ["gat_attention", "dot_attention"])
 def test_second_derivatives_are_refused(name, by):
-    """Also where the gradients of the results are constants, and by what leads to no such gradient."""
+    """Second derivatives are refused also where the gradients of the results are constants, and with respect
+    to inputs on which the first derivative does not depend."""
     edge_index = torch.randint(9, (2, 30))
     value, *scores = [torch.randn(9, 2, 4, requires_grad=True) for _ in range(3)]
     if name == "gat_attention":

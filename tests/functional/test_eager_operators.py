@@ -223,7 +223,8 @@ def test_graphs_of_another_device_are_no_graphs_here(score, train):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", SCORES)
 def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, device, monkeypatch):
-    """They give the same bits as calls whose arguments are checked; calls with options are checked."""
+    """Unchecked calls give the same bits as calls whose arguments are checked; calls with options are
+    checked."""
     graph = make_graph("random", device)
     inputs = {name: x.detach() for name, x in make_inputs(score, graph, 2, 8, dtype).items()}
     if terms is not None:

@@ -30,7 +30,7 @@ def test_options_together(
     device, monkeypatch, features, bias, gate, weight, mask, dropout, slope, out_bias, sink, attention,
     without, wide, dtype, case, rows,
 ):  # fmt: skip
-    """wide: numbers of edges, and terms of GAT's scores, in float32 beside features of 16 bits; without: GAT
+    """wide: numbers of edges, and terms of GAT's scores, in float32 while features have 16 bits; without: GAT
     without the term of the destinations; rows: how the CPU computes short ones."""
     if rows:
         monkeypatch.setenv("DFGNN_CPU_ROWS", rows)

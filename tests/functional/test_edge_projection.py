@@ -123,7 +123,8 @@ def test_second_derivatives_of_one_tensor_in_two_places(device):
 
 
 def test_autocast_casts_a_projection(device):
-    """As it would cast the linear layer: attributes and parameters may be in float32 beside 16-bit rows."""
+    """Autocast casts a projection as it casts a linear layer: attributes and parameters may be in float32
+    while the rows have 16 bits."""
     graph, size = tiny_graph(device), 8
     query = torch.randn(graph.num_dst, 2, size, device=device).bfloat16()
     rows = torch.randn(graph.num_src, 2, size, device=device).bfloat16()
@@ -192,7 +193,8 @@ def test_in_one(gpu, passes, name, dtype, schedule):
 @pytest.mark.parametrize("learned", [False, True], ids=["", "learned features"])
 @pytest.mark.parametrize("dtype", IN_ONE)
 def test_options_in_one(gpu, passes, dtype, learned):
-    """One pass of these kernels with all options, beside separate operations with the same dropout mask."""
+    """One pass of these kernels with all options, compared with separate operations with the same dropout
+    mask."""
     graph = make_graph("mixed_degrees", gpu)
     heads, dim, features = 3, 64, 11
     inputs = with_projection(make_inputs("dot", graph, heads, dim, dtype), graph, features)
@@ -232,7 +234,8 @@ def test_sums_over_rows_in_chunks(rows, device):
 
 
 def test_a_gradient_summed_in_chunks(monkeypatch):
-    """As on a GPU in float32: all derivatives, and the same gradients under a compiler."""
+    """Sums in chunks, as on a GPU in float32, give all derivatives, and the same gradients under a
+    compiler."""
     monkeypatch.setattr(_edge_terms, "_splits", lambda x: True)
     x = torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
     w = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)

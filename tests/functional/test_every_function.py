@@ -182,7 +182,8 @@ def test_compiled(device, case, form):
 
 @cases
 def test_results_may_be_modified(device, case):
-    """Also under hooks for saved tensors, and under torch.utils.checkpoint, which computes them again."""
+    """Results may be modified also under hooks for saved tensors, and under torch.utils.checkpoint, which
+    computes them again."""
     graph = make_graph("random", device)
     tensors = case.tensors(graph, 4, 3, batch=False)
     expected = run(case, graph, tensors, modify=lambda x: x.clone().tanh_())
@@ -223,7 +224,7 @@ def test_only_some_gradients(device, case):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_batch])
 @pytest.mark.parametrize("shape", ["random", "fewer_sources"])
 def test_sets_of_features(device, case, shape):
-    """As one call for each, with all gradients."""
+    """One call on several sets of features gives the results and gradients of one call for each set."""
     graph = make_graph(shape, device)
     tensors = case.tensors(graph, 4, 3)
     leaves = {n: x.requires_grad_() for n, x in tensors.items()}
@@ -316,7 +317,7 @@ LARGEST = {
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_no_further_tensor_of_edges_and_channels(device, name):
-    """Beside the arguments and their gradients, neither forward nor backward makes a tensor of that size."""
+    """Besides the arguments and their gradients, neither forward nor backward makes a tensor of that size."""
     if name == "products" and device != "cpu":
         pytest.skip("on a GPU these are plain operations")
     graph = Graph.from_coo(*torch.randint(50, (2, 4000)), num_src=50, num_dst=50).to(device)

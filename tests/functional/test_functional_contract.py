@@ -1,4 +1,5 @@
-"""What the attention functions promise beside their numbers: inputs, dropout, autograd, operators, errors."""
+"""What the attention functions promise besides their numbers: inputs, dropout, autograd, operators,
+errors."""
 
 import gc
 import itertools
@@ -85,7 +86,7 @@ def test_dropout_at_the_ends(device, score):
 
 
 def test_second_derivatives_of_the_bare_operators_are_refused(device):
-    """Those of the functions are in test_second_order.py."""
+    """Only the functions have second derivatives; test_second_order.py tests those."""
     graph = make_graph("random", device)
     inputs = {n: x.requires_grad_() for n, x in make_inputs("gat", graph, 2, 4).items()}
     with Recorder() as recorder:

@@ -1,4 +1,4 @@
-"""What functions take for a graph beside a Graph: a DGLGraph, an ``edge_index``, a sparse tensor."""
+"""What functions take for a graph besides a Graph: a DGLGraph, an ``edge_index``, a sparse tensor."""
 
 import functools
 import gc
@@ -120,7 +120,8 @@ def test_dgl_graphs():
 
 
 def test_sparse_tensors(device):
-    """As torch_geometric's layers take them: rows are destinations, and the sizes are their own."""
+    """Sparse tensors are taken as torch_geometric's layers take them: rows are destinations, and the tensor
+    has the sizes."""
     graph = make_graph("fewer_destinations", device)
     src, dst = graph.edge_index
     ends = torch.stack([dst, src])

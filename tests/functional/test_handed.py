@@ -1,6 +1,6 @@
 """Backward of dot attention on a GPU has a pass over destinations and one over sources. Where α and ds (the
-score's gradient) of the edges are small beside the features, the first pass saves them for the second, which
-otherwise computes them again. Both ways give the same gradients, and memory has a bound."""
+score's gradient) of the edges are small compared with the features, the first pass saves them for the second,
+which otherwise computes them again. Both ways give the same gradients, and memory has a bound."""
 
 import pytest
 import torch

@@ -9,7 +9,8 @@ from dfgnn import Graph, functional, ops, reference
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 ROWS = 6
-# Rows: plain; masked edges; all masked; +inf; two of +inf beside -inf; NaN. Column 1 is finite everywhere.
+# Rows: plain; masked edges; all masked; +inf; two of +inf and others of -inf; NaN. Column 1 is finite
+# everywhere.
 SCORES = [
     *((0, 1.0), (0, -2.0), (1, 3.0), (1, -math.inf), (2, -math.inf), (2, -math.inf)),
     *((3, 0.5), (3, math.inf), (3, -1.0), (4, math.inf), (4, -math.inf), (4, math.inf), (4, 2.0)),
@@ -80,7 +81,8 @@ def test_softmax(device, dtype, sort, repeats):
 
 
 def test_softmax_of_torch_geometric(device):
-    """As torch_geometric has it, whose softmax of a row of -inf alone is NaN, too."""
+    """Our softmax by an index gives what torch_geometric's gives, which is NaN, too, for a row of -inf
+    alone."""
     utils = pytest.importorskip("torch_geometric.utils")
     from dfgnn.engine import by_index
 

@@ -88,7 +88,8 @@ def subsets(names):
 @pytest.mark.parametrize("edges", [0, 17])
 @some(FEW, CASES)
 def test_subsets_that_require_gradients(device, name, edges, monkeypatch):
-    """Of every subset, of a loss over all results, the first or the others, with and without create_graph."""
+    """Gradients of every subset of the inputs, for a loss over all results, the first or the others, with and
+    without create_graph."""
     case = CASES[name]
     case.choose(monkeypatch)
     generator = torch.Generator().manual_seed(edges)

@@ -53,7 +53,7 @@ EAGER += "score_terms", "score_terms_backward"
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fake_kernels(dtype):
-    """They tell compilers the shapes and dtypes that the operators return."""
+    """Fake kernels return the shapes and dtypes that the operators return, which compilers rely on."""
     for op, args in operator_fuzz.right_calls("cpu", dtype):
         if op.__name__ not in EAGER:
             library.opcheck(op.default, args, test_utils=("test_schema", "test_faketensor"))

@@ -1,4 +1,5 @@
-"""dfgnn.ops beside dgl.ops: every name, results and gradients, on multigraphs, blocks and empty rows."""
+"""dfgnn.ops compared with dgl.ops: every name, results and gradients, on multigraphs, blocks and empty
+rows."""
 
 import itertools
 

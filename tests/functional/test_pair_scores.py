@@ -1,4 +1,4 @@
-"""GATv2 with attributes of edges and their projection, beside plain operations."""
+"""GATv2 with attributes of edges and their projection, compared with plain operations."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def derivatives(module, graph, inputs, dtype=None, orders=2, **options):
 
 
 def chance(graph):
-    """By how much rounding errors may exceed those of plain operations.
+    """The factor by which rounding errors may exceed those of plain operations.
 
     On a GPU the projection runs as plain operations, whose order of sums over edges differs between runs.
     """
@@ -101,7 +101,7 @@ def layer_step(conv, x, edges, attr):
 
 
 def test_layer(device):
-    """Training on gradients of the layer: memory, and results beside plain operations."""
+    """Training on gradients of the layer: memory, and results compared with those of plain operations."""
     torch.manual_seed(0)
     n, heads, dim, size = 200, 8, 8, 16
     edges = torch.randint(n, (2, 8000), device=device)

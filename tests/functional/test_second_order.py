@@ -82,7 +82,7 @@ def apart(score, dst, num_dst, sink=None, softmax=reference.softmax_by):
     shape=[(1, 1), (3, 7), (3, 33), (8, 8), (1, 300)],
 )
 def test_as_exact_as_plain_operations(device, score, dtype, options, hard, shape, monkeypatch):
-    """Heads that fill vectors and those that do not, rows of 0 to 9000 edges, beside float64.
+    """Heads that fill vectors and those that do not, rows of 0 to 9000 edges, compared with float64.
 
     The softmax of equal edges is constant: terms of its derivatives cancel, and what plain operations happen
     to leave of them is no measure. They are as large as the same derivatives of weights that depend on their

@@ -123,7 +123,8 @@ def test_products(exponent, factor, schedule, dtype, device):
 
 @covered(dtype=DTYPES, schedule=SCHEDULES, masked=[-1e9, MIN], score=SCORES)
 def test_masking_bias(score, masked, schedule, dtype, device):
-    """Edges that a large negative bias masks have no weight beside others, and alone the same one each."""
+    """Edges that a large negative bias masks have no weight where the row has others, and equal weights where
+    it has not."""
     skip_unless_available(schedule, device, dtype)
     graph, (amount, acc) = make_graph(device), value_of(masked, dtype)
     dst = graph.edge_index[1]

@@ -1,4 +1,5 @@
-"""Every function, and every gradient of it, at a node of 5,000 edges in bfloat16 and float16, beside float64.
+"""Every function, and every gradient of it, at a node of 5,000 edges in bfloat16 and float16, compared with
+float64.
 
 What torch 2.13.0 does with the same sums is tests/functional/test_where_libraries_differ.py.
 """
@@ -71,7 +72,7 @@ COMPILED = [
 
 @some(["gat edges"], COMPILED)
 def test_compiled(case, graph, monkeypatch):
-    """By Inductor, whose own sums along an index lose more than those of eager calls."""
+    """Compiled by Inductor, whose own sums along an index lose more digits than those of eager calls."""
     tensors = tensors_of(case, graph, (3, 2, 2))
     torch._dynamo.reset()
     compiled = torch.compile(lambda leaves: [x * 1 for x in case(graph, leaves)])

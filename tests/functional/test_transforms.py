@@ -79,7 +79,8 @@ OF_SEVERAL = "vmap of vmap", "grad of grad"  # a softmax has one tensor
     ],
 )
 def test_functions(device, name, how, dropout):
-    """Of the first result, or with dropout of the last, which is the attention where it is returned."""
+    """Transforms of the first result; with dropout, of the last one, which is the attention if it is
+    returned."""
     case, graph, transform = CASES[name], tiny_graph(device), TRANSFORMS[how]
     inputs = case.tensors(graph, batch=False)
     batch = [torch.randn(3, *x.shape, dtype=x.dtype, device=device) for x in inputs.values()]

@@ -222,8 +222,8 @@ def test_relations_without_edges():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_extreme_scores_in_16_bits(device, dtype):
-    """The largest number of the type beside the smallest: one edge has all of the weight, and gradients are
-    finite."""
+    """One score of a row is the largest number of the type, the others are smaller: its edge gets all of the
+    weight, and gradients are finite."""
     top = torch.finfo(dtype).max
     graph = Graph.from_edge_index(STAR.to(device), num_src=DEGREE, num_dst=1)
     value = torch.arange(DEGREE, device=device).clamp(max=100).to(dtype).view(-1, 1, 1).requires_grad_()

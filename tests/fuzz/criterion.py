@@ -17,7 +17,7 @@ _NODES = ("value", "score_src", "score_dst", "key", "query")
 
 
 def _reordered(call, graph, leaves, masks):
-    """On the graph with its nodes relabelled; the results are as without."""
+    """The same call on the graph with its nodes relabelled, with results in the original order."""
     order = [
         torch.randperm(n, generator=torch.Generator().manual_seed(n)).to(graph.device)
         for n in (graph.num_src, graph.num_dst)

@@ -35,7 +35,7 @@ def example(functions=FAMILIES, dtypes=EXACT, examples=1.0, **how):
 
 
 def same(x, y, note=""):
-    """Equal but for the order of sums, of values of the size of 1."""
+    """Equal except for the order of sums, of values of the size of 1."""
     assert x.shape == y.shape, f"{note}: shape {tuple(x.shape)}, not {tuple(y.shape)}"
     difference = (x.double() - y.double()).norm().item()
     tolerance = 1e-12 if x.dtype == torch.float64 else 3e-5

@@ -1,4 +1,4 @@
-"""Graphs of fixed capacity beside exact ones: what is in use is the same, what is not is 0."""
+"""Graphs of fixed capacity compared with exact ones: what is in use is the same, what is not is 0."""
 
 import copy
 import gc

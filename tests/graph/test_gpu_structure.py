@@ -1,5 +1,5 @@
-"""The GPU's operator that makes both CSRs of edges and the statistics by which plans are chosen, beside plain
-tensor operations."""
+"""The GPU's operator that makes both CSRs of edges and the statistics by which plans are chosen gives the
+same results as plain tensor operations."""
 
 import warnings
 

@@ -1,4 +1,5 @@
-"""The CPU's operators for structure and plans, beside the tensor operations that other devices run."""
+"""The CPU's operators that make structures and plans give the same results as the tensor operations that run
+on other devices."""
 
 import pickle
 

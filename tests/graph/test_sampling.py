@@ -180,7 +180,7 @@ def test_capture_is_of_what_it_says():
 
 @pytest.mark.parametrize("count", [1, 2, 7, 16, 33])
 def test_draws_are_those_of_floyds_algorithm(count):
-    """Beside Floyd's sampling algorithm in a Python loop."""
+    """The same as Floyd's sampling algorithm in a Python loop."""
     degree = torch.arange(count + 1, count + 60)
     draws = torch.rand(
         len(degree), count, generator=torch.Generator().manual_seed(count), dtype=torch.float64

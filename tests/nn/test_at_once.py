@@ -1,4 +1,4 @@
-"""Layers as one operator (`dfgnn.nn.fused`): what they compute is what their operations compute."""
+"""Layers as one operator (`dfgnn.nn.fused.operator_call`) compute the same as their operations one by one."""
 
 import gc
 import weakref
@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from dfgnn import nn as layers
 from dfgnn.engine.autograd import Layer
-from dfgnn.nn import fused as _fused
-from dfgnn.nn.whole import gated as _gated
-from dfgnn.nn.whole.spec import LayerSpec
+from dfgnn.nn.fused import gated as _gated
+from dfgnn.nn.fused import operator_call as _operator_call
+from dfgnn.nn.fused.spec import LayerSpec
 from dfgnn.runtime.arguments import LayerTensors as _LayerTensors
 from dfgnn.runtime.cuda_graphs import capturing
 
@@ -36,9 +36,9 @@ def compute_as(device, monkeypatch):
         if kind != AS[0] and device != "cpu":
             pytest.skip("for the CPU")
         if "padded" in kind:
-            monkeypatch.setitem(_fused._LOAD, "cpu", 16)
+            monkeypatch.setitem(_operator_call._LOAD, "cpu", 16)
         if "joined" in kind:
-            monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
+            monkeypatch.setitem(_operator_call._MOST_JOINED, "cpu", 2**22)
 
     return compute_as
 
@@ -79,7 +79,7 @@ def make_pair(
 def run(graph, t, dropout_p, score, heads, **numbers):
     seed = torch.randint(2**62, (1,), device=graph.device) if dropout_p else None
     spec = LayerSpec(score, heads, None, dropout_p=dropout_p, **numbers)
-    return _fused.computed(spec, graph, t._replace(seed=seed), t.x.dtype)
+    return _operator_call.computed(spec, graph, t._replace(seed=seed), t.x.dtype)
 
 
 def run_pair(graph, tensors, score, heads, dropout_p=0.0):
@@ -167,7 +167,7 @@ def test_pairs(device, monkeypatch, compute_as, case, shape, dtype, kind, hard):
 
 @pytest.mark.gpu
 def test_a_constant_first_used_in_a_cuda_graph():
-    """It gets its value only at a replay: it must not be cached for other calls."""
+    """Such a constant gets its value only at a replay, and so must not be cached for other calls."""
     _gated._constants.clear()
     like, stream = (torch.float32, torch.device("cuda")), torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
@@ -240,7 +240,7 @@ def test_hooks_of_saved_tensors_and_checkpoints(device, compute_as, kind):
         with torch.autograd.graph.saved_tensors_hooks(keeping(packed), lambda x: x):
             again = run(*tensors)
         shared = any(x.data_ptr() == again.data_ptr() for x in packed)
-        # One more than the tensors: what backward reads beside them, with `out` where there is a skip.
+        # One more than the tensors: what backward reads besides them, with `out` where there is a skip.
         assert shared or len(packed) == 1 + sum(x is not None for x in tensors)
         assert_close(gradients(again, tensors), expected, torch.float64)
         out = checkpoint(run, *tensors, use_reentrant=False)
@@ -354,7 +354,7 @@ def test_modules_take_it_where_they_can(monkeypatch, name):
 @pytest.mark.parametrize("two_ends", [False, True])
 def test_gradients_of_projections_of_the_same_features_are_one_product(monkeypatch, two_ends):
     """The gradients of the weights of one end are parts of one product, and so are those of their biases."""
-    monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
+    monkeypatch.setitem(_operator_call._MOST_JOINED, "cpu", 2**22)
     graph = make_graph("random")
     for attributes in (0, 3):
         tensors = make_pair(graph, "dot", 2, 4, torch.float32, two_ends=two_ends, attributes=attributes)
@@ -382,8 +382,8 @@ def test_a_layer_that_has_learnt_more_takes_the_long_way():
         def __init__(self, size):
             super().__init__(IN, size, 2, allow_zero_in_degree=True)
 
-    assert _fused.knows_all_of(layers.dgl.GATConv) and _fused.knows_all_of(Renamed)
-    assert not _fused.knows_all_of(Louder) and not _fused.knows_all_of(nn.Linear)
+    assert _operator_call.knows_all_of(layers.dgl.GATConv) and _operator_call.knows_all_of(Renamed)
+    assert not _operator_call.knows_all_of(Louder) and not _operator_call.knows_all_of(nn.Linear)
     graph = make_graph("random")
     x = torch.randn(graph.num_src, IN, requires_grad=True)
     short, long = Renamed(4)(graph, x), Louder()(graph, x)
@@ -399,7 +399,7 @@ def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
     graph, module = make_graph("random", device), MODULES[name]().to(device)
     x = torch.randn(graph.num_src, IN, device=device, requires_grad=True)
     tensors = [x, *module.parameters()]
-    monkeypatch.setattr(_fused, "_is_small", lambda *args: small)
+    monkeypatch.setattr(_operator_call, "_is_small", lambda *args: small)
 
     def run(autocast=True):
         with torch.autocast(device, dtype, enabled=autocast):
@@ -414,7 +414,7 @@ def test_autocast(device, monkeypatch, compute_as, name, dtype, small, kind):
         assert_close(found, [wide.to(out.dtype), *gradients(wide, tensors)], torch.bfloat16)
         return
     with monkeypatch.context() as patch:
-        patch.setattr(_fused, "knows_all_of", lambda cls: False)
+        patch.setattr(_operator_call, "knows_all_of", lambda cls: False)
         out = run()
     assert_close(found, [out, *gradients(out, tensors)], torch.bfloat16)
 
@@ -427,7 +427,7 @@ def test_small_under_autocast(monkeypatch):
 
     def computed_in(x, weight=weight, x_dst=None):
         with torch.autocast("cpu", torch.bfloat16):
-            return _fused.cast_by_autocast(graph, x, x_dst, weight)[0].dtype
+            return _operator_call.cast_by_autocast(graph, x, x_dst, weight)[0].dtype
 
     assert computed_in(x) == torch.float32
     assert computed_in(x.bfloat16()) == computed_in(x, weight.bfloat16()) == torch.bfloat16
@@ -437,16 +437,16 @@ def test_small_under_autocast(monkeypatch):
         ("_MOST_GATHERED", graph.num_edges * len(weight)),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(_fused, name, most)
+            patch.setattr(_operator_call, name, most)
             assert computed_in(x) == torch.float32
-            patch.setattr(_fused, name, most - 1)
+            patch.setattr(_operator_call, name, most - 1)
             assert computed_in(x) == torch.bfloat16
 
 
 def test_a_small_pair_launches_little(monkeypatch):
     """On a GPU small projections are one product backward, and their biases' gradients one sum with that of
     the bias of the result."""
-    monkeypatch.setitem(_fused._MOST_JOINED, "cpu", 2**22)
+    monkeypatch.setitem(_operator_call._MOST_JOINED, "cpu", 2**22)
     graph = make_graph("random", "cpu")
     for score in ("additive_v2", "dot"):
         tensors = make_pair(graph, score, 2, 4, torch.float32, skip=False)

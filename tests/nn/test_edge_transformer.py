@@ -1,4 +1,4 @@
-"""EdgeGraphTransformerConv and its layer beside the published formulas in plain PyTorch."""
+"""EdgeGraphTransformerConv and its layer, compared with the published formulas in plain PyTorch."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ GRAPHS = ["mixed_degrees", "fewer_sources", "fewer_destinations", "isolated", "d
 
 
 def published(conv, graph, h_src, h_dst, edge_attr):
-    """As the published code does it, edge by edge: exponentials of clamped scores, then two sums."""
+    """The layer as the published code computes it, edge by edge: exponentials of clamped scores, then two
+    sums."""
     heads, dim = conv.num_heads, conv.out_feats
     src, dst = graph.edge_index
     q, k, v, e = (

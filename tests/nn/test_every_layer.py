@@ -116,7 +116,7 @@ def test_gradient_penalty(device, name):
 
 @pytest.mark.parametrize("name", names(without=["GPSConv"]))
 def test_torch_func(device, name):
-    """Cold: torch.func meets the edges first. Gradients of the parameters, forward mode and vmap."""
+    """Gradients of the parameters, forward mode and vmap, where no graph of these edges is cached yet."""
     layer, x = on_device(name, device).eval(), X.to(device)
     parameters = {n: p.detach() for n, p in layer.named_parameters()}
 

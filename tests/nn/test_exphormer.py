@@ -1,11 +1,11 @@
-"""ExphormerAttention beside its formula in plain PyTorch."""
+"""ExphormerAttention, compared with its formula in plain PyTorch."""
 
 import pytest
 import torch
 
 from dfgnn import Graph
 from dfgnn.nn import ExphormerAttention
-from dfgnn.nn.whole import typed as _typed
+from dfgnn.nn.fused import typed as _typed
 
 N, E, T = 40, 300, 3
 
@@ -69,7 +69,7 @@ def test_formula(device, dtype, size, heads, clamp, sharp, calls):
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_heads_that_kernels_want_padded(monkeypatch, fixed):
-    """As on a GPU, where they load 16 bytes at a time."""
+    """Heads are padded as on a GPU, where kernels load 16 bytes at a time."""
     monkeypatch.setattr(_typed.Rows, "on", lambda _, heads, size, *__: _typed.Rows(heads, size, 3))
     layer, edge_index, types, x, type_feat = made("cpu", heads=3)
     mask = torch.ones(E, dtype=torch.bool) if fixed else None

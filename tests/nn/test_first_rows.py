@@ -5,8 +5,8 @@ import torch
 
 from dfgnn import Graph
 from dfgnn import nn as layers
-from dfgnn.nn import fused as _fused
-from dfgnn.nn.fused import is_first_rows
+from dfgnn.nn.fused import operator_call as _operator_call
+from dfgnn.nn.fused.operator_call import is_first_rows
 
 
 def test_which_are():
@@ -59,12 +59,12 @@ def _dgl(edge_index):
 
 @pytest.mark.parametrize("make", [_pyg, _dgl])
 def test_the_layer_is_computed_at_once(make, device, monkeypatch):
-    """With the results and gradients of any other pair."""
+    """The layer is one operator call, and has the results and gradients that it has for any other pair."""
     layer, run = make(_block(device))
     layer.to(device)
     calls = []
-    computed = _fused.computed
-    monkeypatch.setattr(_fused, "computed", lambda *args: calls.append(1) or computed(*args))
+    computed = _operator_call.computed
+    monkeypatch.setattr(_operator_call, "computed", lambda *args: calls.append(1) or computed(*args))
     x = torch.randn(9, 5, device=device, requires_grad=True)
     parameters = [x, *layer.parameters()]
     out = run(x, x[:4])

@@ -1,4 +1,4 @@
-"""GraphTransformerLayer beside the same formula in plain PyTorch."""
+"""GraphTransformerLayer, compared with the same formula in plain PyTorch."""
 
 import copy
 import itertools

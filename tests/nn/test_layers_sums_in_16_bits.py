@@ -1,5 +1,5 @@
 """Every layer, and the gradient of every input and parameter, at a node of 5,000 edges in bfloat16 and
-float16, beside float64.
+float16, compared with float64.
 
 Eager and compiled: what torch 2.13.0 and torch_geometric 2.8.0 do with the same sums is
 tests/functional/test_where_libraries_differ.py.
@@ -54,7 +54,7 @@ def test_like_float64(name, dtype):
 
 @some(["pyg GATConv"], names("pyg"))
 def test_compiled_like_float64(name):
-    """By Inductor, under which torch_geometric 2.8.0's GATConv loses a node of 5,000 edges."""
+    """Compiled by Inductor, under which torch_geometric 2.8.0's GATConv is wrong at a node of 5,000 edges."""
     layer, exact = drawn(name, torch.bfloat16)
     torch._dynamo.reset()
     found = run(layer, name, torch.bfloat16, call=torch.compile(layer))

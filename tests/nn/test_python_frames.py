@@ -55,8 +55,8 @@ FORMS = {
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_hit_of_the_graph_cache(form, self_loops):
-    """From a layer's question to the graph that is kept: at most six frames, and the cache answers without
-    leaving its file. The loops of a Graph are kept beside it."""
+    """A layer gets its cached graph in at most six Python frames, and the cache calls no function of another
+    file. For a Graph, whose version with loops is cached elsewhere, it takes at most twelve."""
     layer, x, edge_index = pyg.GATConv(4, 2), torch.zeros(NODES, 4), FORMS[form](edges())
     files = frames(lambda: _x_and_edge_index.layer_graph(layer, edge_index, x, x, None, self_loops))
     ours = [name for name in files if name != "torch"]

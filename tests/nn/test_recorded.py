@@ -11,8 +11,8 @@ from torch import library
 from torch._dynamo.backends.common import aot_autograd
 
 from dfgnn import Graph, nn
+from dfgnn.nn.fused import traced as _traced
 from dfgnn.nn.pyg import GATConv, GATv2Conv, TransformerConv
-from dfgnn.nn.whole import traced as _traced
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -116,7 +116,7 @@ def test_autocast(name, device):
 
 @some(["DGL GATv2Conv"], [name for name in LAYERS if "DGL" in name])
 def test_a_block(name, device):
-    """Its destinations are its first sources."""
+    """A compiled layer takes a block, whose destinations are its first sources."""
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for num_dst in (12, 17):

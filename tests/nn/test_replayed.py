@@ -22,7 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from dfgnn import Graph
 from dfgnn.graph import in_cuda_graphs as _replayed
 from dfgnn.nn import pyg
-from dfgnn.nn.whole import traced as _traced
+from dfgnn.nn.fused import traced as _traced
 
 ops = torch.ops.dfgnn
 COUNTERS = torch._dynamo.utils.counters
@@ -213,7 +213,7 @@ def test_autocast(name, device, recorded):
 @pytest.mark.slow
 @exhaustive
 def test_inductor(device, recorded):
-    """Without CUDA graphs of its own on the CPU, and with them on a GPU."""
+    """Inductor's code runs without CUDA graphs on the CPU, and with its own CUDA graphs on a GPU."""
     model = Model(LAYERS["TransformerConv edges"][0]).double().to(device)
     compiled = torch.compile(model, fullgraph=True)
     for k in (0, 1, 0):

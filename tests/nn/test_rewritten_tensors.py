@@ -78,7 +78,7 @@ def other(x):
 
 
 class Subject:
-    """A layer beside torch_geometric's; of another library beside itself with other tensors."""
+    """Compares a layer with torch_geometric's, or one of another library with itself on other tensors."""
 
     def __init__(self, name):
         self.name = name
@@ -259,7 +259,7 @@ def test_what_a_transform_leaves(name, transform):
 
 
 class Model(nn.Module):
-    """With its edges and their types among its buffers."""
+    """A model that has its edges and their types as buffers."""
 
     def __init__(self, seed):
         super().__init__()

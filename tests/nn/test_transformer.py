@@ -1,4 +1,4 @@
-"""GraphTransformerConv beside the same formula written with the reference function."""
+"""GraphTransformerConv, compared with the same formula written with the reference function."""
 
 import copy
 import math

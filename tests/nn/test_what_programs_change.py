@@ -1,6 +1,6 @@
-"""Every layer beside the one of torch_geometric or DGL with its contract, where a program or a tool changes
-something around it: replaced functions, modules and modes, hooks, parametrizations, tensors with operations
-of their own; and which gradients are None."""
+"""Every layer, compared with the one of torch_geometric or DGL with its contract, where a program or a tool
+changes something around it: replaced functions, modules and modes, hooks, parametrizations, tensors with
+operations of their own; and which gradients are None."""
 
 import contextlib
 import copy
@@ -247,8 +247,8 @@ def parts_of(layer):
 
 @in_turns("change", CHANGES, NAMES)
 def test_changes_of_a_linear_module(name, change):
-    """Of each of its linear modules, also of those whose weight is folded into the score terms; for every
-    other change the layer has been called before, so that its next call may be prepared."""
+    """Changes of each linear module of a layer, also of those whose weight is folded into the score terms;
+    for every other change the layer has been called before, so that its next call may be prepared."""
     parts, is_called = parts_of(both(name)[0]), list(CHANGES).index(change) % 2 == 0
     if name == "pyg GPSConv" and change == "another module":
         parts.remove("attn.out_proj")  # torch's attention reads its weight
@@ -304,8 +304,8 @@ def changes_of_parts():
 
 @pytest.mark.parametrize(("name", "change"), [*changes_of_parts()])
 def test_changes_of_other_modules(name, change):
-    """Before accelerate and after it: they take effect in the fused forward, or DGL's own forward runs with a
-    warning; with a dfgnn.Graph, which that cannot take, they raise."""
+    """Changes made before accelerate and after it take effect in the fused forward, or DGL's own forward runs
+    with a warning; with a dfgnn.Graph, which that cannot take, they raise."""
     part, honoured = change.split()[0], any(word in change for word in HONOURED)
     theirs, late = both(name)
     change_part(theirs, change)
@@ -513,7 +513,7 @@ def test_gradients_that_have_derivatives(name):
     assert_equal(found[1], found[0])
 
 
-# ---- dfgnn.run, which looks at calls ---------------------------------------------------------------------
+# ---- dfgnn.run, which looks at calls -----------------------------------------------------------------------
 
 
 def nodes_of(out):

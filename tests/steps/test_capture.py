@@ -1,4 +1,4 @@
-"""dfgnn.capture: steps on padded batches beside plain ones; as CUDA graphs where there is a GPU.
+"""dfgnn.capture: steps on padded batches, compared with plain ones; as CUDA graphs where there is a GPU.
 
 ``debug=True`` is what a replay computes, eagerly, so that most of it is tested on the CPU, too.
 """
@@ -192,7 +192,7 @@ def test_a_step_without_arguments(device):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_of_a_compiled_model(device, in_place):
-    """It is compiled once: the code of the first, eager step is what is captured."""
+    """The model is compiled once: what is captured is the code that the first, eager step compiled."""
     torch._dynamo.reset()
     data, losses, counter = full_graph(device), [], CompileCounterWithBackend("aot_eager")
     for compiled in (True, False):

@@ -1,4 +1,5 @@
-"""dfgnn.capture on samples with a graph for each layer, beside plain training; on a GPU from CUDA graphs."""
+"""dfgnn.capture on samples with a graph for each layer, compared with plain training; on a GPU from CUDA
+graphs."""
 
 import warnings
 
@@ -172,7 +173,8 @@ def test_two_samples_are_refused(device):
 
 
 def test_a_sample_of_one_hop_and_levels_of_one_size(device):
-    """As many destinations as sources in a hop, so that rows do not tell the level; what is padded does."""
+    """A hop has as many destinations as sources, so that the number of rows does not tell them apart; the
+    padded numbers do."""
     graph = dfgnn.Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4).to(device)
     sampler, x = NeighborSampler(graph, (2, 2)), torch.randn(4, 6, device=device)
     orders = [torch.tensor(order, device=device) for order in ([3, 1, 2, 0], [0, 1, 2, 3], [1, 0, 3, 2])]

@@ -134,7 +134,7 @@ class _WithEdges(nn.Module):
 
 @pytest.mark.gpu
 def test_a_loss_from_before_lives_on(gpu):
-    """Its graph of gradients holds what adds up the parameters' gradients, on another stream."""
+    """Such a loss keeps the nodes alive that add up the parameters' gradients, on another stream."""
     data = batches(2)[0].to(gpu)
     model = Net().to(gpu)
     before = graph_loss(model)(data)

@@ -438,7 +438,7 @@ def test_writes_that_pytorch_does_not_see():
 
 
 def test_a_host_tensor_that_is_written_after_use(monkeypatch):
-    """It is a stored result, also where it is known by its numbers."""
+    """Such a tensor is a stored result, also where it is identified by its numbers."""
 
     def part(s):
         first, second = s.ids.clone(), s.ids.clone()
@@ -452,7 +452,7 @@ def test_a_host_tensor_that_is_written_after_use(monkeypatch):
 
 
 def _on_host(monkeypatch):
-    """As if the step were on a GPU, and its tensors on the host."""
+    """Runs as if the step were on a GPU and its tensors on the host."""
     started = Constants.__init__
     monkeypatch.setattr(
         Constants, "__init__", lambda self, device, *args: started(self, torch.device("cuda"), *args)
@@ -474,7 +474,8 @@ def test_results_that_are_written_to_unseen_are_not_kept(device):
 
 
 def test_tensors_on_the_host(monkeypatch):
-    """As on a GPU: they are known by their numbers, also where NumPy writes to them between steps."""
+    """As on a GPU, tensors on the host are identified by their numbers, also where NumPy writes to them
+    between steps."""
     _on_host(monkeypatch)
     kept = torch.arange(N)
 

@@ -1,11 +1,11 @@
-"""Batch normalisation without what is padded, as dfgnn.capture has it, beside float64."""
+"""Batch normalisation without what is padded, as dfgnn.capture has it, compared with float64."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dfgnn.capturing import padding
+from dfgnn.capturing import masked_functions
 
 
 @pytest.mark.parametrize("shape", [(5,), (48,), (3, 4)])
@@ -30,7 +30,7 @@ def test_what_the_norm_and_its_gradient_are(device, shape, used, affine, kind):
         mean, var = torch.zeros_like(bias, dtype=dtype), torch.ones_like(bias, dtype=dtype)
         given = x if masked else x[mask].to(dtype), weight.to(dtype), bias.to(dtype)
         given = [t.clone().requires_grad_() for t in given]
-        with padding.Padding({1000: mask} if masked else {}, []):
+        with masked_functions.WithoutPadding({1000: mask} if masked else {}, []):
             y = F.batch_norm(given[0], mean, var, *(given[1:] if affine else (None, None)), True, 0.3)
         y = y[mask] if masked else y
         y.backward(grad.to(y.dtype))
@@ -54,7 +54,7 @@ def test_the_norm_is_few_launches():
     mask = torch.arange(1000, device="cuda") < 801
 
     def step(times):
-        with padding.Padding({1000: mask}, []):
+        with masked_functions.WithoutPadding({1000: mask}, []):
             y = x
             for _ in range(times):
                 y = norm(y)

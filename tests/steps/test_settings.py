@@ -176,7 +176,8 @@ def test_lazy_parameters(device):
 
 
 def test_buffers_that_a_module_replaces(device):
-    """As torch_geometric's InstanceNorm does in training; the check of padding leaves no trace in them."""
+    """torch_geometric's InstanceNorm replaces its buffers in training. The check of padding leaves them
+    unchanged."""
     found = []
     for captured in (True, False):
         torch.manual_seed(0)

@@ -266,7 +266,8 @@ def test_what_names_do_not_reach(user_module):
 
 
 def test_attentive_fp():
-    """Its first layer is constructed in the module that defines its class."""
+    """AttentiveFP constructs its first layer in the module that defines the layer's class, where patch leaves
+    the name of the class as it is."""
     from torch_geometric.nn.models import attentive_fp
 
     def build():

@@ -240,7 +240,8 @@ def test_compilers_transforms_and_scripts(patched):
 
 
 def test_names(patched):
-    """Where the function was imported by name, in torch_geometric itself, and when the patch is undone."""
+    """A function is replaced where it was imported by name, in torch_geometric itself, and restored when the
+    patch is undone."""
     user = types.ModuleType("a_user_of_softmax")
     user.softmax, user.other = ORIGINALS.values()
     home = importlib.import_module("torch_geometric.utils._softmax")  # whose name stays the original's

@@ -354,7 +354,7 @@ template <class A, class S>
   for (int64_t k = begin; k < end; ++k) to[k] = A(from[k]);
 }
 
-// Adds the rows to `out`, which is 0. Few columns are added up in double, many in float, but for groups of
+// Adds the rows to `out`, which is 0. Few columns are added up in double, many in float, except for groups of
 // more than kMostAdded rows, for which rows have to be counted (Totals).
 template <class A, class I, int C, class S, bool gathered>
 void sum_of(const ByIndexParams& p, const Parallel& parallel) {

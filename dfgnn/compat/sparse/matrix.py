@@ -43,7 +43,8 @@ class SparseMatrix:
         return None if self._val is None and self._lazy is None else self.val
 
     def __getstate__(self) -> tuple[Structure, Tensor | None]:
-        """Of copies and pickles, which get values: lazy ones belong to the operands of this process."""
+        """The state of copies and pickles, with computed values: lazy ones refer to operands of this
+        process."""
         return self._structure, self._given
 
     def __setstate__(self, state: tuple[Structure, Tensor | None]) -> None:

@@ -56,7 +56,7 @@ class AGNNConv(GraphLayer):
 
         Args:
             graph, feat: as in :meth:`GATConv.forward`, with one size of features. The cosine is taken over
-                the last dimension; others beside the nodes are heads.
+                the last dimension; others besides the nodes are heads.
 
         Returns:
             ``[N_dst, *, F]``.

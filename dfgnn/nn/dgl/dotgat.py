@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ... import functional
 from .._base import AttentionLayer
 from .._graph import split_ends
-from ..whole.spec import LayerSpec
+from ..fused.spec import LayerSpec
 
 
 class DotGatConv(AttentionLayer):

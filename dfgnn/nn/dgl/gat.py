@@ -14,8 +14,8 @@ from .._base import LeakyLayer, add_bias, check_per_edge, dropout_p, xavier, zer
 from .._errors import check_fits, projected
 from .._graph import split_ends
 from .._linear import score_terms
-from ..fused import fused_layer, is_first_rows, refuse_parameters
-from ..whole.spec import LayerSpec
+from ..fused.operator_call import fused_layer, is_first_rows, refuse_parameters
+from ..fused.spec import LayerSpec
 
 
 class AdditiveConv(LeakyLayer):

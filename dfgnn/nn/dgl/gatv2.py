@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import functional
 from .._base import LeakyLayer, dropout_p, xavier, zero
 from .._graph import split_ends
-from ..whole.spec import LayerSpec
+from ..fused.spec import LayerSpec
 
 
 class GATv2Conv(LeakyLayer):

@@ -18,8 +18,8 @@ from .._errors import check_constructor, says_errors
 from .._fused_or_upstream import METHODS, fused_or_pyg, methods_of, warn, why_upstream
 from .._linear import LINEAR
 from .._upstream import Called, is_from
-from ..fused import fused_layer, refuse_parameters
-from ..whole.spec import LayerSpec
+from ..fused.operator_call import fused_layer, refuse_parameters
+from ..fused.spec import LayerSpec
 from ._edges import attention_result, edge_attributes
 from ._x_and_edge_index import for_upstream
 
@@ -40,9 +40,9 @@ class PyGLayer:
     _aggregations: ClassVar[tuple[type, ...]] = (SumAggregation,)
     # The value of `node_dim` (the dimension of nodes in message passing) that torch_geometric's class sets.
     _node_dim: ClassVar[int] = 0
-    # A function of the layer: why its fused forward cannot run, where that is so of this class alone.
+    # A function that returns why the fused forward of a layer cannot run, for reasons of this class alone.
     _special_reason: ClassVar[Any] = None
-    # The methods when they were last found to be the library's; and what reads them.
+    # The methods as they were when they were last found to be the library's; and a function that reads them.
     _methods_found: ClassVar[Any] = ()
     _methods_of: ClassVar[Any] = methods_of
 
@@ -65,7 +65,8 @@ class PyGLayer:
         super().__init_subclass__(**kwargs)
         if PyGLayer in cls.__bases__:
             library = _upstream(cls)
-            # Without methods that were replaced before. Those of MessagePassing are the library's, too.
+            # The library's methods are those of its class and of MessagePassing. A method that was replaced
+            # before this class was made is left out, because it is not the library's.
             cls._methods_of_library = {
                 name: tuple(x for x in (getattr(library, name), of_base) if is_from("torch_geometric", x))
                 for name, of_base in _METHODS_OF_BASE.items()

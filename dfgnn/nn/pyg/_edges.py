@@ -125,7 +125,7 @@ def given_attributes(
 
 
 def attention_result(edge_index: Any, alpha: Tensor, graph: Graph, self_loops: bool) -> Any:
-    """What a layer returns beside its output: the edges with their attention, in the form of ``edge_index``.
+    """What a layer returns besides its output: the edges with their attention, in the form of ``edge_index``.
 
     ``alpha [E', H]`` is in the graph's edge order, where loops are last. Sparse tensors hold their edges
     sorted by row.

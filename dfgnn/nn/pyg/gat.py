@@ -14,8 +14,8 @@ from ...runtime.eager import in_autocast, without_autocast
 from ...runtime.torch_internals import is_exporting
 from .._errors import check_fits, projected
 from .._linear import folded_terms, is_product, score_terms
-from ..fused import is_first_rows, refuse_parameters
-from ..whole.spec import LayerSpec
+from ..fused.operator_call import is_first_rows, refuse_parameters
+from ..fused.spec import LayerSpec
 from ._base import PyGLayer
 from ._edges import edge_attributes
 from ._x_and_edge_index import ends, layer_graph, wants_attention
@@ -30,7 +30,7 @@ class GATConv(PyGLayer, torch_geometric.nn.GATConv):
             a_s^T W x_j + a_t^T W x_i + a_e^T W_e e_{ij}))
 
     per head, over the edges j -> i, which include loops. A drop-in for ``torch_geometric.nn.GATConv``. No
-    tensor of edge size beside ``edge_attr`` and one score per edge and head where it is given.
+    tensor of edge size is made besides ``edge_attr`` and one score per edge and head where it is given.
 
     Example::
 
@@ -143,7 +143,7 @@ class GATConv(PyGLayer, torch_geometric.nn.GATConv):
             return folded_terms(lin, edge_attr, vector)[0]
         with without_autocast(edge_attr):
             term = folded_terms(lin, edge_attr.to(lin.weight), vector)[0]
-        # Parameters in 16 bits may be of the other type than autocast's.
+        # Parameters may have the 16-bit type that is not autocast's.
         return term.to(torch.promote_types(term.dtype, torch.float32))
 
 

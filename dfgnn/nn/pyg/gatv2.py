@@ -14,9 +14,9 @@ from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
 from .._errors import check_fits, projected, wrong_argument
 from .._linear import is_product
-from ..fused import refuse_parameters
-from ..whole.spec import LayerSpec
-from ..whole.traced import folds
+from ..fused.operator_call import refuse_parameters
+from ..fused.spec import LayerSpec
+from ..fused.traced import folds
 from ._base import PyGLayer
 from ._edges import edge_attributes, given_attributes
 from ._x_and_edge_index import both_ends, layer_graph, wants_attention
@@ -119,8 +119,8 @@ class GATv2Conv(PyGLayer, torch_geometric.nn.GATv2Conv):
         return None
 
     def _term(self, edge_attr: Tensor) -> EdgeTerm:
-        """The edges' term of the keys: on the CPU attributes and projection where the projected attributes
-        ``[E', H, C]`` would be large, else these."""
+        """The edges' term of the keys: the projected attributes ``[E', H, C]``, or, on the CPU where these
+        would be large, the attributes and their projection."""
         width = self.heads * self.out_channels
         takes_both = is_eager(edge_attr) and edge_attr.dim() == 2 and is_product(self.lin_edge)
         if takes_both and folds(edge_attr, self.heads, width, "additive_v2"):

@@ -14,8 +14,8 @@ from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_ed
 from ...graph import GraphPart
 from .._errors import projected, wrong_argument
 from .._linear import is_untouched, plain_linear
-from ..fused import fused_layer
-from ..whole.spec import LayerSpec
+from ..fused.operator_call import fused_layer
+from ..fused.spec import LayerSpec
 from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
 from ._x_and_edge_index import both_ends, layer_graph

@@ -15,8 +15,8 @@ from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import in_autocast
 from .._errors import check_fits, projected, wrong_argument
 from .._linear import is_product
-from ..whole.spec import LayerSpec
-from ..whole.traced import folds
+from ..fused.spec import LayerSpec
+from ..fused.traced import folds
 from ._base import PyGLayer
 from ._edges import edge_attributes, given_attributes, promoted
 from ._x_and_edge_index import both_ends, for_upstream, layer_graph

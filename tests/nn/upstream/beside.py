@@ -1,4 +1,5 @@
-"""Layers of dfgnn beside those of torch_geometric and DGL: the same parameters, inputs, gradients for both.
+"""Compares layers of dfgnn with those of torch_geometric and DGL: the same parameters, inputs, gradients for
+both.
 
 A subject is a layer with what a test has to know of it: the options of its constructor, the edges that it
 takes, and how inputs are made. The subjects are in of_pyg.py and of_dgl.py.
@@ -158,7 +159,8 @@ class Subject:
         """Gives new values to parameters whose initial values would hide an error."""
 
     def check(self, layers, inputs, ours=None, asked=True, tolerance=None):
-        """Outputs and gradients, with the attention and without. ours: the same inputs in another form."""
+        """Compares outputs and gradients, with the attention and without. ours: the same inputs in another
+        form."""
         if tolerance is None and dtype_of(layers[0]) == torch.float64:
             tolerance = self.tolerance
         for keywords in ({}, self.asked) if asked and self.asked else ({},):

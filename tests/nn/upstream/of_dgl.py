@@ -1,4 +1,4 @@
-"""The layers of dfgnn.nn.dgl beside DGL's, as subjects of test_like_upstream.py.
+"""The layers of dfgnn.nn.dgl and DGL's, as subjects of test_like_upstream.py.
 
 A test that imports this module is skipped where DGL is missing.
 """

@@ -1,4 +1,4 @@
-"""The layers of dfgnn.nn.pyg beside torch_geometric's, as subjects of test_like_upstream.py.
+"""The layers of dfgnn.nn.pyg and torch_geometric's, as subjects of test_like_upstream.py.
 
 A test that imports this module is skipped where torch_geometric is missing.
 """
@@ -239,7 +239,7 @@ class SuperGATConv(PyGSubject):
         return WithLoss(layer)
 
     def copies(self, monkeypatch):
-        """Without negative samples, which do not matter here and are slow to draw."""
+        """Copies that draw no negative samples, which do not matter here and are slow to draw."""
         theirs, ours, draw = super().copies(monkeypatch)
         for layer in (theirs, ours):
             monkeypatch.setattr(layer, "negative_sampling", lambda edge_index, *args: edge_index[:, :1])

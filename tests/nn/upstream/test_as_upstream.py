@@ -1,4 +1,5 @@
-"""What a program sees of layers beside their numbers: types without edges, and attributes in other dtypes."""
+"""What a program sees of layers besides their numbers: types without edges, and attributes in other
+dtypes."""
 
 import copy
 import functools
@@ -105,7 +106,8 @@ def outcome(layer, name, x, attr):
 @pytest.mark.parametrize("name", WITH_ATTRIBUTES)
 @FALLS_BACK
 def test_attributes_of_other_dtypes(name):
-    """Where torch_geometric's layer takes them, ours gives the same; where it raises, ours names them."""
+    """Where torch_geometric's layer takes such attributes, ours gives the same; where it raises, ours names
+    them in its error."""
     for dtype in (torch.float64, torch.float32):
         theirs, ours = pair_of(lambda: WITH_ATTRIBUTES[name].make(library("torch_geometric")), dtype)
         for attr in (ATTR.mul(2).abs().to(kind) for kind in DTYPES):
@@ -118,7 +120,8 @@ def test_attributes_of_other_dtypes(name):
 
 
 def test_wide_attributes_under_autocast():
-    """In a layer without edge_dim they are added to values that autocast has made narrower."""
+    """In a layer without edge_dim, attributes are added to values that autocast has cast to a narrower
+    dtype."""
     theirs, ours = pair_of(lambda: PyG.TransformerConv(8, 4, 2), torch.float32)
     arguments = X.float(), EDGES, ATTR.float()[:, :1, None]
     with torch.autocast("cpu", torch.bfloat16):

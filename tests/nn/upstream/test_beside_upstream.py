@@ -1,5 +1,5 @@
-"""Every layer beside torch_geometric's where something around it is unusual: attributes that are set after
-``accelerate``; torch.func; fake tensors; short integers.
+"""Every layer, compared with torch_geometric's, where something around it is unusual: attributes that are set
+after ``accelerate``; torch.func; fake tensors; short integers.
 """
 
 import copy

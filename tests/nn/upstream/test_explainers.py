@@ -1,4 +1,5 @@
-"""torch_geometric's explainers with every layer, beside its own layers; afterwards layers run fused again."""
+"""torch_geometric's explainers with every layer, compared with its own layers; afterwards layers run fused
+again."""
 
 import pytest
 import torch

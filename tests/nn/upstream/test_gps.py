@@ -1,4 +1,4 @@
-"""GPSConv beside torch_geometric's."""
+"""GPSConv computes what torch_geometric's does."""
 
 import copy
 
@@ -124,7 +124,8 @@ def test_dropout():
 
 
 def test_compilers_record_blocks():
-    """In one graph, for any numbers of nodes and graphs; what is not sorted is an error when it runs."""
+    """Compilers record a single graph for any numbers of nodes and graphs; an unsorted batch is an error when
+    it runs."""
     torch._dynamo.reset()
     _, ours = layers(norm=None)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)

@@ -1,4 +1,4 @@
-"""What is particular to single layers of dfgnn.nn.dgl, beside DGL's."""
+"""What is particular to single layers of dfgnn.nn.dgl, compared with DGL's."""
 
 import pytest
 import torch

@@ -13,10 +13,10 @@ from of_pyg import WithLoss, edges, inject_dropout, sparse_forms, torch_geometri
 import dfgnn
 from dfgnn import Graph, reference
 from dfgnn.nn import FallbackWarning, pyg
-from dfgnn.nn import fused as _fused
+from dfgnn.nn.fused import gated as _gated
+from dfgnn.nn.fused import operator_call as _operator_call
+from dfgnn.nn.fused import traced as _traced
 from dfgnn.nn.pyg import GATConv, GATv2Conv, SuperGATConv, TransformerConv
-from dfgnn.nn.whole import gated as _gated
-from dfgnn.nn.whole import traced as _traced
 
 nn = torch_geometric.nn
 N, E = 50, 400  # of the graph "random"
@@ -187,7 +187,7 @@ def test_one_of_two_shared_projections_was_replaced(name, pairs):
 
 @pytest.mark.parametrize("shape", [(400, 2, 5), (400, 1, 5), (400, 2, 1), (2, 5), (5,)], ids=str)
 def test_edge_attributes_without_a_projection(shape):
-    """In a layer without edge_dim they are added to the values, as they are."""
+    """In a layer without edge_dim, attributes are added to the values without a projection."""
     theirs, ours = pair(nn.TransformerConv, TransformerConv, 9, 5, 2)
     compare(theirs, ours, features(N, 9), edges(), features(*shape), return_attention_weights=True)
 
@@ -211,8 +211,8 @@ def test_dropped_attributes_without_a_projection(monkeypatch):
 
 def counted(monkeypatch):
     """A list that grows with every layer that is computed as one function."""
-    found, run = [], _fused.Call.run
-    monkeypatch.setattr(_fused.Call, "run", lambda *args: found.append(1) or run(*args))
+    found, run = [], _operator_call.Call.run
+    monkeypatch.setattr(_operator_call.Call, "run", lambda *args: found.append(1) or run(*args))
     return found
 
 

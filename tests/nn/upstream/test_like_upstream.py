@@ -79,7 +79,8 @@ def assert_same_state(theirs, ours):
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: f"{s.library} {s.name}")
 def test_state_and_initialisation(subject):
-    """Also of parameters that are drawn anew; DGL's layers that lack the method draw in the constructor."""
+    """State and initialisation are upstream's, also after reset_parameters; DGL's layers without that method
+    draw in the constructor."""
     for args, options in subject.constructors():
         theirs, ours = drawn(subject, args, options)
         assert_same_state(theirs, ours)

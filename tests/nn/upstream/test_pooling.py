@@ -1,4 +1,4 @@
-"""GlobalAttentionPooling beside DGL's."""
+"""GlobalAttentionPooling computes what DGL's does."""
 
 import copy
 

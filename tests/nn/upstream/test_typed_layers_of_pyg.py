@@ -103,7 +103,8 @@ def test_keys_are_made_per_source_of_a_relation():
 
 
 def test_autocast_of_a_projected_result():
-    """With other out than in channels the layer has no skip connection: the result is the bare projection."""
+    """Where out_channels differ from in_channels the layer has no skip connection, and the result is the
+    projection alone."""
     theirs, ours = HGT().pair(12, 8, METADATA, 2, dtype=torch.float32)
     compare_low_precision(theirs, ours, typed_features(12, torch.float32), typed_edges(), autocast=True)
 

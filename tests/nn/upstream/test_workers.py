@@ -1,4 +1,4 @@
-"""Accelerated layers in the worker processes of loaders, beside torch_geometric's in this process."""
+"""Accelerated layers in the worker processes of loaders, compared with torch_geometric's in this process."""
 
 import pytest
 import torch

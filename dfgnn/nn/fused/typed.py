@@ -17,7 +17,7 @@ from ...graph.derived import of_graph
 from ...runtime import ops as _ops
 from ...runtime.arguments import NEED_BIAS, Numbers, Tensors
 from ...runtime.eager import in_autocast, needs_backward
-from ..fused import can_fuse
+from .operator_call import can_fuse
 from .traced import Rows
 
 _hardtanh_backward = _ops.aten.hardtanh_backward.default

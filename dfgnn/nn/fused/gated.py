@@ -175,8 +175,8 @@ class _Gated(NamedTuple):
         return tuple(table.view(len(t.x), -1, _SLOTS) for table in tables)
 
     def sums_backward(self, t: LayerTensors, grad: Tensor, dst, src, gate) -> list[Tensor]:
-        """The gradients of queries, keys and values. ``before``: the gradient of the
-        arguments of the gates' sigmoid."""
+        """The gradients of queries, keys and values. The local variable ``before`` is the gradient with
+        respect to the arguments of the gates' sigmoid."""
         edges, n, width = self.edges(t), len(t.x), len(t.value_weight)
         scale = edges.inverse if self.mean else constant(1, grad.dtype, grad.device)
         if self.by_heads:
@@ -232,6 +232,7 @@ class _Gated(NamedTuple):
 
 
 def gated_layer(spec: LayerSpec, graph: Graph, t: LayerTensors) -> Tensor:
-    """The layer's result [N, C], from tensors that `fused.checked_tensors` and `why_not` have checked."""
+    """The layer's result [N, C], from tensors that `operator_call.checked_tensors` and `why_not` have
+    checked."""
     call = _Gated(graph, spec.mean, _by_heads(t.x))
     return SeveralOperators.at_once(call, *t) if needs_backward(t) else _ops.call(call.forward, t)[0]

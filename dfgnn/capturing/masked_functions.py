@@ -1,9 +1,9 @@
-"""Keeps padding out of results: a torch function mode that replaces functions which mix rows.
+"""Keeps padding out of results: a torch function mode that replaces functions which mix rows by masked ones.
 
-While a padded step runs, ``F.batch_norm`` in training, the mean, sum, variance or deviation over all rows
-(one per node, edge or graph), and the losses of ``torch.nn.functional`` leave out rows that are not in use.
-The largest value of an index (``int(batch.max()) + 1``, as pooling asks) is that of the capacity, so that
-nothing waits.
+`padded_batch` makes the padding. While a padded step runs, ``F.batch_norm`` in training, the mean, sum,
+variance or deviation over all rows (one per node, edge or graph), and the losses of ``torch.nn.functional``
+leave out rows that are not in use. The largest value of an index (``int(batch.max()) + 1``, as pooling asks)
+is that of the capacity, so that nothing waits.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _SPREADS = {Tensor.std: "std", torch.std: "std", Tensor.var: "var", torch.var: "
 _LARGEST = (Tensor.max, torch.max, Tensor.amax, torch.amax)
 
 
-class Padding(TorchFunctionMode):
-    """The mode of a padded step. masks: for each capacity a bool ``[capacity]`` that is True for rows in use.
-    bounds: for each tensor of ids (begin, end) of its addresses, and the number of possible ids."""
+class WithoutPadding(TorchFunctionMode):
+    """The mode of a padded step, in which functions that mix rows leave out padded ones. masks: for each
+    capacity a bool ``[capacity]`` that is True for rows in use. bounds: for each tensor of ids (begin, end)
+    of its addresses, and the number of possible ids."""
 
     def __init__(self, masks: dict[int, Tensor], bounds: list[tuple[int, int, int]]):
         super().__init__()
@@ -123,7 +124,7 @@ def in_use(mask: Tensor, x: Tensor) -> Tensor:
     return torch.where(_rows(mask, x), x, 0)
 
 
-def _largest(mode: Padding, func, args, kwargs):
+def _largest(mode: WithoutPadding, func, args, kwargs):
     x = args[0] if args else kwargs.get("input")
     if len(args) == 1 and not kwargs and isinstance(x, Tensor):
         bound = mode.bound_of(x)
@@ -133,7 +134,7 @@ def _largest(mode: Padding, func, args, kwargs):
 
 
 def _over_rows(
-    mode: Padding, arguments: dict[str, Any] | None
+    mode: WithoutPadding, arguments: dict[str, Any] | None
 ) -> tuple[Tensor, Tensor, tuple[int, ...]] | None:
     """(x, its mask, the reduced dimensions) if the rows are reduced and x has padding; else None."""
     mask = None if arguments is None else mode.mask_of(arguments["input"])
@@ -149,7 +150,7 @@ def _count(x: Tensor, mask: Tensor, dims: tuple[int, ...]) -> Tensor:
     return mask.sum() * prod(x.shape[k] for k in dims if k)
 
 
-def _total(mode: Padding, func, args, kwargs):
+def _total(mode: WithoutPadding, func, args, kwargs):
     arguments = _bound(_total_of, args, kwargs)
     over = _over_rows(mode, arguments)
     if arguments is None or over is None:
@@ -165,7 +166,7 @@ def _total(mode: Padding, func, args, kwargs):
 def _total_of(input, dim=None, keepdim=False, *, dtype=None, axis=None): ...
 
 
-def _spread(mode: Padding, func, args, kwargs):
+def _spread(mode: WithoutPadding, func, args, kwargs):
     arguments = _bound(_spread_of, args, kwargs)
     if arguments is not None and isinstance(arguments["dim"], bool):  # x.std(unbiased)
         arguments["dim"], arguments["unbiased"] = None, arguments["dim"]
@@ -184,11 +185,11 @@ def _spread(mode: Padding, func, args, kwargs):
     return torch.linalg.vector_norm(centred, dim=dims, keepdim=keepdim) / degrees.sqrt()
 
 
-# The arguments of std and var, in the same way.
+# The arguments of std and var, for `_bound`.
 def _spread_of(input, dim=None, unbiased=None, keepdim=False, *, correction=1, axis=None): ...
 
 
-def _loss(mode: Padding, func, args, kwargs):
+def _loss(mode: WithoutPadding, func, args, kwargs):
     arguments = _bound(func, args, kwargs)
     mask = None if arguments is None else mode.mask_of(arguments["input"])
     if arguments is None or mask is None or arguments["reduction"] == "none":
@@ -206,7 +207,7 @@ def _loss(mode: Padding, func, args, kwargs):
     return each.sum() / (mask.sum() * (1 if reduction == "batchmean" else each[0].numel()))
 
 
-def _batch_norm(mode: Padding, func, args, kwargs):
+def _batch_norm(mode: WithoutPadding, func, args, kwargs):
     arguments = _bound(func, args, kwargs)
     mask = None if arguments is None else mode.mask_of(arguments["input"])
     if arguments is None or mask is None or not arguments["training"]:

@@ -1,10 +1,10 @@
-"""The one step between a layer and its operator: which layers are computed by one operator each
-(`engine.autograd`), and with which tensors.
+"""Makes a layer's call one operator call: decides whether one operator (`engine.autograd`) can compute the
+layer, and passes it the layer's tensors.
 
 A layer describes itself by a `LayerSpec`, and names in ``FUSED_OPTIONS`` the options of its constructor that
-the spec takes care of. `fused_layer` computes the layer if the spec says all about it: if the projections are
-plain linear modules without hooks, and the operators take such tensors. Everything else is computed operation
-by operation, which knows every option.
+the spec takes care of. `fused_layer` computes the layer if the spec describes it completely: if the
+projections are plain linear modules without hooks, and the operators take such tensors. Everything else is
+computed operation by operation, which supports every option.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..engine import paths
-from ..engine.argument_checks import DTYPES
-from ..engine.autograd import Kind, Layer, run
-from ..engine.paths import declined
-from ..functional.dot import dot
-from ..functional.gat import gat, gatv2
-from ..graph import Graph
-from ..runtime import ops as _ops
-from ..runtime import torch_internals as internals
-from ..runtime.arguments import (
+from ...engine import paths
+from ...engine.argument_checks import DTYPES
+from ...engine.autograd import Kind, Layer, run
+from ...engine.paths import declined
+from ...functional.dot import dot
+from ...functional.gat import gat, gatv2
+from ...graph import Graph
+from ...runtime import ops as _ops
+from ...runtime import torch_internals as internals
+from ...runtime.arguments import (
     PLAN_LAYERS,
     SCORE_OF_NUMBER,
     SCORES,
@@ -37,14 +37,14 @@ from ..runtime.arguments import (
     draw_seed,
     needs_rows,
 )
-from ..runtime.attention_options import EdgeTerm
-from ..runtime.eager import in_autocast, is_eager, runs_eagerly
-from ..runtime.rules import recorded_gradients
-from ._errors import check_numbers, check_parameters, check_sizes
-from ._linear import all_hooked, plain_linear
-from .whole import gated
-from .whole.spec import LayerSpec, spelled
-from .whole.traced import folds, traced_layer
+from ...runtime.attention_options import EdgeTerm
+from ...runtime.eager import in_autocast, is_eager, runs_eagerly
+from ...runtime.rules import recorded_gradients
+from .._errors import check_numbers, check_parameters, check_sizes
+from .._linear import all_hooked, plain_linear
+from . import gated
+from .spec import LayerSpec, spelled
+from .traced import folds, traced_layer
 
 # Reasons why a layer is not computed by one operator, as :func:`dfgnn.explain` prints them.
 _CHANGED = "the attention, an option of the layer or a hook on all modules is not known to the fused layer"

@@ -1,8 +1,8 @@
 """What a layer consists of, and the layer written once in plain operations.
 
-A layer describes itself by a `LayerSpec`. `nn.fused` turns it into the arguments of the operator of eager
-calls; while a compiler records, `traced` reads it. `spelled` is the layer operation by operation, which both
-second derivatives and compilers use.
+A layer describes itself by a `LayerSpec`. In eager calls `operator_call` turns it into the operator's
+arguments; while a compiler records, `traced` reads it. `spelled` computes the layer operation by operation,
+for second derivatives and for compilers.
 """
 
 from __future__ import annotations
