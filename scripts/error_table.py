@@ -1,8 +1,8 @@
 """The errors that bad input gives, as the page docs/internals/errors.md, which docs/conf.py writes when the
 site is built.
 
-The calls are those of tests/fuzz/bad_input.py, bad_blocks.py and bad_layers.py; the messages are what they
-raise.
+The calls are those of bad_input.py, bad_graphs.py, bad_blocks.py and bad_layers.py in tests/fuzz; the messages
+are what they raise.
 """
 
 import sys
@@ -11,6 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
 
 import bad_blocks
+import bad_graphs
 import bad_input
 import bad_layers
 
@@ -18,7 +19,7 @@ _HEAD = """# Errors: what wrong arguments give
 
 What wrong arguments give: the exception and its message, which says what was expected and what came.
 Nothing has been computed or changed by then. The calls are those of `tests/fuzz/bad_input.py`,
-`bad_blocks.py` and `bad_layers.py`, which the tests check.
+`bad_graphs.py`, `bad_blocks.py` and `bad_layers.py`, which the tests check.
 
 In the examples the graph has 4 sources, 3 destinations and 5 edges; there are 2 heads of 8 elements.
 """
@@ -42,7 +43,7 @@ def _code(text: str) -> str:
 def page() -> str:
     parts = [_HEAD]
     sections: dict[str, list] = {}
-    for case in (*bad_input.cases(), *bad_blocks.cases(), *bad_layers.cases()):
+    for case in (*bad_input.cases(), *bad_graphs.cases(), *bad_blocks.cases(), *bad_layers.cases()):
         sections.setdefault(case.where, []).append(case)
     for where, group in sections.items():
         parts.append(f"\n## `{where}`\n\n")

@@ -166,7 +166,8 @@ class _Trial:
         if trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
-            if self.kept_in_graphs if cuda_graphs.in_captured_step() else self.kept:
+            kept = self.kept_in_graphs if cuda_graphs.in_captured_step() else self.kept
+            if kept:
                 try:
                     return self._traced(module, args, kwargs)
                 except Exception as error:  # the script's own call works, or raises the script's own error

@@ -6,79 +6,14 @@ import random
 import weakref
 from types import SimpleNamespace
 
-import fake_cuda
 import pytest
 import torch
+from captured_models import D, Model, N, capturing, installed, problem, replayed, trained
 from covering import exhaustive
-from every_layer import arguments, floats, made, names, on
 from torch import nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, MessagePassing
-from torch_geometric.utils import softmax
 
-from dfgnn.run import captured, compiled, gains
-from dfgnn.run.captured import Captured
-from dfgnn.runtime import cuda_graphs
-
-N, E, D = 30, 200, 8
-
-
-class Own(MessagePassing):
-    """Asks for the largest index, too."""
-
-    def __init__(self):
-        super().__init__(aggr="add", node_dim=0)
-        self.lin = nn.Linear(D, D)
-        self.scale = 1.0
-
-    def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=self.lin(x)) * self.scale
-
-    def message(self, x_i, x_j, index):
-        return softmax((x_i * x_j).sum(-1, keepdim=True), index) * x_j
-
-
-class Model(nn.Module):
-    def __init__(self, dropout=0.0, norm=False):
-        super().__init__()
-        self.conv, self.own = GATConv(D, D, heads=1), Own()
-        self.norm = nn.BatchNorm1d(D) if norm else nn.Identity()
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x, edge_index, scale=1.0):
-        h = self.dropout(self.norm(self.conv(x, edge_index))).relu()
-        return {"out": self.own(h, edge_index) * scale, "hidden": h}
-
-
-def problem(device, dtype=torch.float64, model=None, **options):
-    torch.manual_seed(0)
-    model = (Model(**options) if model is None else model).to(device, dtype)
-    x = torch.randn(N, D, dtype=dtype).to(device)
-    edge_index = torch.randint(0, N, (2, E)).to(device)
-    return model, x, edge_index
-
-
-def trained(model, steps, calls, how=None):
-    """The losses and parameters of some steps; ``calls(step)`` gives the arguments."""
-    model = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    losses = []
-    if how is not None:
-        how.install()
-    try:
-        for step in range(steps):
-            torch.manual_seed(step)
-            args = calls(step, model)
-            optimizer.zero_grad()
-            out = model(*args)
-            loss = sum(x.square().mean() for x in (out.values() if isinstance(out, dict) else [out]))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
-    finally:
-        if how is not None:
-            how.remove()
-    return losses, [*model.parameters(), *model.buffers()]
+from dfgnn.run import captured, gains
 
 
 def same(a, b):
@@ -88,14 +23,7 @@ def same(a, b):
 
 @pytest.fixture
 def how(device, monkeypatch):
-    monkeypatch.setattr(captured, "_FASTER", 0.0)  # also where it is not
-    if device == "cpu":
-        monkeypatch.setattr(cuda_graphs, "Recorder", fake_cuda.Recorder)
-    return Captured()
-
-
-def replayed(how):
-    return sum(row["replayed"] for row in how.rows())
+    return capturing(device, monkeypatch)
 
 
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.5}, {"norm": True}], ids=str)
@@ -150,9 +78,7 @@ def test_objects_that_hold_tensors(device, how, make):
     model, x, edge_index = problem(device, model=(OfTypes if make is of_types else OfObject)())
     found = []
     for one, way in ((copy.deepcopy(model), how), (model, None)):
-        if way:
-            way.install()
-        try:
+        with installed(way):
             for k in range(9):
                 edges = edge_index.clone() if k != 6 else edge_index.flip(0)
                 weight = torch.full_like(x, float(k), requires_grad=True)
@@ -163,9 +89,6 @@ def test_objects_that_hold_tensors(device, how, make):
                 hidden = data["node"].hidden if make is of_types else data.hidden
                 (loss + hidden.square().mean() + (returned * getattr(data, "x", x)).mean()).backward()
                 found.append([loss.detach(), hidden.detach(), weight.grad])
-        finally:
-            if way:
-                way.remove()
         found[-1] += [p.grad for p in one.parameters()]
     for a, b in zip(found[:9], found[9:]):
         for x, y in zip(a, b):
@@ -203,14 +126,11 @@ class Filling(Model):
 
 def test_containers_that_a_call_changes(device, how):
     model, x, edge_index = problem(device, model=Filling())
-    how.install()
-    try:
+    with installed(how):
         for _ in range(6):
             edges = {"edge_index": edge_index}
             model(x, edges)["out"].sum().backward()
             assert "hidden" in edges
-    finally:
-        how.remove()
     assert "lists or dicts among its arguments" in how.rows()[0]["reason"]
 
 
@@ -351,8 +271,7 @@ def test_calls_whose_gradients_wait(device, how):
     replays; results are the script's own."""
     model, x, edge_index = problem(device)
     twin = copy.deepcopy(model)
-    how.install()
-    try:
+    with installed(how):
         for _ in range(5):
             sum(y.sum() for y in model(x, edge_index).values()).backward()
         model.zero_grad()
@@ -368,8 +287,6 @@ def test_calls_whose_gradients_wait(device, how):
         gc.collect()
         model(x, edge_index)
         assert replayed(how) == before + 2
-    finally:
-        how.remove()
     (twin(x, edge_index)["out"].square().sum() + twin(x + 1, edge_index)["out"].sum()).backward()
     for p, q in zip(model.parameters(), twin.parameters()):
         torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
@@ -399,15 +316,12 @@ def test_gradients_add_up(device, how):
 def test_results_without_a_gradient(device, how):
     """A parameter to which no loss leads has no gradient, instead of one of zeros."""
     model, x, edge_index = problem(device)
-    how.install()
-    try:
+    with installed(how):
         for name in ["out", "out", "out", "out", "hidden", "out"]:
             model.zero_grad()
             model(x, edge_index)[name].sum().backward()
             assert (model.own.lin.weight.grad is None) == (name == "hidden")
             assert model.conv.lin.weight.grad is not None
-    finally:
-        how.remove()
     assert replayed(how) == 3, str(how.rows())
 
 
@@ -432,9 +346,7 @@ def test_more_than_one_backward(device, how, how_often, dropout):
     found = []
     for one, way in ((copy.deepcopy(model), how), (model, None)):
         x.grad = None
-        if way:
-            way.install()
-        try:
+        with installed(way):
             for k in range(9):
                 out = one(x, edge_index)["out"]
                 if k < 5:
@@ -445,9 +357,6 @@ def test_more_than_one_backward(device, how, how_often, dropout):
                     return
                 else:
                     how_often(out, x)
-        finally:
-            if way:
-                way.remove()
         found.append([p.grad for p in (x, *one.parameters())] + list(one.buffers()))
     for a, b in zip(*found):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
@@ -530,109 +439,3 @@ def test_the_report_of_waiting():
     assert "a forward of a.Model took the host 5.00 ms, and the GPU 0.50 ms more" in told[0]
     assert "python -m dfgnn.run --capture" in told[1]
     assert gains.of_waits({"class": "a.Model", "host": 5.0, "more": 2.0}) == gains.of_waits({}) == []
-
-
-class Behind(nn.Module):
-    """Reads what the script has left on the object, of which its features are made, and replaces both."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.lin = GATConv(D, D), nn.Linear(D, D)
-
-    def forward(self, data):
-        left, data.left = data.left, self.lin(data.x).tanh()
-        data.x = self.conv(data.x, data.edge_index) * data.left + left
-        return data
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["once", "second derivatives"])
-def test_arguments_that_are_made_of_each_other(device, how, again):
-    """Gradients of one do not run the script's graph behind another."""
-    _, x, edge_index = problem(device)
-    model = Behind().to(device, torch.float64)
-    found = []
-    for one, way in ((copy.deepcopy(model), how), (model, None)):
-        if way:
-            way.install()
-        try:
-            for k in range(7):
-                start = (x + k).requires_grad_()
-                left = (start * 2).tanh()
-                data = one(SimpleNamespace(x=start.exp() * left, left=left, edge_index=edge_index))
-                loss = data.x.square().mean()
-                if again:
-                    (grad,) = torch.autograd.grad(loss, start, create_graph=True)
-                    loss = loss + grad.square().sum()
-                loss.backward()
-                found.append([loss.detach(), start.grad])
-        finally:
-            if way:
-                way.remove()
-        found[-1] += [p.grad for p in one.parameters()]
-    for ours, theirs in zip(found[:7], found[7:]):
-        for a, b in zip(ours, theirs):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
-    assert replayed(how) == (1 if again else 4), str(how.rows())
-
-
-class OfOurs(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, *args):
-        return sum(x.square().mean() for x in floats(self.layer(*args)))
-
-
-@pytest.mark.parametrize("name", names())
-def test_layers_of_ours(device, how, name):
-    """What our layers keep for their next call does not count as a change. SuperGATConv is not captured,
-    because it waits for the edges that it draws. The graph of GlobalAttentionPooling ends with the call; the
-    stand-in for CUDA graphs calls its operator again, a GPU does not."""
-    model = OfOurs(made(name)).to(device)
-    args = on(device, arguments(name))
-
-    def losses(model, way=None):
-        found = []
-        if way:
-            way.install()
-        try:
-            for k in range(6):
-                torch.manual_seed(k)
-                loss = model(*args)
-                loss.backward()
-                found.append(loss.detach())
-        finally:
-            if way:
-                way.remove()
-        return torch.stack([*found, *(p.grad.sum() for p in model.parameters() if p.grad is not None)])
-
-    expected = losses(copy.deepcopy(model))
-    torch.testing.assert_close(losses(model, how), expected, rtol=1e-8, atol=1e-8)
-    without = ("SuperGATConv", "GlobalAttentionPooling" if device == "cpu" else "SuperGATConv")
-    assert any(x in name for x in without) or replayed(how) >= 2, str(how.rows())
-
-
-def test_attention_that_is_traced_in_cuda_graphs_alone(device, how, monkeypatch):
-    torch._dynamo.reset()
-    sample, traced, runs = compiled._Trial._sample, compiled._Trial._traced, []
-
-    def faster_on_a_gpu(trial, *args):
-        trial.kept_in_graphs = not (sample(trial, *args) or "traced it is not faster").startswith("its")
-        return "traced it is not faster"
-
-    monkeypatch.setattr(compiled._Trial, "_sample", faster_on_a_gpu)
-    monkeypatch.setattr(compiled._Trial, "_traced", lambda *args: runs.append(1) or traced(*args))
-    monkeypatch.setattr(compiled, "_LEAST", 0)
-    whole = compiled.Compiled("/", False).install()
-    try:
-        model, x, edge_index = problem(device, dtype=torch.float32)
-        expected = trained(model, 8, lambda step, model: (x + step, edge_index))
-        assert not runs
-        found = trained(model, 8, lambda step, model: (x + step, edge_index), how)
-    finally:
-        whole.remove()
-    for a, b in zip([*found[0], *found[1]], [*expected[0], *expected[1]]):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
-    assert replayed(how) == 5, str(how.rows())
-    assert runs, str(whole.traced())

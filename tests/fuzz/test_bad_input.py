@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import bad_blocks
+import bad_graphs
 import bad_input
 import bad_layers
 import pytest
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-CASES = [*bad_input.cases(), *bad_blocks.cases(), *bad_layers.cases()]
+CASES = [*bad_input.cases(), *bad_graphs.cases(), *bad_blocks.cases(), *bad_layers.cases()]
 
 
 def what_is_wrong(case):
