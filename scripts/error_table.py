@@ -1,8 +1,8 @@
 """The errors that bad input gives, as the page docs/internals/errors.md, which docs/conf.py writes when the
 site is built.
 
-The calls are those of bad_input.py, bad_graphs.py, bad_blocks.py and bad_layers.py in tests/fuzz; the messages
-are what they raise.
+The calls are those of bad_input.py, bad_graphs.py, bad_blocks.py and bad_layers.py in tests/fuzz; the
+messages are what they raise.
 """
 
 import sys
