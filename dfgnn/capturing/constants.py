@@ -15,7 +15,7 @@ does not see (kernels of other packages, NumPy) makes it variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime import torch_internals as internals
 from ..runtime.ops import aten
+from . import index_sums
 from .contents import (
     at_region,
     crosses,
@@ -172,6 +173,8 @@ class Constants(TorchDispatchMode):
         self._leaves: dict[int, tuple[Any, Tensor | None, Any]] = {}
         self._variable: dict[int, tuple[Any, str]] = {}  # memory -> a reference to it, and why it varies
         self._random: Any = None
+        self._sums = index_sums.on_gpu if device.type == index_sums.on_gpu.device_type else None
+        self._of_sums: dict[int, Any] = {}  # what they use
         self.waited = ""  # the last operation that had to wait, though it must not, and why
 
     @property
@@ -184,7 +187,8 @@ class Constants(TorchDispatchMode):
         for x in self._state():
             if is_plain(x) and (x.is_floating_point() or isinstance(x, torch.nn.Parameter)):
                 self._vary(x, "depends on a parameter, a buffer or the optimizer's state")
-        with self, internals.made_on_host():
+        sums = nullcontext() if self._sums is None else self._sums.installed()
+        with sums, self, internals.made_on_host():
             yield
         if self.learns:
             self._learnt()
@@ -456,7 +460,29 @@ class Constants(TorchDispatchMode):
             is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
             places = self._places(func, index, args[0].device) if is_mask and not fills else None
             indices += [index] if places is None else places
-        return self._apply(func, (args[0], indices, *args[2:]), kwargs)
+        args = (args[0], indices, *args[2:])
+        if len(indices) == 1 and value is not None:
+            return self._sum(func, args, kwargs, indices[0])
+        return self._apply(func, args, kwargs)
+
+    def _added(self, func, args, kwargs):
+        return self._sum(func, args, kwargs, args[2] if len(args) > 2 else None)
+
+    def _sum(self, func: Any, args: tuple, kwargs: dict[str, Any], index: Any) -> Any:
+        """A sum by an index, whose order may be kept if the index is constant."""
+        if self._sums is None or not isinstance(index, Tensor) or not self._is_constant(index):
+            return self._apply(func, args, kwargs)
+        with self._sums.constant(self._of_sums):
+            return self._apply(func, args, kwargs)
+
+    def _is_constant(self, x: Tensor) -> bool:
+        if self._why([x]):
+            return False
+        try:
+            self._content(x)
+        except _Varies:
+            return False
+        return True
 
     def _selected(self, func, args, kwargs):
         x, mask = torch.broadcast_tensors(*args, *kwargs.values())
@@ -491,6 +517,10 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.index_put_.default: Constants._indexed,
     aten._index_put_impl_.default: Constants._indexed,
     aten._unsafe_index.Tensor: Constants._indexed,
+    aten.index_add.default: Constants._added,
+    aten.index_add_.default: Constants._added,
+    aten.scatter_add.default: Constants._added,
+    aten.scatter_add_.default: Constants._added,
     aten.masked_select.default: Constants._selected,
     aten.copy_.default: Constants._copied,
     aten.lift_fresh.default: Constants._lifted,

@@ -13,6 +13,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     try:
         import torch
 
+        from dfgnn.capturing.index_sums import on_cpu, on_gpu
         from dfgnn.run.layers import LIBRARIES, Layers, import_libraries
     finally:
         sys.path.remove(root)
@@ -21,6 +22,9 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     import_libraries(impl, loaded or LIBRARIES)
     if in_calling_thread:
         torch.autograd.set_multithreading_enabled(False)
+    if impl == "dfgnn":
+        for sums in [on_cpu, on_gpu] if torch.cuda.device_count() else [on_cpu]:
+            sums.install()
     Layers(impl, in_calling_thread, folder).install()
 
 

@@ -11,11 +11,13 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from ..capturing.index_sums import IndexSums, on_cpu, on_gpu
 from ..compat import install_as_dgl
 from ..runtime.wrong_call import DOCS
 from ..switch import pieces
@@ -143,6 +145,9 @@ class _Run:
         self.gains = Gains() if args.gain else None
         alone = args.impl == "dfgnn" and not (args.capture or args.gain or args.compile)
         self.waits = Waits() if alone and torch.cuda.is_available() else None
+        self.sums: list[IndexSums] = []
+        if args.impl == "dfgnn":
+            self.sums = [on_cpu, on_gpu] if torch.cuda.device_count() else [on_cpu]
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
         # Absolute, because the script may chdir. All of torchrun's processes get it; only the first writes.
@@ -157,7 +162,7 @@ class _Run:
         self.layers.install()
         if self.compiled is not None:
             self.compiled.install()
-        for part in (self.captured, self.gains, self.waits):
+        for part in (self.captured, self.gains, self.waits, *self.sums):
             if part is not None:
                 part.install()
         self.served_before = pieces.served.copy()
@@ -195,12 +200,14 @@ class _Run:
                 torch.cuda.synchronize()
         seconds = time.perf_counter() - self.begin
         traced = [] if self.compiled is None else self.compiled.traced()
+        served = pieces.served - self.served_before
+        served += Counter({"sums by an index": sum(x.count for x in self.sums)})  # without those that are 0
         done = {(x["file"], x["line"]) for row in traced for x in row["attention"] if x["form"]}
         report = {
             "impl": self.args.impl, "script": self.args.script, "arguments": self.args.arguments,
             "failed": self.failed, "layers": self.layers.rows(), "children": _of_children(self.layers),
             "programs": self.layers.programs, "not_patched": self.not_patched,
-            "served": dict(pieces.served - self.served_before),
+            "served": dict(served),
             "own_attention": [
                 use._asdict() for use in own.uses(self.layers.started) if (use.file, use.line) not in done
             ],
@@ -214,7 +221,7 @@ class _Run:
         }  # fmt: skip
         if self.compiled is not None:
             self.compiled.remove()
-        for part in (self.captured, self.gains, self.waits):
+        for part in (self.captured, self.gains, self.waits, *self.sums):
             if part is not None:
                 part.remove()
         self.layers.remove()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -297,6 +298,33 @@ class Recording:
 def graph_break(reason: str) -> None:
     """Makes Dynamo end its graph here; called while it records."""
     torch._dynamo.graph_break(reason)
+
+
+def replaced_kernels(kernels: dict[str, Any], device_type: str) -> tuple[Any, dict[str, Any]]:
+    """Registers functions for operators of PyTorch on a type of device. Returns what `put_back_kernels`
+    takes, and the kernels that they replace; does nothing without torch.library.get_kernel."""
+    if not hasattr(torch.library, "get_kernel"):
+        return None, {}
+    keys = torch._C.DispatchKeySet(torch._C._dispatch_key_parse(device_type.upper()))
+    key = device_type.upper()
+    theirs = {name: torch.library.get_kernel(f"aten::{name}", key) for name in kernels}
+    made = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():  # PyTorch warns that an operator's kernel is replaced
+        warnings.simplefilter("ignore")
+        for name, kernel in kernels.items():
+            made.impl(name, kernel, key)
+    return made, {name: functools.partial(kernel.call_boxed, keys) for name, kernel in theirs.items()}
+
+
+def put_back_kernels(made: Any) -> None:
+    """Undoes `replaced_kernels`."""
+    if made is not None:
+        made._destroy()
+
+
+def current_stream(device: torch.device) -> int:
+    """The stream of a device on which operators run now, as a number; 0 on the CPU."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
 
 
 def gpu_sleep(milliseconds: float) -> None:

@@ -477,34 +477,3 @@ def test_rows(dtype, shape):
         compare(x, torch.randint(-shape[0], shape[0], (8000,))[::2])
     with pytest.raises(IndexError, match=f"index {shape[0]} is out of bounds for dimension 0"):
         indexing.rows(x, torch.full((4000,), shape[0]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("edges", [1, 1023, 5000])
-@pytest.mark.parametrize("shape", [(9, 4, 7), (1, 3), (64, 33)])
-def test_sums_of_a_table(dtype, edges, shape):
-    grad, index = torch.randn(edges, *shape[1:], dtype=dtype), torch.randint(-shape[0], shape[0], (edges,))
-    exact = torch.zeros(shape, dtype=torch.float64).index_put_((index,), grad.double(), accumulate=True)
-    got = indexing.table_sums(grad, index, shape[0])
-    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_a_gradient_that_is_not_finite_stays_in_its_row(value):
-    grad, index = torch.randn(5000, 3), torch.randint(7, (5000,))
-    grad[17, 1] = value
-    exact = torch.zeros(7, 3).index_put_((index,), grad, accumulate=True)
-    got = indexing.table_sums(grad, index, 7)
-    torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-4, equal_nan=True)
-    assert got.isfinite().sum() == got.numel() - 1
-
-
-@pytest.mark.gpu
-def test_a_table_on_a_gpu():
-    x = torch.randn(9, 64, device="cuda", requires_grad=True)
-    index = torch.randint(-9, 9, (20_000,), device="cuda")
-    compare(x, index)
-    compare(x, index[:2000])
-    sums = [torch.autograd.grad(indexing.rows(x, index).sin().sum(), x)[0] for _ in range(2)]
-    assert torch.equal(*sums)
-    compare(torch.randn(900, 64, device="cuda", requires_grad=True), index.abs())

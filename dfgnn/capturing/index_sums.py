@@ -1,0 +1,225 @@
+"""Sums of rows by an index: what PyTorch computes slowly, by kernels of this library.
+
+``index_add``, ``scatter_add`` and the gradients of ``x[index]``, ``index_select`` and ``gather`` add rows of
+edges to rows of nodes. On a GPU, PyTorch adds them by atomic operations; for ``x[index]`` it sorts the index at
+each call and then adds the rows of a node one after the other, which takes 56 ms where one node has 80,000
+edges. While `IndexSums` are installed, an index that comes again is sorted once, and a kernel sums the rows in
+that order: on an H200 1.4 to 5 times as fast as atomic operations where it is taken, and 2 to 570 times as
+fast as the gradient of ``x[index]``. In 16 bits it rounds each sum once. On the CPU the kernel sorts nothing;
+there the gradient of ``x[index]`` takes PyTorch 2 to 5 times as long on one thread, up to 20 times on two.
+
+On a GPU an index is known by its memory and by the number of modifications that PyTorch counts, as edges are
+(:mod:`dfgnn.graph.cache`). Within a capture of a CUDA graph only one that is `constant` is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine import by_index, operators
+from ..engine.edge_maps import sum_of_edges
+from ..graph import Graph
+from ..runtime import torch_internals as internals
+
+
+class IndexSums:
+    """The functions that take the place of PyTorch's kernels on a type of device while they are installed."""
+
+    device_type: str
+    dtypes: frozenset[torch.dtype]
+    #: Operator -> from how many elements, and from how many rows for each row of the result, this is faster.
+    least: dict[str, tuple[int, int]]
+
+    def __init__(self) -> None:
+        self.count = 0  # sums that were computed
+        self._users = 0
+        self._library: Any = None
+        self._theirs: dict[str, Any] = {}
+
+    def install(self) -> None:
+        if not self._users:
+            ours = {
+                "index_add": self._index_add, "index_add_": self._index_add_,
+                "scatter_add": self._scatter_add, "scatter_add_": self._scatter_add_,
+                "_index_put_impl_": self._index_put_,
+            }  # fmt: skip
+            self._library, self._theirs = internals.replaced_kernels(ours, self.device_type)
+        self._users += 1
+
+    def remove(self) -> None:
+        self._users -= 1
+        if not self._users:
+            internals.put_back_kernels(self._library)
+            self._library, self._theirs = None, {}
+            self._forget()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        self.install()
+        try:
+            yield
+        finally:
+            self.remove()
+
+    # ---- PyTorch's operators
+
+    def _index_add(self, x, dim, index, source, *, alpha=1):
+        sums = self._sums("index_add", x, dim, index, source) if alpha == 1 else None
+        return self._theirs["index_add"](x, dim, index, source, alpha=alpha) if sums is None else sums.add_(x)
+
+    def _index_add_(self, x, dim, index, source, *, alpha=1):
+        sums = self._sums("index_add", x, dim, index, source) if alpha == 1 else None
+        return (
+            self._theirs["index_add_"](x, dim, index, source, alpha=alpha) if sums is None else x.add_(sums)
+        )
+
+    def _scatter_add(self, x, dim, index, source):
+        sums = self._sums("scatter_add", x, dim, index, source)
+        return self._theirs["scatter_add"](x, dim, index, source) if sums is None else sums.add_(x)
+
+    def _scatter_add_(self, x, dim, index, source):
+        sums = self._sums("scatter_add", x, dim, index, source)
+        return self._theirs["scatter_add_"](x, dim, index, source) if sums is None else x.add_(sums)
+
+    def _index_put_(self, x, indices, values, accumulate=False, unsafe=False):
+        sums = None
+        if accumulate and len(indices) == 1:
+            sums = self._sums("_index_put_impl_", x, 0, indices[0], values)
+        if sums is None:
+            return self._theirs["_index_put_impl_"](x, indices, values, accumulate, unsafe)
+        return x.add_(sums)
+
+    # ---- their results
+
+    def _sums(self, name: str, x: Tensor, dim: int, index: Tensor | None, source: Tensor) -> Tensor | None:
+        """``[N, ...]``, new memory: the sums of the rows of source; None: PyTorch is to compute them."""
+        least, times = self.least[name]
+        if source.numel() < least or index is None or dim not in (0, -x.dim()) or not x.numel():
+            return None  # asked first, as small sums take little longer than the other questions
+        if name == "scatter_add":
+            index = _of_rows(index, source)
+        if index is None or index.dim() != 1 or index.dtype != torch.int64 or len(index) < times * len(x):
+            return None
+        if source.shape != (len(index), *x.shape[1:]) or x.dtype != source.dtype:
+            return None
+        if source.dtype not in self.dtypes or index.device != source.device:
+            return None
+        sums = self._computed(index, len(x), source.detach())
+        self.count += sums is not None
+        return sums
+
+    def _computed(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Lets go of what was kept."""
+
+
+def _of_rows(index: Tensor, source: Tensor) -> Tensor | None:
+    """The index of the rows, if that of ``scatter_add`` is the same for all columns."""
+    if index.dim() == 0 or index.shape != source.shape:
+        return None
+    if any(stride and size > 1 for size, stride in zip(index.shape[1:], index.stride()[1:])):
+        return None
+    return index.as_strided((len(index),), (index.stride(0),))
+
+
+class OnCpu(IndexSums):
+    device_type, dtypes = "cpu", frozenset(by_index.DTYPES)
+    least = {"_index_put_impl_": (1 << 13, 1), "index_add": (1 << 16, 1), "scatter_add": (1 << 16, 1)}
+
+    def _computed(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+        rows = source.unsqueeze(1) if source.dim() == 1 else source.flatten(1)
+        try:
+            sums = operators.index_sum(rows.contiguous(), index.contiguous(), num_rows)
+        except (
+            RuntimeError
+        ):  # a number counts from the end, or is out of range, of which PyTorch's error tells
+            return None
+        return sums.view(num_rows, *source.shape[1:])
+
+
+class _Index:
+    """An index in its present state. reference: keeps its address from being used again."""
+
+    __slots__ = ("graph", "reference", "seen", "version")
+
+    def __init__(self, reference: Any, version: int):
+        self.reference, self.version, self.seen = reference, version, 0
+        self.graph: Graph | None = None
+
+
+class OnGpu(IndexSums):
+    device_type = "cuda"
+    dtypes = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
+    # The kernel's call takes about 50 µs of the host, less than that of the gradient of x[index].
+    least = {"_index_put_impl_": (1 << 17, 1), "index_add": (1 << 22, 4), "scatter_add": (1 << 23, 8)}
+    #: Sums by an index before it is sorted, which PyTorch computes. They find numbers that are out of range;
+    #: and most indices that are made anew in each step are not sorted.
+    before, before_of_constant = 16, 1
+    most_indices = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._indices: dict[tuple, _Index] = {}
+        # Within `constant`: what keeps the graphs that a CUDA graph uses.
+        self._holder: dict[int, Graph] | None = None
+
+    @contextmanager
+    def constant(self, holder: dict[int, Graph]) -> Iterator[None]:
+        """A context in which the index never changes, so that CUDA graphs may use what was made of it.
+        holder: gets what has to live as long as they do."""
+        before, self._holder = self._holder, holder
+        try:
+            yield
+        finally:
+            self._holder = before
+
+    def _computed(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+        captures = index.is_cuda and torch.cuda.is_current_stream_capturing()
+        if index.is_inference() or (captures and self._holder is None):
+            return None
+        with torch.no_grad():
+            graph = self._graph(index, num_rows, captures)
+            return None if graph is None else sum_of_edges(graph, source.contiguous())
+
+    def _graph(self, index: Tensor, num_rows: int, captures: bool) -> Graph | None:
+        """The graph from each row to its sum, or None if it is not to be made yet."""
+        storage, stream = index.untyped_storage(), internals.current_stream(index.device)
+        key = storage._cdata, index.storage_offset(), len(index), index.stride(0), num_rows, stream
+        found = self._indices.get(key)
+        if found is None or found.version != index._version or found.reference.expired():
+            self._forget_gone()
+            found = self._indices[key] = _Index(internals.StorageWeakRef(storage), index._version)
+        before = self.before if self._holder is None else self.before_of_constant
+        if found.graph is None and not captures and found.seen >= before:
+            found.graph = _graph(index, num_rows)
+        found.seen += 1
+        if self._holder is not None and found.graph is not None:
+            self._holder[id(found.graph)] = found.graph
+        return found.graph
+
+    def _forget_gone(self) -> None:
+        """Lets go of indices whose memory is gone, else of the oldest if there are too many."""
+        gone = [key for key, found in self._indices.items() if found.reference.expired()]
+        for key in gone or [*self._indices][: max(0, len(self._indices) - self.most_indices + 1)]:
+            del self._indices[key]
+
+    def _forget(self) -> None:
+        self._indices.clear()
+
+
+def _graph(index: Tensor, num_rows: int) -> Graph:
+    # Each number is in range, or counts from the end, because PyTorch has computed with the index before.
+    index = torch.where(index < 0, index + num_rows, index)
+    src = torch.arange(len(index), dtype=torch.int32, device=index.device)
+    graph = Graph.from_coo(src, index.int(), num_src=len(index), num_dst=num_rows, validate=False)
+    return graph.one_shot()  # whose plans wait for nothing
+
+
+on_cpu, on_gpu = OnCpu(), OnGpu()
