@@ -15,7 +15,7 @@ does not see (kernels of other packages, NumPy) makes it variable.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime import torch_internals as internals
 from ..runtime.ops import aten
-from . import index_sums
 from .contents import (
     at_region,
     crosses,
@@ -45,6 +44,8 @@ from .contents import (
 )
 
 LEARNING_RUNS = 2  # that may wait
+#: What computes sums by an index on a type of device, better if it is constant (:mod:`dfgnn.run.index_sums`).
+index_sums: list[Any] = []
 # Operations that give memory without values, which the step writes; and others that make it longer.
 _EMPTY, _RESIZE = ("empty", "new_empty"), ("resize", "_resize")
 _MOST_ON_HOST = 2**20  # bytes of a tensor on the host whose contents are compared
@@ -173,7 +174,6 @@ class Constants(TorchDispatchMode):
         self._leaves: dict[int, tuple[Any, Tensor | None, Any]] = {}
         self._variable: dict[int, tuple[Any, str]] = {}  # memory -> a reference to it, and why it varies
         self._random: Any = None
-        self._sums = index_sums.on_gpu if device.type == index_sums.on_gpu.device_type else None
         self._of_sums: dict[int, Any] = {}  # what they use
         self.waited = ""  # the last operation that had to wait, though it must not, and why
 
@@ -187,8 +187,7 @@ class Constants(TorchDispatchMode):
         for x in self._state():
             if is_plain(x) and (x.is_floating_point() or isinstance(x, torch.nn.Parameter)):
                 self._vary(x, "depends on a parameter, a buffer or the optimizer's state")
-        sums = nullcontext() if self._sums is None else self._sums.installed()
-        with sums, self, internals.made_on_host():
+        with self, internals.made_on_host():
             yield
         if self.learns:
             self._learnt()
@@ -470,9 +469,10 @@ class Constants(TorchDispatchMode):
 
     def _sum(self, func: Any, args: tuple, kwargs: dict[str, Any], index: Any) -> Any:
         """A sum by an index, whose order may be kept if the index is constant."""
-        if self._sums is None or not isinstance(index, Tensor) or not self._is_constant(index):
+        sums = next((x for x in index_sums if x.device_type == self._device.type), None)
+        if sums is None or not isinstance(index, Tensor) or not self._is_constant(index):
             return self._apply(func, args, kwargs)
-        with self._sums.constant(self._of_sums):
+        with sums.constant(self._of_sums):
             return self._apply(func, args, kwargs)
 
     def _is_constant(self, x: Tensor) -> bool:

@@ -33,6 +33,7 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``layers``     counts the layers that are constructed meanwhile, also in processes that the script starts
 ``compiled``   traces or compiles modules with message passing of their own
 ``indexing``   takes rows of tensors by an index in them
+``index_sums`` computes sums by an index in PyTorch's place
 ``captured``   replays calls of models as CUDA graphs, which ``call_graphs`` makes of ``arguments``
 ``gains``      measures what that and other lines would gain
 ``models``     finds the calls of a script's models

@@ -13,7 +13,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     try:
         import torch
 
-        from dfgnn.capturing.index_sums import on_cpu, on_gpu
+        from dfgnn.run.index_sums import on_cpu, on_gpu
         from dfgnn.run.layers import LIBRARIES, Layers, import_libraries
     finally:
         sys.path.remove(root)

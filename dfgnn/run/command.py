@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..capturing.index_sums import IndexSums, on_cpu, on_gpu
 from ..compat import install_as_dgl
 from ..runtime.wrong_call import DOCS
 from ..switch import pieces
@@ -27,6 +26,7 @@ from .captured import lines as of_captured
 from .compiled import Compiled
 from .gains import Gains, Waits, of_waits
 from .gains import lines as of_gains
+from .index_sums import IndexSums, on_cpu, on_gpu
 from .layers import LIBRARIES, Layers, import_libraries
 from .program import NotRunnableError, Program, of_module, of_path
 

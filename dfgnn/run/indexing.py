@@ -1,7 +1,7 @@
 """Rows by an index, ``x[index]``, in traced code of a script.
 
 PyTorch's indexing takes rows of any shape by any indices. On the CPU both directions take two to six times as
-long as a gather and a sum of rows. For gradients of all other indexing see :mod:`dfgnn.capturing.index_sums`.
+long as a gather and a sum of rows. For gradients of all other indexing see :mod:`dfgnn.run.index_sums`.
 """
 
 from __future__ import annotations

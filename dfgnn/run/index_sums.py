@@ -1,12 +1,13 @@
 """Sums of rows by an index: what PyTorch computes slowly, by kernels of this library.
 
 ``index_add``, ``scatter_add`` and the gradients of ``x[index]``, ``index_select`` and ``gather`` add rows of
-edges to rows of nodes. On a GPU, PyTorch adds them by atomic operations; for ``x[index]`` it sorts the index at
-each call and then adds the rows of a node one after the other, which takes 56 ms where one node has 80,000
-edges. While `IndexSums` are installed, an index that comes again is sorted once, and a kernel sums the rows in
-that order: on an H200 1.4 to 5 times as fast as atomic operations where it is taken, and 2 to 570 times as
-fast as the gradient of ``x[index]``. In 16 bits it rounds each sum once. On the CPU the kernel sorts nothing;
-there the gradient of ``x[index]`` takes PyTorch 2 to 5 times as long on one thread, up to 20 times on two.
+edges to rows of nodes. On a GPU, PyTorch adds them by atomic operations; for ``x[index]`` it sorts the index
+at each call and then adds the rows of a node one after the other, which takes 56 ms where one node has 80,000
+edges. While `IndexSums` are installed, an index that comes again is sorted once, and a kernel sums the rows
+in that order: on an H200 1.4 to 5 times as fast as atomic operations where it is taken, and 2 to 570 times
+as fast as the gradient of ``x[index]``. In 16 bits it rounds each sum once. On the CPU the kernel sorts
+nothing; there the gradient of ``x[index]`` takes PyTorch 2 to 5 times as long on one thread, up to 20 times
+on two.
 
 On a GPU an index is known by its memory and by the number of modifications that PyTorch counts, as edges are
 (:mod:`dfgnn.graph.cache`). Within a capture of a CUDA graph only one that is `constant` is taken.
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..capturing import constants
 from ..engine import by_index, operators
 from ..engine.edge_maps import sum_of_edges
 from ..graph import Graph
@@ -169,6 +171,14 @@ class OnGpu(IndexSums):
         self._indices: dict[tuple, _Index] = {}
         # Within `constant`: what keeps the graphs that a CUDA graph uses.
         self._holder: dict[int, Graph] | None = None
+
+    def install(self) -> None:
+        super().install()
+        constants.index_sums.append(self)
+
+    def remove(self) -> None:
+        constants.index_sums.remove(self)
+        super().remove()
 
     @contextmanager
     def constant(self, holder: dict[int, Graph]) -> Iterator[None]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import dfgnn
-from dfgnn.capturing.index_sums import OnCpu, OnGpu
+from dfgnn.run.index_sums import OnCpu, OnGpu
 
 N = 30
 INDICES = {
@@ -165,13 +165,11 @@ def test_of_empty_tensors(sums, device):
 
 
 @pytest.mark.gpu
-def test_captured_steps_take_constant_indices_alone(monkeypatch):
+def test_captured_steps_take_constant_indices_alone():
     """One that the step computes from its parameters is summed by PyTorch. Losses are those of eager
     steps."""
-    from dfgnn.capturing import index_sums
-
     sums = made(OnGpu, "cuda")
-    monkeypatch.setattr(index_sums, "on_gpu", sums)
+    sums.before = 1000
     for varies in (False, True):
         torch.manual_seed(0)
         table = nn.Embedding(N, 8).cuda()
@@ -192,7 +190,8 @@ def test_captured_steps_take_constant_indices_alone(monkeypatch):
             count = sums.count
             for _ in range(12):
                 if step is not None:
-                    losses.append(step().item())
+                    with sums.installed():
+                        losses.append(step().item())
                     continue
                 optimizer.zero_grad()
                 out = loss()
