@@ -62,12 +62,12 @@ def check_offsets(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) ->
 
 
 def wrong_offsets(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) -> RuntimeError | None:
-    """The error of numbers that do not rise, or exceed the rows."""
+    """The error of numbers that do not rise, or exceed the rows, or are a batch vector or sizes of blocks."""
     for name, x, end, whose in (
         ("offsets", offsets, rows, "query"), ("key_offsets", key_offsets, keys, "key")
     ):  # fmt: skip
         where, rise = f"block_attention: {name}: expected numbers", x.diff()
-        first, last, fall = torch.stack([x[0], x[-1], rise.clamp(max=0).sum()]).tolist()
+        first, last, fall, total = torch.stack([x[0], x[-1], rise.clamp(max=0).sum(), x.sum()]).tolist()
         if fall:
             at = int((rise < 0).int().argmax())
             before, after = x[at : at + 2].tolist()
@@ -77,6 +77,13 @@ def wrong_offsets(offsets: Tensor, key_offsets: Tensor, rows: int, keys: int) ->
         if first < 0 or last > end:
             got = first if first < 0 else last
             return RuntimeError(f"{where} in [0, {end}], got {got}; {whose} has {end} rows: {MEANING}")
+        # As rows need not be in a block, these two would pass, with a wrong result.
+        if len(x) == end != last:
+            got = f"{end} that end with {last}, which looks like a batch vector; {MEANING}"
+            return RuntimeError(f"{where} of which the last is {end}, the rows of {whose}, got {got}")
+        if first > 0 and total == end:
+            got = f"{first}, and {end} in all, which looks like sizes of blocks; {MEANING}"
+            return RuntimeError(f"{where} of which the first is where block 0 begins, got {got}")
     return None
 
 

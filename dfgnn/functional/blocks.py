@@ -72,7 +72,8 @@ def block_attention(
         value: v [M, H, Dv], same dtype.
         offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
             ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
-            0. Blocks may be empty.
+            0. Blocks may be empty. As many offsets as rows have to end with that number, and ones that begin
+            above 0 must not add up to it: others are taken for a batch vector, or for sizes of blocks.
         key_offsets: likewise, of key and value; None: the same offsets.
         scale: factor of the dot product, a number or a tensor [], of which there is a gradient; None for
             1 / sqrt(D).
@@ -92,12 +93,14 @@ def block_attention(
     Differentiable twice in all tensors, and deterministic. On CUDA, float32 is multiplied on tensor cores as
     sums of two numbers (3xTF32), with errors of a few roundings of float32, and the host does not read the
     values of offsets, so that a captured CUDA graph may be replayed with others: ones that decrease or exceed
-    the rows are not reported, but nothing is read or written out of bounds. Where pairs are stored, the host
-    reads offsets once, and a captured graph keeps the pairs of those that it was captured with.
+    the rows, a batch vector and sizes are not reported, but nothing is read or written out of bounds. Where
+    pairs are stored, the host reads offsets once, and a captured graph keeps the pairs of those that it was
+    captured with.
 
     Raises:
         TypeError, ValueError: an argument is not as described.
-        RuntimeError: on the CPU, or where pairs are stored, offsets decrease or exceed the rows.
+        RuntimeError: on the CPU, or where pairs are stored, offsets decrease, exceed the rows, or are a batch
+            vector or sizes.
         NotImplementedError: third derivatives where pairs are not stored.
 
     Example::

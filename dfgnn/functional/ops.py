@@ -39,6 +39,7 @@ from ..engine import by_index
 from ..engine.argument_checks import DTYPES
 from ..engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ..graph import Graph
+from ..sparse.csr import no_tensor
 from . import pieces
 
 BINARY = ("add", "sub", "mul", "div")
@@ -301,8 +302,14 @@ def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tenso
 
 
 def _segments(seglen: Tensor, value: Tensor, reducer: str, caller: str) -> Tensor:
-    if not isinstance(seglen, Tensor) or seglen.dim() != 1 or int(seglen.sum()) != len(value):
-        raise ValueError(f"{caller}: seglen: expected lengths that add up to {len(value)}, the rows of value")
+    if not isinstance(seglen, Tensor):
+        raise TypeError(f"{caller}: seglen: {no_tensor('seglen', seglen)}")
+    if seglen.dim() != 1 or int(seglen.sum()) != len(value):
+        got = f"{int(seglen.sum())} in all, of shape {list(seglen.shape)}"
+        batch = seglen.shape == value.shape[:1]
+        way = "; of a sorted batch vector batch.bincount() are the lengths" if batch else ""
+        what = f"a vector of lengths that add up to {len(value)}, the rows of value"
+        raise ValueError(f"{caller}: seglen: expected {what}, got {got}{way}")
     out = torch.segment_reduce(value, reducer, lengths=seglen.long(), unsafe=True)
     return torch.where((seglen == 0).view(-1, *[1] * (out.dim() - 1)), torch.zeros_like(out), out)
 

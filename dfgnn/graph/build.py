@@ -161,7 +161,10 @@ def _checked(cls, where: str, graphs) -> list:
         raise ValueError(f"{where}: graphs: expected at least one graph, got none")
     for i, graph in enumerate(graphs):
         if not isinstance(graph, cls):
-            raise TypeError(f"{where}: graphs[{i}]: expected a dfgnn.Graph, got {type(graph).__name__}")
+            raise TypeError(
+                f"{where}: graphs[{i}]: expected a dfgnn.Graph, got {type(graph).__name__}; "
+                "Graph.from_edge_index, from_pyg and from_dgl make one"
+            )
         if graph.device != graphs[0].device:
             raise ValueError(
                 f"{where}: graphs[{i}]: expected device {graphs[0].device} like graphs[0], got {graph.device}"

@@ -118,6 +118,12 @@ class Graph(Constructors):
             f"{name}; {hint}"
         )
 
+    def __getitem__(self, key):
+        raise TypeError(
+            f"Graph: expected an attribute or method, got graph[{key!r:.40}]; graph.edge_index has edges, "
+            "and the functions and layers take features beside the graph"
+        )
+
     def __setattr__(self, name, value):
         raise AttributeError(f"Graph is immutable: cannot set {name}")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import numbers
 import operator
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,9 +66,27 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
             init(self, *args, **kwargs)
         except TypeError as error:
             raise wrong_call(layer, signature, (self, *args), kwargs, error) or error from None
+        except ValueError as error:
+            raise _unresolved(layer, options, error) or error from None
         remember_parameters(self)
 
     return checked
+
+
+def _unresolved(layer: str, options: dict[str, Any], error: ValueError) -> ValueError | None:
+    """The error of a name that torch_geometric's resolvers, of aggregations, activations and norms, do not
+    know; None if the error is another one."""
+    word, _, choices = str(error).removeprefix("Could not resolve '").partition("' among choices ")
+    if not choices:
+        return None
+    name = next((name for name, value in options.items() if isinstance(value, str) and value == word), "aggr")
+    known = sorted({x.removesuffix("Aggregation") for x in re.findall(r"'(\w+)'", choices)} - {""})
+    lower = [x.lower() for x in known]
+    like = [x for x in lower if x.startswith(word.lower())] or difflib.get_close_matches(
+        word.lower(), lower, 1
+    )
+    hint = f"; did you mean {like[0]!r}?" if like else ""
+    return ValueError(f"{layer}: {name}: expected one of {', '.join(known)}, got {word!r}{hint}")
 
 
 def says_errors(forward: Any, errors: str) -> None:
@@ -82,6 +102,10 @@ def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
         return
     if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= float(value) <= 1:
         raise ValueError(f"{layer}: {name}: expected a probability in [0, 1], got {value}")
+    if name == "gate_nn" and not callable(value):
+        raise TypeError(
+            f"{layer}: gate_nn: expected a module such as torch.nn.Linear(F, 1), got {value!r:.80}"
+        )
     choices = next((x for x in _CHOICES if default in x), ()) if isinstance(default, str) else ()
     if choices and value not in choices:
         raise ValueError(f"{layer}: {name}: expected one of {', '.join(choices)}, got {value!r}")
@@ -270,6 +294,10 @@ def wrong_argument(
     """The error of an argument that is not as expected. layer: a layer, or its name."""
     where = layer if isinstance(layer, str) else type(layer).__name__
     return kind(f"{where}: {argument}: expected {expected}, got {got}")
+
+
+#: What a layer that was made without edge_dim expects of edge_attr, and what it got, with what to do.
+NO_EDGE_DIM = "None in a layer without edge_dim", "a tensor; make the layer with edge_dim=edge_attr.shape[1]"
 
 
 def wrong_features(layer: nn.Module, name: str, x: Any, shapes: str) -> TypeError:

@@ -162,13 +162,15 @@ def check_types(types: Tensor, name: str, count: int | None = None) -> None:
         raise TypeError(f"{name}: expected a tensor of integers, got {types.dtype}")
     if types.dim() != 1 or count not in (None, len(types)):
         size = "any" if count is None else count
-        raise ValueError(f"{name}: expected shape [{size}], got {list(types.shape)}")
+        whose = "edge" if name.endswith(("etype", "edge_type")) else "node"
+        raise ValueError(f"{name}: expected shape [{size}], a type per {whose}, got {list(types.shape)}")
 
 
 def _check_range(groups: list[Group], num_types: int, name: str) -> None:
     for end in groups[:1] + groups[-1:]:
         if not 0 <= end.type < num_types:
-            raise ValueError(f"{name}: expected types in [0, {num_types}), got {end.type}")
+            got = f"{end.type}; the layer was made for {num_types}"
+            raise ValueError(f"{name}: expected types in [0, {num_types}), got {got}")
 
 
 def _groups(present: list[int], counts: list[int], order: Tensor | None) -> list[Group]:

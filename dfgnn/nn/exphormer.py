@@ -154,7 +154,8 @@ class ExphormerAttention(nn.Module):
                 _WHERE,
                 "graph",
                 f"{sizes[0]} sources, one for each type and node, and {sizes[1]} destinations",
-                f"{graph.num_src} and {graph.num_dst}",
+                f"{graph.num_src} and {graph.num_dst}; {_WHERE}.typed_graph makes it, and type_feat has "
+                f"{len(type_feat)} rows, one per type of edges",
             )
         factor = self.edge(type_feat)
         scale = 1 / math.sqrt(self.feats // self.num_heads)

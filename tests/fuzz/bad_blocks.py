@@ -62,6 +62,18 @@ for _more in ({}, dict(softcap=1.0)):  # in blocks, and over pairs
             RuntimeError,
             "numbers in [0, 6], got 7; query has 6 rows",
         ),
+        (
+            f"a batch vector{_where}",
+            dict(offsets=torch.tensor([0, 0, 1, 1, 1, 2]), **_more),
+            RuntimeError,
+            "the last is 6, the rows of query, got 6 that end with 2, which looks like a batch vector",
+        ),
+        (
+            f"sizes{_where}",
+            dict(offsets=OFFSETS.diff(), **_more),
+            RuntimeError,
+            "got 2, and 6 in all, which looks like sizes of blocks",
+        ),
         (f"negative{_where}", dict(offsets=OFFSETS - 1, **_more), RuntimeError, "numbers in [0, 6], got -1"),
     ]
 

@@ -17,6 +17,8 @@ def _graph_cases():
         named = (argument,) if argument else ()
         return Case(name, argument, wrong, error, (name, *named, *words), call)
 
+    words = "got graph[0]; graph.edge_index has edges"
+    yield case("Graph", "", "indexed", TypeError, words, lambda: block()[0])
     yield case("Graph", "", "called itself", TypeError, "expected one of", lambda: Graph(1, 2))
     for attribute, words in (
         ("number_of_nodes", "got number_of_nodes; did you mean num_nodes?"),
@@ -36,6 +38,7 @@ def _graph_cases():
         ("add_self_loops", "fill_value", "no argument", "expected one of remove_existing",
          lambda: block().add_self_loops(fill_value=1.0)),
         ("in_degrees", "", "with an argument", "too many positional", lambda: block().in_degrees(1)),
+        ("batch", "graphs[0]", "edges", "Graph.from_edge_index, from_pyg", lambda: Graph.batch([ENDS])),
         ("reorder", "method", "missing", "expected a value, got none", lambda: block().reorder()),
         ("from_scipy", "matrix", "an array", "coo_matrix(matrix)", lambda: Graph.from_scipy(ENDS.numpy())),
         ("from_edge_index", "edge_index", "an adjacency matrix", "adj.nonzero().t()",

@@ -239,6 +239,11 @@ def _dgl_constructor_cases():
         lambda: nn.dgl.EdgeGATConv(6, edge_dim=5, out_feats=4, num_heads=2),
     )  # fmt: skip
     yield Case(
+        "nn.dgl.GlobalAttentionPooling", "gate_nn", "None", TypeError,
+        ("GlobalAttentionPooling: gate_nn: ", "a module such as"),
+        lambda: nn.dgl.GlobalAttentionPooling(None),
+    )  # fmt: skip
+    yield Case(
         "nn.dgl.GATConv", "in_channels", "torch_geometric's name", TypeError,
         ("GATConv: in_channels: ", "called in_feats", "dfgnn.nn.pyg"),
         lambda: nn.dgl.GATConv(in_channels=6, out_feats=4, num_heads=2),
@@ -359,8 +364,9 @@ def _pyg_typed_cases(x, edges):
             yield Case(f"nn.pyg.{name}", argument, wrong, error, (f"{name}: {argument}: ", words), call)
     for argument, wrong, words, inputs in (
         ("x_dict", "of no metadata", "node types of the metadata ['a'], got b", ({"b": x}, {})),
+        ("edge_index_dict", "a string", "got 'a__r__a'", ({"a": x}, {"a__r__a": edges})),
         ("edge_index_dict", "of no metadata", "got ('a', 'q', 'a')", ({"a": x}, {("a", "q", "a"): edges})),
-        ("x_dict", "without features", "expected features of {'a'}", ({}, {("a", "r", "a"): edges})),
+        ("x_dict", "without features", "expected features of 'a' too", ({}, {("a", "r", "a"): edges})),
     ):
         call = lambda inputs=inputs: han(*inputs)  # noqa: E731
         yield Case("nn.pyg.HANConv", argument, wrong, ValueError, (f"HANConv: {argument}: ", words), call)
@@ -372,12 +378,24 @@ def _pyg_typed_cases(x, edges):
         call = lambda cls=cls, options=options: cls(6, 4, **options)  # noqa: E731
         words = f"{layer}: {argument}: expected one of ", "got 'mlp'"
         yield Case(f"nn.pyg.{layer}", argument, "unknown", ValueError, words, call)
-    index = torch.zeros(N_SRC)
-    yield Case(
-        "nn.pyg.SoftmaxAggregation", "index", "of floats", TypeError,
-        ("SoftmaxAggregation: index: ", "got torch.float32; convert it with index.long()"),
-        lambda: pyg.SoftmaxAggregation()(x, index),
-    )  # fmt: skip
+    index, names = torch.zeros(N_SRC), ("softmx", "did you mean 'softmax'?")
+    for layer, argument, wrong, error, words, call in (
+        ("SoftmaxAggregation", "index", "of floats", TypeError, "torch.float32; convert it with index.long()",
+         lambda: pyg.SoftmaxAggregation()(x, index)),
+        ("SoftmaxAggregation", "x", "an array", TypeError, "torch.from_numpy(x)",
+         lambda: pyg.SoftmaxAggregation()(x.numpy(), index.long())),
+        ("SoftmaxAggregation", "index", "an array", TypeError, "torch.from_numpy(index)",
+         lambda: pyg.SoftmaxAggregation()(x, index.long().numpy())),
+        ("AttentionalAggregation", "gate_nn", "None", TypeError, "a module such as",
+         lambda: pyg.AttentionalAggregation(None)),
+        ("GENConv", "aggr", "misspelt", ValueError, names[1], lambda: pyg.GENConv(6, 4, aggr=names[0])),
+        ("GPSConv", "act", "misspelt", ValueError, names[1], lambda: pyg.GPSConv(6, None, act=names[0])),
+        ("GATEConv", "out_channels", "other than in_channels", ValueError, "expected in_channels=6",
+         lambda: pyg.GATEConv(6, 4, 5)(x, edges, rand(EDGES, 5))),
+        ("ResGatedGraphConv", "edge_attr", "without edge_dim", ValueError, "make the layer with edge_dim=",
+         lambda: pyg.ResGatedGraphConv(6, 4)(x, edges, rand(EDGES, 5))),
+    ):  # fmt: skip
+        yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
     gps = pyg.GPSConv(6, None, heads=2)
     for wrong, words, value in (
         ("of floats", "got torch.float32", torch.zeros(N_SRC)), ("a list", "got list", [0] * N_SRC),
@@ -394,7 +412,7 @@ def _pyg_typed_cases(x, edges):
             {"a": x},
             {("a", "q", "a"): edges},
         ),
-        ("without features", ValueError, "x_dict: expected features of {'a'}", {}, {relation: edges}),
+        ("without features", ValueError, "x_dict: expected features of 'a' too", {}, {relation: edges}),
         ("a list", TypeError, "edge_index: expected a", {"a": x}, {relation: edges.tolist()}),
         ("of one row", ValueError, "edge_index: expected shape [2, *]", {"a": x}, {relation: edges[:1]}),
         ("of floats", TypeError, "edge_index: expected dtype", {"a": x}, {relation: edges.float()}),

@@ -105,7 +105,10 @@ def _occurring_relations(
     return once(parts, key, build, more_state)
 
 
-_OF_TYPES = "HGTConv: edge_index_dict: got ids of all types in a row, of one out of range -1"
+_OF_TYPES = (
+    "HGTConv: edge_index_dict: expected ids below the rows of their type in x_dict; the layer uncompiled "
+    "names the wrong ones, of those of all types in a row, where one out of range is -1"
+)
 
 
 def _or_none(ids: Tensor, count: Any, first: Any) -> Tensor:
@@ -124,7 +127,10 @@ def _all_relations(
     relation = edge_type.to(torch.int64)
     pair = relation * num_dst + dst
     ends, num_rows = (pair, num_relations * num_dst) if within else (dst, num_dst)
-    where = "RGATConv: edge_type or edge_index: got edge_type * nodes + id, of an id out of range -1"
+    where = (
+        "RGATConv: edge_type or edge_index: expected types below num_relations and ids below the rows of x; "
+        "the layer uncompiled names the wrong ones, of edge_type * rows + id, or -1 for an id out of range"
+    )
     pairs = torch.stack([_or_none(src, num_src, relation * num_src), ends])
     graph = EdgeList(pairs, num_relations * num_src, num_rows, where=where)
     # For a type that does not exist an error is raised when the graph is made. `to_edges` may run before
@@ -146,7 +152,9 @@ def _no_types() -> ValueError:
 
 def _checked_types(edge_type: Tensor, src: Tensor, num_relations: int) -> Tensor:
     if len(edge_type) != len(src):
-        raise ValueError(f"RGATConv: edge_type: expected shape [{len(src)}], got {list(edge_type.shape)}")
+        raise ValueError(
+            f"RGATConv: edge_type: expected shape [{len(src)}], a type per edge, got {list(edge_type.shape)}"
+        )
     _csr.same_device("RGATConv", "edge_type", edge_type, "edge_index", src)
     if len(edge_type):
         low, high = torch.stack(torch.aminmax(edge_type)).tolist()

@@ -72,6 +72,12 @@ def check_dicts(layer: nn.Module, x_dict: Any, edge_index_dict: Any) -> None:
             raise wrong_argument(layer, name, what, type(x).__name__, TypeError)
 
 
+def no_features(layer: nn.Module, missing: set[str], edge_type: Any, x_dict: Any) -> Exception:
+    """The error of node types without features, to which or from which edges lead."""
+    what = f"features of {', '.join(map(repr, missing))} too, as there are edges {edge_type}"
+    return wrong_argument(layer, "x_dict", what, f"{[*x_dict]}; add them, or leave these edges out")
+
+
 def layer_graph(
     layer: nn.Module,
     edge_index: Any,

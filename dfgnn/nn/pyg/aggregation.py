@@ -17,6 +17,7 @@ from ...graph import cache as graph_cache
 from ...runtime.torch_internals import FakeTensor
 from ...runtime.tracing import any_batched, without_gradient
 from ...sparse.csr import INDEX_DTYPES, no_tensor
+from .._errors import check_constructor
 from .._fused_or_upstream import warn, why_changed
 from .._upstream import Called
 from ._base import LIBRARY
@@ -60,6 +61,7 @@ class FusedAggregation:
         super().__init_subclass__(**kwargs)
         if FusedAggregation in cls.__bases__:
             cls._called = Called(cls.__mro__[2])
+            cls.__init__ = check_constructor(cls.__init__)  # type: ignore[method-assign]
 
     def _falls_back(self, x: Tensor, index: Tensor | None, ptr: Tensor | None, dim: int) -> bool:
         reason = None
@@ -84,6 +86,15 @@ class FusedAggregation:
             warn(type(self), LIBRARY, reason)
         return reason is not None
 
+    def __call__(self, x, index=None, ptr=None, *args, **kwargs):
+        for name, given in (("x", x), ("index", index), ("ptr", ptr)):  # before torch_geometric reads them
+            where = f"{type(self).__name__}: {name}"
+            if not isinstance(given, Tensor) and (name == "x" or given is not None):
+                raise TypeError(f"{where}: {no_tensor(name, given)}")
+            if given is not None and name != "x" and given.dtype not in INDEX_DTYPES:
+                raise TypeError(f"{where}: expected int64, got {given.dtype}; convert it with {name}.long()")
+        return super().__call__(x, index, ptr, *args, **kwargs)  # type: ignore[misc]
+
     def forward(
         self,
         x: Tensor,
@@ -107,12 +118,6 @@ class FusedAggregation:
         Raises:
             TypeError, ValueError: a tensor is not as described, or a group is out of range.
         """
-        for name, given in (("x", x), ("index", index), ("ptr", ptr)):
-            where = f"{type(self).__name__}: {name}"
-            if not isinstance(given, Tensor) and (name == "x" or given is not None):
-                raise TypeError(f"{where}: {no_tensor(name, given)}")
-            if given is not None and name != "x" and given.dtype not in INDEX_DTYPES:
-                raise TypeError(f"{where}: expected int64, got {given.dtype}; convert it with {name}.long()")
         if self._falls_back(x, index, ptr, dim):
             of_groups = x.dim() == 2 and dim in (0, -2) and not (index is None and ptr is None)
             if of_groups and x.dtype.itemsize == 2 and torch.compiler.is_compiling():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import functional
 from ...engine.edge_maps import rows_of_sources
 from ...runtime.attention_options import EdgeTerm
-from .._errors import check_fits, check_takes
+from .._errors import check_fits, check_takes, wrong_argument
 from .._linear import is_product
 from ._base import PyGLayer, is_batch, over_batch
 from ._edges import edge_attributes
@@ -69,6 +69,12 @@ class GATEConv(PyGLayer, torch_geometric.nn.models.attentive_fp.GATEConv):
         attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x.dtype)
         if attr is None:
             raise ValueError("GATEConv: edge_attr: expected [E, edge_dim], got None")
+        sizes = self.att_r.shape[1], self.att_l.shape[1]
+        if sizes[0] != sizes[1]:  # torch_geometric's constructor takes them, and its forward fails
+            what = f"in_channels={sizes[0]}, as the layer's lin2 is applied to x, too"
+            raise wrong_argument(
+                self, "out_channels", what, f"{sizes[1]}; project x before or after the layer"
+            )
         check_fits(self, "x", self.lin2, x)
         of_nodes, of_edges = self.lin1.weight.split([x.shape[1], self.lin1.weight.shape[1] - x.shape[1]], 1)
         if not torch.compiler.is_compiling():

@@ -12,7 +12,7 @@ from ... import functional
 from ...graph import Graph
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import is_eager
-from .._errors import check_fits, projected, wrong_argument
+from .._errors import NO_EDGE_DIM, check_fits, projected, wrong_argument
 from .._linear import is_product
 from ..fused.operator_call import refuse_parameters
 from ..fused.spec import LayerSpec
@@ -115,7 +115,7 @@ class GATv2Conv(PyGLayer, torch_geometric.nn.GATv2Conv):
         if self.lin_edge is not None:
             return edge_attributes(self, edge_index, edge_attr, graph, edge_map, self.fill_value)
         if given_attributes(self, edge_index, edge_attr)[1] is not None:
-            raise wrong_argument(self, "edge_attr", "None in a layer without edge_dim", "a tensor")
+            raise wrong_argument(self, "edge_attr", *NO_EDGE_DIM)
         return None
 
     def _term(self, edge_attr: Tensor) -> EdgeTerm:

@@ -15,6 +15,7 @@ from ...graph import cache as graph_cache
 from ...runtime import torch_internals as internals
 from ...runtime.tracing import without_gradient
 from ...sparse.csr import INDEX_DTYPES
+from .._errors import check_constructor
 from .._fused_or_upstream import foreign_mode, foreign_tensor, warn
 from .._linear import is_untouched
 from ._base import LIBRARY
@@ -53,6 +54,8 @@ class GPSConv(torch_geometric.nn.GPSConv):
 
     #: What computes the attention; ``reference.block_attention`` makes it the same layer on plain PyTorch.
     attention: Callable[..., Any] = staticmethod(functional.block_attention)
+
+    __init__ = check_constructor(torch_geometric.nn.GPSConv.__init__)
 
     @classmethod
     def why_not(cls, layer: Any) -> str | None:

@@ -13,7 +13,7 @@ from torch_geometric.nn.conv.han_conv import group
 from ... import functional
 from .._errors import projected, wrong_argument
 from ._base import PyGLayer, is_batch, over_batch
-from ._x_and_edge_index import check_dicts, check_rows, layer_graph
+from ._x_and_edge_index import check_dicts, check_rows, layer_graph, no_features
 
 
 class HANConv(PyGLayer, torch_geometric.nn.HANConv):
@@ -71,14 +71,13 @@ class HANConv(PyGLayer, torch_geometric.nn.HANConv):
             )
             outs[node_type] = []
         for edge_type, edge_index in edge_index_dict.items():
-            src, _, dst = edge_type
             name = "__".join(edge_type)
             if name not in self.lin_src:
                 known = f"edge types of the metadata {[tuple(x.split('__')) for x in self.lin_src]}"
-                raise wrong_argument(self, "edge_index_dict", known, edge_type)
+                raise wrong_argument(self, "edge_index_dict", known, repr(edge_type))
+            src, _, dst = edge_type
             if not {src, dst} <= {*feats}:
-                missing = f"features of { ({src, dst} - {*feats}) }, as there are edges {edge_type}"
-                raise wrong_argument(self, "x_dict", missing, [*feats])
+                raise no_features(self, {src, dst} - {*feats}, edge_type, feats)
             # Sizes are those of the projected rows: a hook on the projection may return more than it got.
             graph, _ = layer_graph(self, edge_index, feats[src][:, 0], feats[dst][:, 0])
             score_src = (feats[src] * self.lin_src[name]).sum(-1)

@@ -18,7 +18,7 @@ from .._linear import is_untouched
 from .._typed import Group, typed_matmul
 from ._base import PyGLayer, is_batch, over_batch
 from ._relations import join
-from ._x_and_edge_index import check_dicts, check_rows, for_upstream, sizes_of
+from ._x_and_edge_index import check_dicts, check_rows, for_upstream, no_features, sizes_of
 
 
 class HGTConv(PyGLayer, torch_geometric.nn.HGTConv):
@@ -116,9 +116,7 @@ class HGTConv(PyGLayer, torch_geometric.nn.HGTConv):
                 )
             missing = {edge_type[0], edge_type[-1]} - set(x_dict)
             if missing:
-                raise ValueError(
-                    f"HGTConv: x_dict: expected features of {missing}, as there are edges {edge_type}"
-                )
+                raise no_features(self, missing, edge_type, x_dict)
             sizes_of(self, edge_index, x_dict[edge_type[0]], x_dict[edge_type[-1]], None)
 
     def _keys_and_values(

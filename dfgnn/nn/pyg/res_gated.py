@@ -12,7 +12,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 
 from ...engine.edge_maps import rows_of_destinations, rows_of_sources, sum_of_edges
 from ...graph import GraphPart
-from .._errors import projected, wrong_argument
+from .._errors import NO_EDGE_DIM, projected, wrong_argument
 from .._linear import is_untouched, plain_linear
 from ..fused.operator_call import fused_layer
 from ..fused.spec import LayerSpec
@@ -81,9 +81,8 @@ class ResGatedGraphConv(PyGLayer, torch_geometric.nn.ResGatedGraphConv):
         graph, _ = layer_graph(self, edge_index, x_src, x_dst)
         attr = edge_attributes(self, edge_index, edge_attr, graph, joins=x_src.dtype)
         if (attr is None) != (self.edge_dim is None):
-            wanted = "None in a layer without edge_dim" if attr is not None else "a tensor [E, edge_dim]"
-            got = "None" if attr is None else "a tensor"
-            raise ValueError(f"ResGatedGraphConv: edge_attr: expected {wanted}, got {got}")
+            wanted = ("a tensor [E, edge_dim]", "None") if attr is None else NO_EDGE_DIM
+            raise wrong_argument(self, "edge_attr", *wanted)
         mean = type(self.aggr_module) is MeanAggregation
         if attr is None and x_src is x_dst:
             out = self._whole(graph, x_src, mean)

@@ -13,7 +13,7 @@ from ... import functional
 from ...graph import Graph, GraphPart
 from ...runtime.attention_options import EdgeTerm, Projected
 from ...runtime.eager import in_autocast
-from .._errors import check_fits, projected, wrong_argument
+from .._errors import NO_EDGE_DIM, check_fits, projected, wrong_argument
 from .._linear import is_product
 from ..fused.spec import LayerSpec
 from ..fused.traced import folds
@@ -198,5 +198,5 @@ class TransformerConv(PyGLayer, torch_geometric.nn.TransformerConv):
             return promoted(edge_attr, dtype).expand(num_edges, heads, channels)
         except RuntimeError:
             what = f"a tensor that broadcasts to [{num_edges}, {heads}, {channels}]"
-            what = f"None in a layer without edge_dim, or {what}"
-            raise wrong_argument(self, "edge_attr", what, list(edge_attr.shape)) from None
+            what, way = f"{NO_EDGE_DIM[0]}, or {what}", NO_EDGE_DIM[1].removeprefix("a tensor")
+            raise wrong_argument(self, "edge_attr", what, f"{list(edge_attr.shape)}{way}") from None
