@@ -279,7 +279,12 @@ class CapturedStep:
 
 def _check(ok: bool, name: str, expected: str, got: Any) -> None:
     if not ok:
-        raise TypeError(f"dfgnn.capture: {name}: expected {expected}, got {type(got).__name__}")
+        way = {
+            "model": "; the order is loss_fn, model, optimizer",
+            "optimizer": "; call it with the parameters",
+        }
+        hint = way.get(name, "") if isinstance(got, type) or name == "model" else ""
+        raise TypeError(f"dfgnn.capture: {name}: expected {expected}, got {type(got).__name__}{hint}")
 
 
 def _capacities(given: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:

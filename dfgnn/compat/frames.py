@@ -39,10 +39,16 @@ class Frame(MutableMapping):
         self.rows, self._columns = rows, dict(columns or {})
 
     def __getitem__(self, name: str) -> Tensor:
-        x = self._columns[name]
+        x = self._columns[name] if name in self._columns else self._missing(name)
         if isinstance(x, Later):
             x = self._columns[name] = x.get()
         return x
+
+    def _missing(self, name: str) -> Any:
+        known = ", ".join(map(repr, self._columns)) or "none"
+        raise KeyError(
+            f"feature: expected one that was set ({known}), got {name!r}; g.ndata or g.edata sets it"
+        )
 
     def __setitem__(self, name: str, x: Any) -> None:
         if not isinstance(x, Tensor):

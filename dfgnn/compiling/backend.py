@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,6 +66,12 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str
             f"dfgnn.compile: options: expected none but {MIN_ELEMENTS} with a mode, which is a set of "
             f"options, got {', '.join(of_inductor)}"
         )
+    names = internals.names_of_inductor() if of_inductor else []
+    for name in of_inductor:
+        if name.replace("-", "_") not in names:
+            like = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {like[0]}?" if like else "torch._inductor.list_options() has all"
+            raise ValueError(f"dfgnn.compile: options: expected names of Inductor's, got {name}; {hint}")
     return of_inductor, least
 
 

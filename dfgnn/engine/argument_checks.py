@@ -191,7 +191,7 @@ _MEANS = {
     "query": "a row [H, D] per destination",
     "key": "a row [H, D] per source, as of the query",
     "value": "a row [H, D] per source, with as many heads as the scores",
-    "bias": "a number per edge and head",
+    **dict.fromkeys(("bias", "edge_bias"), "a number per edge and head"),
     "mask": "a truth value per edge, or per edge and head",
     "weight": "a number per edge, or per edge and head",
     "scale": "a number per edge, or per edge and head",
@@ -214,6 +214,11 @@ def wrong_shape(name: str, x: Tensor, shapes) -> str:
     for at, rest in ((-1, x.shape[:-1]), (0, x.shape[1:])):
         if x.dim() and x.shape[at] == 1 and any(_fits(rest, shape) for shape in shapes):
             return f"{text}; {name}.squeeze({at}) has the shape"
+    for shape in shapes:
+        sizes = tuple(shape)[1:]
+        per_row = x.dim() == 2 and len(sizes) == 2 and None not in sizes and shape[0] in (None, x.shape[0])
+        if per_row and x.shape[1] == sizes[0] * sizes[1]:
+            return f"{text}; {name}.unflatten(1, {sizes}) has the shape"
     return f"{text}; it has {_MEANS[name]}" if name in _MEANS else text
 
 

@@ -221,7 +221,10 @@ def agnn_attention(
     wanted = (graph.num_dst, *value.shape[1:])
     if isinstance(beta, Tensor) and not _broadcasts(beta.shape, wanted):
         raise check.error(
-            ValueError, "beta", f"a shape that broadcasts against {list(wanted)}", list(beta.shape)
+            ValueError,
+            "beta",
+            f"a shape that broadcasts against {list(wanted)}",
+            f"{list(beta.shape)}; beta.unsqueeze(1) of a number per head does",
         )
     # Cast back, because under autocast on a GPU `normalize` returns float32.
     key = torch.nn.functional.normalize(value, dim=-1).to(value.dtype)

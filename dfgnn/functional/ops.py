@@ -301,15 +301,19 @@ def segment_reduce(seglen: Tensor, value: Tensor, reducer: str = "sum") -> Tenso
     return _segments(seglen, value, reducer, "segment_reduce")
 
 
+def _check_lengths(where: str, lengths: Any, x: Tensor, name: str) -> None:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"{where}: {no_tensor(where.split()[-1], lengths)}")
+    total, least = torch.stack([lengths.sum(), lengths.clamp(max=0).sum()]).tolist()
+    if lengths.dim() != 1 or total != len(x) or least < 0:
+        got = f"{total} in all, of shape {list(lengths.shape)}" if least == 0 else "some below 0"
+        way = "; batch.bincount() are those of a sorted batch vector" if lengths.shape == x.shape[:1] else ""
+        what = f"lengths that add up to {len(x)}, the rows of {name}"
+        raise ValueError(f"{where}: expected {what}, got {got}{way}")
+
+
 def _segments(seglen: Tensor, value: Tensor, reducer: str, caller: str) -> Tensor:
-    if not isinstance(seglen, Tensor):
-        raise TypeError(f"{caller}: seglen: {no_tensor('seglen', seglen)}")
-    if seglen.dim() != 1 or int(seglen.sum()) != len(value):
-        got = f"{int(seglen.sum())} in all, of shape {list(seglen.shape)}"
-        batch = seglen.shape == value.shape[:1]
-        way = "; of a sorted batch vector batch.bincount() are the lengths" if batch else ""
-        what = f"a vector of lengths that add up to {len(value)}, the rows of value"
-        raise ValueError(f"{caller}: seglen: expected {what}, got {got}{way}")
+    _check_lengths(f"{caller}: seglen", seglen, value, "value")
     out = torch.segment_reduce(value, reducer, lengths=seglen.long(), unsafe=True)
     return torch.where((seglen == 0).view(-1, *[1] * (out.dim() - 1)), torch.zeros_like(out), out)
 
@@ -324,8 +328,10 @@ def segment_softmax(seglen: Tensor, value: Tensor) -> Tensor:
 
 def segment_mm(a: Tensor, b: Tensor, seglen_a: Tensor) -> Tensor:
     """``[N, D2]``: the k-th segment of rows of ``a [N, D1]`` times matrix k of ``b [R, D1, D2]``."""
-    if seglen_a.dim() != 1 or len(seglen_a) != len(b) or int(seglen_a.sum()) != len(a):
-        raise ValueError(f"segment_mm: seglen_a: expected {len(b)} lengths that add up to {len(a)}")
+    _check_lengths("segment_mm: seglen_a", seglen_a, a, "a")
+    if len(seglen_a) != len(b):
+        what = f"shape [{len(b)}], one length per matrix of b"
+        raise ValueError(f"segment_mm: seglen_a: expected {what}, got {list(seglen_a.shape)}")
     return torch.cat([rows @ matrix for rows, matrix in zip(a.split(seglen_a.tolist()), b)])
 
 
@@ -334,6 +340,9 @@ def gather_mm(a: Tensor, b: Tensor, *, idx_b: Tensor) -> Tensor:
     if idx_b.dim() != 1 or len(idx_b) != len(a):
         got = list(idx_b.shape)
         raise ValueError(f"gather_mm: idx_b: expected {len(a)} numbers, one per row of a, got {got}")
+    if len(idx_b) and not 0 <= (ends := torch.stack(idx_b.aminmax()).tolist())[0] <= ends[1] < len(b):
+        what = f"numbers in [0, {len(b)}), the matrices of b"
+        raise ValueError(f"gather_mm: idx_b: expected {what}, got {ends[0]} to {ends[1]}")
     order = idx_b.argsort(stable=True)
     out = segment_mm(a[order], b, torch.bincount(idx_b, minlength=len(b)))
     return torch.empty_like(out).index_copy(0, order, out)

@@ -125,7 +125,7 @@ class Graph(Constructors):
         )
 
     def __setattr__(self, name, value):
-        raise AttributeError(f"Graph is immutable: cannot set {name}")
+        raise AttributeError(f"Graph is immutable: cannot set {name}; Graph.from_edge_index makes another")
 
     def __delattr__(self, name):
         raise AttributeError(f"Graph is immutable: cannot delete {name}")

@@ -106,7 +106,9 @@ class NeighborSampler:
             or not fanouts
             or any(isinstance(k, bool) or not isinstance(k, int) or k < -1 or k == 0 for k in fanouts)
         ):
-            raise ValueError(f"NeighborSampler: fanouts: expected integers >= 1 or -1, got {fanouts!r}")
+            way = "" if isinstance(fanouts, Sequence) else "; give a sequence, a number per hop"
+            what = "integers >= 1 or -1"
+            raise ValueError(f"NeighborSampler: fanouts: expected {what}, got {fanouts!r}{way}")
         self.graph, self.fanouts = graph, tuple(fanouts)
         self._csr = graph.csr()
         indptr = self._csr.indptr

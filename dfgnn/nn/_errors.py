@@ -56,6 +56,7 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
         for name in _SIZES:
             if isinstance(options.get(name), int):
                 _check_size(layer, name, options[name])
+        _check_typed(layer, options, parameters)
         activation = options.get("activation")
         if activation is not None and not callable(activation):
             raise TypeError(
@@ -66,14 +67,31 @@ def check_constructor(init: Callable[..., None]) -> Callable[..., None]:
             init(self, *args, **kwargs)
         except TypeError as error:
             raise wrong_call(layer, signature, (self, *args), kwargs, error) or error from None
-        except ValueError as error:
-            raise _unresolved(layer, options, error) or error from None
+        except (ValueError, AssertionError) as error:
+            if str(error).startswith(layer):
+                raise
+            raise _unresolved(layer, options, error) or type(error)(f"{layer}: {error}") from None
         remember_parameters(self)
 
     return checked
 
 
-def _unresolved(layer: str, options: dict[str, Any], error: ValueError) -> ValueError | None:
+def _check_typed(layer: str, options: dict[str, Any], parameters: Any) -> None:
+    """Raise ValueError where a layer of torch_geometric gets other than (node types, edge types), or a width
+    that its heads do not divide."""
+    if "metadata" in options:
+        kinds = options["metadata"]
+        pair = isinstance(kinds, (tuple, list)) and len(kinds) == 2 and not isinstance(kinds[0], str)
+        if not pair or not all(isinstance(x, str) for x in kinds[0]) or any(len(x) != 3 for x in kinds[1]):
+            what = "(node types, edge types (source, name, target)), as data.metadata()"
+            raise ValueError(f"{layer}: metadata: expected {what} has them, got {kinds!r:.80}")
+    name = "out_channels" if "metadata" in parameters else "channels" if layer == "GPSConv" else ""
+    width, heads = options.get(name, 0), options.get("heads", 1)
+    if isinstance(width, int) and width % heads:
+        raise ValueError(f"{layer}: {name}: expected a multiple of heads={heads}, got {width}")
+
+
+def _unresolved(layer: str, options: dict[str, Any], error: Exception) -> ValueError | None:
     """The error of a name that torch_geometric's resolvers, of aggregations, activations and norms, do not
     know; None if the error is another one."""
     word, _, choices = str(error).removeprefix("Could not resolve '").partition("' among choices ")
@@ -102,6 +120,11 @@ def _check_kind(layer: str, parameter: inspect.Parameter, value: Any) -> None:
         return
     if name in _DROPOUTS and isinstance(value, numbers.Real) and not 0 <= float(value) <= 1:
         raise ValueError(f"{layer}: {name}: expected a probability in [0, 1], got {value}")
+    if name == "fill_value" and isinstance(value, str) and value not in _REDUCTIONS:
+        what = f"a number, a tensor or one of {', '.join(_REDUCTIONS)}"
+        raise ValueError(f"{layer}: fill_value: expected {what}, got {value!r}")
+    if name == "clamp" and value is not None and not (isinstance(value, int | float) and value > 0):
+        raise ValueError(f"{layer}: clamp: expected a number above 0 or None, got {value!r}")
     if name == "gate_nn" and not callable(value):
         raise TypeError(
             f"{layer}: gate_nn: expected a module such as torch.nn.Linear(F, 1), got {value!r:.80}"
@@ -151,6 +174,7 @@ _CHOICES = (
     ("MX", "SD"), ("additive", "dot_product"), ("across-relation", "within-relation"),
     ("additive-self-attention", "multiplicative-self-attention"),
 )  # fmt: skip
+_REDUCTIONS = "mean", "add", "sum", "mul", "min", "max"
 _DROPOUTS = "dropout", "attn_drop", "feat_drop"
 # Arguments of constructors that are sizes of results, of a head or of all heads.
 _SIZES = "out_channels", "out_feats", "out_size", "head_size", "out_node_feats", "out_edge_feats"

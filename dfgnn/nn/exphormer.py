@@ -60,8 +60,6 @@ class ExphormerAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or feats < 1 or feats % num_heads:
             raise ValueError(f"{_WHERE}: feats: expected a multiple of num_heads = {num_heads}, got {feats}")
-        if clamp is not None and not clamp > 0:
-            raise ValueError(f"{_WHERE}: clamp: expected a number above 0 or None, got {clamp}")
         self.feats, self.num_heads, self.clamp = feats, num_heads, clamp
         self.type_dim = feats if type_dim is None else type_dim
         self.project = nn.Linear(feats, 3 * feats, bias=False)

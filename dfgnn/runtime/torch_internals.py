@@ -194,6 +194,13 @@ def compiled_calls(module: Any) -> list[str]:
 _AVOIDED = {"graph_partition": False, "triton.coalesce_tiling_analysis": False}
 
 
+def names_of_inductor() -> list[str]:
+    """The names of Inductor's options."""
+    from torch._inductor import list_options
+
+    return list_options()
+
+
 def inductor_modes() -> list[str]:
     from torch._inductor import list_mode_options
 

@@ -100,8 +100,10 @@ def wrong_call(
     except TypeError as error:
         if str(error).startswith("missing a required argument: "):
             name = str(error).partition(": ")[2].strip("'")
+            data = any(hasattr(x, "edge_index") and hasattr(x, "x") for x in args)
+            way = "; of a Data they are data.x and data.edge_index" if data else ""
             return TypeError(
-                f"{where}: {name}: expected a value, got none; the arguments are {', '.join(names)}"
+                f"{where}: {name}: expected a value, got none; the arguments are {', '.join(names)}{way}"
             )
         by_place = [x for x in names if known[x].kind is not inspect.Parameter.KEYWORD_ONLY]
         rest = "" if by_place == names else ", and all others by name"

@@ -98,6 +98,10 @@ def as_index(where: str, name: str, value, shape: tuple[int | None, ...] = (None
     if value.dim() != len(shape) or any(want not in (None, got) for want, got in zip(shape, value.shape)):
         expected = ", ".join("*" if want is None else str(want) for want in shape)
         way = f"; transpose it with {name}.t()" if shape == (2, None) and value.shape[1:] == (2,) else ""
+        if value.dim() == len(shape) + 1:
+            one_hot = len(shape) == 1 and value.shape[1] > 1
+            way = f"; {name}.argmax(1) are the numbers of one-hot rows" if one_hot else way
+            way = f"; {name}.squeeze({value.shape.index(1)}) may be it" if 1 in value.shape else way
         raise ValueError(f"{where}: {name}: expected shape [{expected}], got {list(value.shape)}{way}")
     if value.is_meta:
         raise ValueError(

@@ -285,6 +285,12 @@ def test_gradients_are_checked(few, device, monkeypatch):
      ValueError, r"edge_softmax: logits: expected shape \[3, ...\], a row per id in eids, got \[30, 3\]"),
     (lambda g, x, e: ops.segment_reduce(torch.tensor([1]), x),
      ValueError, "seglen: expected lengths that add up to 7"),
+    (lambda g, x, e: ops.segment_reduce(torch.tensor([0, 0, 0, 1, 1, 1, 1]), x),
+     ValueError, r"got 4 in all, of shape \[7\]; batch.bincount\(\) are those of a sorted batch vector"),
+    (lambda g, x, e: ops.segment_mm(x, torch.ones(2, 3, 1), torch.tensor([9, -2])),
+     ValueError, "segment_mm: seglen_a: expected lengths that add up to 7, the rows of a, got some below 0"),
+    (lambda g, x, e: ops.gather_mm(x, torch.ones(2, 3, 1), idx_b=torch.arange(7)),
+     ValueError, r"gather_mm: idx_b: expected numbers in \[0, 2\), the matrices of b, got 0 to 6"),
 ])  # fmt: skip
 def test_bad_input(call, error, message):
     graph, _ = graphs("square")

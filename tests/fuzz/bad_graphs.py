@@ -234,6 +234,8 @@ def _tool_cases():
         ("patch", "library", "a list", ValueError, "got ['pyg']", lambda: patch(["pyg"])),
         ("compile", "mode", "unknown", ValueError, "got 'best'",
          lambda: compile(torch.nn.Linear(1, 1), mode="best")),
+        ("compile", "options", "misspelt", ValueError, "got max_autotun; did you mean max_autotune?",
+         lambda: compile(torch.nn.Linear(1, 1), options={"max_autotun": True})),
         ("compile", "options", "a list", TypeError, "a dict or None, got list",
          lambda: compile(torch.nn.Linear(1, 1), options=["best"])),
     ):  # fmt: skip

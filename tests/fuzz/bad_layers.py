@@ -336,8 +336,11 @@ def _pyg_cases():
 
 def _pyg_typed_cases(x, edges):
     """Cases of layers that need attributes or types of edges."""
+    from torch_geometric.data import Data
+
     from dfgnn.nn import pyg
 
+    gps = pyg.GPSConv(6, None, heads=2)
     rgat = pyg.RGATConv(6, 4, 3)
     for wrong, words, kinds in (
         ("too short", "got [4]", torch.zeros(4, dtype=torch.int64)),
@@ -388,6 +391,27 @@ def _pyg_typed_cases(x, edges):
          lambda: pyg.SoftmaxAggregation()(x, index.long().numpy())),
         ("AttentionalAggregation", "gate_nn", "None", TypeError, "a module such as",
          lambda: pyg.AttentionalAggregation(None)),
+        ("SoftmaxAggregation", "index", "beyond dim_size", ValueError, "in [0, dim_size=4), got 5",
+         lambda: pyg.SoftmaxAggregation()(x, index.long() + 5, dim_size=4)),
+        ("AttentionalAggregation", "ptr", "too short", ValueError, "len(x) = 4, got 2",
+         lambda: pyg.AttentionalAggregation(torch.nn.Linear(6, 1))(x, ptr=torch.tensor([0, 2]))),
+        ("GATConv", "fill_value", "misspelt", ValueError, "one of mean, add,",
+         lambda: pyg.GATConv(6, 4, edge_dim=5, fill_value="average")),
+        ("HGTConv", "metadata", "swapped", ValueError, "as data.metadata() has them, got",
+         lambda: pyg.HGTConv(6, 4, ([("a", "r", "a")], ["a"]))),
+        ("HANConv", "metadata", "of nodes alone", ValueError, "got ['a']", lambda: pyg.HANConv(6, 4, ["a"])),
+        ("HGTConv", "out_channels", "no multiple", ValueError, "a multiple of heads=2, got 9",
+         lambda: pyg.HGTConv(6, 9, (["a"], [("a", "r", "a")]), heads=2)),
+        ("GPSConv", "channels", "no multiple", ValueError, "a multiple of heads=4, got 6",
+         lambda: pyg.GPSConv(6, None, heads=4)),
+        ("GPSConv", "batch", "unsorted", ValueError, "got 1 before 0 at position 1",
+         lambda: gps(x, edges, torch.tensor([0, 1, 0, 1]))),
+        ("FAConv", "x_0", "of another width", ValueError, "expected shape [4, 6], as x, got [4, 5]",
+         lambda: pyg.FAConv(6)(x, x[:, :5], edges)),
+        ("RGATConv", "edge_type", "one-hot", ValueError, "edge_type.argmax(1)",
+         lambda: rgat(x, edges, torch.eye(5, 3, dtype=torch.int64))),
+        ("TransformerConv", "edge_index", "a Data", TypeError, "data.x and data.edge_index",
+         lambda: pyg.TransformerConv(6, 4)(Data(x=x, edge_index=edges))),
         ("GENConv", "aggr", "misspelt", ValueError, names[1], lambda: pyg.GENConv(6, 4, aggr=names[0])),
         ("GPSConv", "act", "misspelt", ValueError, names[1], lambda: pyg.GPSConv(6, None, act=names[0])),
         ("GATEConv", "out_channels", "other than in_channels", ValueError, "expected in_channels=6",
@@ -396,7 +420,6 @@ def _pyg_typed_cases(x, edges):
          lambda: pyg.ResGatedGraphConv(6, 4)(x, edges, rand(EDGES, 5))),
     ):  # fmt: skip
         yield Case(f"nn.pyg.{layer}", argument, wrong, error, (f"{layer}: {argument}: ", words), call)
-    gps = pyg.GPSConv(6, None, heads=2)
     for wrong, words, value in (
         ("of floats", "got torch.float32", torch.zeros(N_SRC)), ("a list", "got list", [0] * N_SRC),
     ):  # fmt: skip

@@ -88,7 +88,10 @@ def _sizes(graph: Any, feat: Tensor) -> Tensor:
     elif hasattr(graph, "batch_num_nodes"):
         sizes = graph.batch_num_nodes()
     else:
-        raise TypeError(f"GlobalAttentionPooling: graph: {no_graph(graph, 'a DGLGraph or a dfgnn.Graph')}")
+        text = no_graph(graph, "a DGLGraph or a dfgnn.Graph")
+        if isinstance(graph, Tensor) and graph.dim() == 1:
+            text = f"{text.partition(';')[0]}; dfgnn.nn.pyg.AttentionalAggregation takes a batch vector"
+        raise TypeError(f"GlobalAttentionPooling: graph: {text}")
     if not isinstance(feat, Tensor) or feat.dim() != 2:
         got = list(feat.shape) if isinstance(feat, Tensor) else type(feat).__name__
         raise ValueError(f"GlobalAttentionPooling: feat: expected a tensor [N, F], got {got}")

@@ -123,7 +123,12 @@ class FusedAggregation:
             if of_groups and x.dtype.itemsize == 2 and torch.compiler.is_compiling():
                 return self._in_float32(x, index, ptr, dim_size, dim)
             return super().forward(x, index, ptr, dim_size, dim)  # type: ignore[misc]
-        graph = graph_of_groups(x, index, ptr, dim_size)
+        try:
+            graph = graph_of_groups(x, index, ptr, dim_size)
+        except ValueError as error:  # in words of the constructor that it calls
+            text = str(error).replace("Graph.from_coo: dst", "index").replace("num_dst", "dim_size")
+            text = text.replace("Graph.from_csr: indptr", "ptr").replace("like src", "like x")
+            raise ValueError(f"{type(self).__name__}: {text.replace('len(indices)', 'len(x)')}") from None
         values, score = self._terms(x, index, dim_size)
         heads, width = score.shape[1], values.shape[1]
         values = values.view(len(x), heads, width // heads)  # no -1, which is ambiguous without rows

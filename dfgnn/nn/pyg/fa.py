@@ -46,6 +46,16 @@ class FAConv(PyGLayer, torch_geometric.nn.FAConv):
 
     _node_dim = -2
 
+    def _check_x_0(self, x: Tensor, x_0: Any) -> None:
+        """Raise ValueError unless x_0 broadcasts to x, as in torch_geometric's layer."""
+        got: Any = type(x_0).__name__
+        if isinstance(x_0, Tensor):
+            if all(n in (1, m) for n, m in zip(x_0.shape[::-1], x.shape[::-1])):
+                return
+            got = list(x_0.shape)
+        way = f"{got}; the order is x, x_0, edge_index"
+        raise wrong_argument(self, "x_0", f"shape {list(x.shape)}, as x", way)
+
     def forward(
         self,
         x: Tensor,
@@ -78,7 +88,8 @@ class FAConv(PyGLayer, torch_geometric.nn.FAConv):
             more = edge_index, edge_weight, return_attention_weights
             return over_batch(lambda x, x_0: self.forward(x, x_0, *more), x, x_0)
         if self.normalize and edge_weight is not None:
-            raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", "a tensor")
+            got = "a tensor; make the layer with normalize=False"
+            raise wrong_argument(self, "edge_weight", "None in a layer with normalize=True", got)
         if not self.normalize and edge_weight is None:
             raise wrong_argument(self, "edge_weight", "a tensor [E] in a layer with normalize=False", "None")
         if self.normalize and not recording:
@@ -96,6 +107,8 @@ class FAConv(PyGLayer, torch_geometric.nn.FAConv):
             own = F.dropout((left + right).tanh(), p=self.dropout, training=self.training)
             out = out + own * of_loops.unsqueeze(1) * x
         if self.eps != 0.0:
+            if getattr(x_0, "shape", None) != x.shape:
+                self._check_x_0(x, x_0)
             out = out + self.eps * x_0
         if not asked:
             return out

@@ -166,7 +166,9 @@ def blocks_of(x: Tensor, batch: Tensor) -> Tensor:
 
     def build() -> Tensor:
         if bool((batch[1:] < batch[:-1]).any()):
-            raise ValueError("GPSConv: batch: expected sorted values, got others")
+            at = int((batch[1:] < batch[:-1]).int().argmax())
+            got = f"{int(batch[at])} before {int(batch[at + 1])} at position {at}"
+            raise ValueError(f"GPSConv: batch: expected sorted values, got {got}; sort nodes by graph")
         _, sizes = torch.unique_consecutive(batch, return_counts=True)
         return F.pad(sizes.cumsum(0), (1, 0))
 
