@@ -72,8 +72,8 @@ def block_attention(
         value: v [M, H, Dv], same dtype.
         offsets: int32 or int64 [B + 1], on the same device: the queries of block b are the rows
             ``offsets[b]`` to ``offsets[b + 1] - 1``. Rows before the first block or behind the last one get
-            0. Blocks may be empty. As many offsets as rows have to end with that number, and ones that begin
-            above 0 must not add up to it: others are taken for a batch vector, or for sizes of blocks.
+            0. Blocks may be empty. As many offsets as rows, that rise by at most 1 and end before the last
+            row, are taken for a batch vector; those that begin above 0 and add up to the rows for sizes.
         key_offsets: likewise, of key and value; None: the same offsets.
         scale: factor of the dot product, a number or a tensor [], of which there is a gradient; None for
             1 / sqrt(D).
