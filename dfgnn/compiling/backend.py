@@ -70,7 +70,7 @@ def _options(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str
     for name in of_inductor:
         if name.replace("-", "_") not in names:
             like = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {like[0]}?" if like else "torch._inductor.list_options() has all"
+            hint = f"did you mean {like[0]}?" if like else "Inductor's list_options() has all"
             raise ValueError(f"dfgnn.compile: options: expected names of Inductor's, got {name}; {hint}")
     return of_inductor, least
 

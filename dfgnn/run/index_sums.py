@@ -111,11 +111,11 @@ class IndexSums:
             return None
         if source.dtype not in self.dtypes or index.device != source.device:
             return None
-        sums = self._computed(index, len(x), source.detach())
+        sums = self._computed(name, index, len(x), source.detach())
         self.count += sums is not None
         return sums
 
-    def _computed(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+    def _computed(self, name: str, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
         raise NotImplementedError
 
     def _forget(self) -> None:
@@ -135,7 +135,7 @@ class OnCpu(IndexSums):
     device_type, dtypes = "cpu", frozenset(by_index.DTYPES)
     least = {"_index_put_impl_": (1 << 13, 1), "index_add": (1 << 16, 1), "scatter_add": (1 << 16, 1)}
 
-    def _computed(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+    def _computed(self, name: str, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
         rows = source.unsqueeze(1) if source.dim() == 1 else source.flatten(1)
         try:
             sums = operators.index_sum(rows.contiguous(), index.contiguous(), num_rows)
@@ -165,6 +165,9 @@ class OnGpu(IndexSums):
     #: and most indices that are made anew in each step are not sorted.
     before, before_of_constant = 16, 1
     most_indices = 64
+    #: An index that is not sorted, of at least so many rows for each of a table of at most so many, is summed
+    #: by groups of so many rows, as PyTorch's gradient of x[index] adds the rows of one number in turn.
+    rows_of_table, most_of_table, group = 256, 64, 128
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,16 +193,29 @@ class OnGpu(IndexSums):
         finally:
             self._holder = before
 
-    def _computed(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+    def _computed(self, name: str, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+        with torch.no_grad():
+            graph = self._graph(index, num_rows)
+            if graph is not None:
+                return sum_of_edges(graph, source.contiguous())
+            few = num_rows <= self.most_of_table and len(index) >= self.rows_of_table * num_rows
+            return self._by_groups(index, num_rows, source) if few and name == "_index_put_impl_" else None
+
+    def _by_groups(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor:
+        """The sums of groups of rows, summed. Numbers out of range stay so."""
+        count = -(-len(index) // self.group)
+        row = torch.where(index < 0, index + num_rows, index)
+        place = torch.where(row < 0, num_rows, row) * count
+        place += torch.arange(len(index), device=index.device) // self.group
+        sums = source.new_zeros(num_rows * count, *source.shape[1:])
+        self._theirs["_index_put_impl_"](sums, [place], source, True, False)
+        return sums.unflatten(0, (num_rows, count)).sum(1)
+
+    def _graph(self, index: Tensor, num_rows: int) -> Graph | None:
+        """The graph from each row to its sum, or None if it is not to be made yet."""
         captures = index.is_cuda and torch.cuda.is_current_stream_capturing()
         if index.is_inference() or (captures and self._holder is None):
             return None
-        with torch.no_grad():
-            graph = self._graph(index, num_rows, captures)
-            return None if graph is None else sum_of_edges(graph, source.contiguous())
-
-    def _graph(self, index: Tensor, num_rows: int, captures: bool) -> Graph | None:
-        """The graph from each row to its sum, or None if it is not to be made yet."""
         storage, stream = index.untyped_storage(), internals.current_stream(index.device)
         key = storage._cdata, index.storage_offset(), len(index), index.stride(0), num_rows, stream
         found = self._indices.get(key)

@@ -95,6 +95,24 @@ def test_precision(sums, device, dtype):
     assert not out[1:].any()
 
 
+@pytest.mark.parametrize("rows", [1, 9, 64])
+def test_gradients_of_tables_whose_index_is_new(device, rows):
+    sums = made(OnGpu, device)
+    sums.rows_of_table = 3
+    x = torch.randn(rows, 5, dtype=torch.float64).to(device).requires_grad_()
+    index = torch.randint(-rows, rows, (1000,)).to(device)
+    factors = torch.randn(1000, 5, dtype=torch.float64).to(device)
+    (wanted,) = torch.autograd.grad((x[index] * factors).sum(), x)
+    with sums.installed():
+        (found,) = torch.autograd.grad((x[index] * factors).sum(), x)
+        assert sums.count == 1
+        for bad in (rows, -rows - 1) if device == "cpu" else ():
+            index[17] = bad
+            with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+                x.detach().index_put((index,), factors, accumulate=True)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_what_is_not_finite_stays_in_its_row(sums, device, value):
     index, rows = torch.randint(N, (5000,)).to(device), torch.randn(5000, 3, device=device)
