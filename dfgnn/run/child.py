@@ -13,7 +13,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     try:
         import torch
 
-        from dfgnn.run.index_sums import on_cpu, on_gpu
+        from dfgnn.run import index_sums
         from dfgnn.run.layers import LIBRARIES, Layers, import_libraries
     finally:
         sys.path.remove(root)
@@ -23,7 +23,7 @@ def start(folder: str, impl: str, in_calling_thread: bool) -> None:
     if in_calling_thread:
         torch.autograd.set_multithreading_enabled(False)
     if impl == "dfgnn":
-        for sums in [on_cpu, on_gpu] if torch.cuda.device_count() else [on_cpu]:
+        for sums in index_sums.of_this_machine():
             sums.install()
     Layers(impl, in_calling_thread, folder).install()
 

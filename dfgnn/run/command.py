@@ -20,13 +20,12 @@ import torch
 from ..compat import install_as_dgl
 from ..runtime.wrong_call import DOCS
 from ..switch import pieces
-from . import own
+from . import index_sums, own
 from .captured import Captured
 from .captured import lines as of_captured
 from .compiled import Compiled
 from .gains import Gains, Waits, of_waits
 from .gains import lines as of_gains
-from .index_sums import IndexSums, on_cpu, on_gpu
 from .layers import LIBRARIES, Layers, import_libraries
 from .program import NotRunnableError, Program, of_module, of_path
 
@@ -145,9 +144,7 @@ class _Run:
         self.gains = Gains() if args.gain else None
         alone = args.impl == "dfgnn" and not (args.capture or args.gain or args.compile)
         self.waits = Waits() if alone and torch.cuda.is_available() else None
-        self.sums: list[IndexSums] = []
-        if args.impl == "dfgnn":
-            self.sums = [on_cpu, on_gpu] if torch.cuda.device_count() else [on_cpu]
+        self.sums = index_sums.of_this_machine() if args.impl == "dfgnn" else []
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
         # Absolute, because the script may chdir. All of torchrun's processes get it; only the first writes.

@@ -26,6 +26,7 @@ from ..capturing import constants
 from ..engine import by_index, operators
 from ..engine.edge_maps import sum_of_edges
 from ..graph import Graph
+from ..runtime import library
 from ..runtime import torch_internals as internals
 
 
@@ -249,3 +250,10 @@ def _graph(index: Tensor, num_rows: int) -> Graph:
 
 
 on_cpu, on_gpu = OnCpu(), OnGpu()
+
+
+def of_this_machine() -> list[IndexSums]:
+    """Those whose kernels are installed and whose device is there. (Counting GPUs does not initialize CUDA,
+    so the script may still fork.)"""
+    on_gpus = library.has_cuda_library() and torch.cuda.device_count()
+    return [on_cpu] * library.compiled + [on_gpu] * bool(on_gpus)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import dfgnn
+from dfgnn.run import index_sums
 from dfgnn.run.index_sums import OnCpu, OnGpu
 
 N = 30
@@ -180,6 +181,17 @@ def test_of_empty_tensors(sums, device):
         for _ in range(18):
             out = torch.ones(0, 4, device=device).index_add_(0, index, torch.ones(0, 4, device=device))
             assert out.shape == (0, 4)
+
+
+def test_only_what_can_run_is_installed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for cpu, gpu in ((True, True), (True, False), (False, False)):
+        monkeypatch.setattr(index_sums.library, "compiled", cpu)
+        monkeypatch.setattr(index_sums.library, "has_cuda_library", lambda gpu=gpu: gpu)
+        assert index_sums.of_this_machine() == [index_sums.on_cpu] * cpu + [index_sums.on_gpu] * gpu
+    monkeypatch.setattr(index_sums.library, "has_cuda_library", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert index_sums.on_gpu not in index_sums.of_this_machine()
 
 
 @pytest.mark.gpu

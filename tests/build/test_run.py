@@ -250,12 +250,13 @@ index = torch.randint(9, (50,))
 for _ in range(3):
     softmax(torch.randn(50, 2), index)
 softmax(torch.randn(2, 50), index, dim=1)
+torch.randn(9, 400, requires_grad=True)[index].sum().backward()
 """
 
 
 def test_calls_that_the_kernels_serve(run):
     done, report = run("script.py", script=SPELLED)
-    assert report["served"] == {"torch_geometric.utils.softmax": 3}
+    assert report["served"] == {"torch_geometric.utils.softmax": 3, "sums by an index": 1}
     assert "  3 calls of torch_geometric.utils.softmax ran on dfgnn's kernels\n" in done.stderr
     _, plain = run("--impl", "pyg", "script.py", script=SPELLED)
     assert plain["served"] == {} and [use["line"] for use in report["own_attention"]] == [7, 8]
