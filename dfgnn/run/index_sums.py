@@ -161,7 +161,7 @@ class OnGpu(IndexSums):
     device_type = "cuda"
     dtypes = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
     # The kernel's call takes about 50 µs of the host, less than that of the gradient of x[index].
-    least = {"_index_put_impl_": (1 << 17, 1), "index_add": (1 << 22, 4), "scatter_add": (1 << 23, 8)}
+    least = {"_index_put_impl_": (1 << 17, 2), "index_add": (1 << 22, 4), "scatter_add": (1 << 23, 8)}
     #: Sums by an index before it is sorted, which PyTorch computes. They find numbers that are out of range;
     #: and most indices that are made anew in each step are not sorted.
     before, before_of_constant = 16, 1
