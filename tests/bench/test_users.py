@@ -74,7 +74,7 @@ def test_a_repository(users, tmp_path, losses):
         assert done.returncode == 1 and "Multi-GNN: losses differ by" in done.stdout
     (layer,) = row["report"]["layers"]
     assert layer["layer"].endswith("GATConv") and layer["fused"] and not layer["fell_back"]
-    assert "| 1 GATConv fused |" in done.stdout
+    assert "| 1 GATConv fused; sums by an index on dfgnn's kernels |" in done.stdout
     table = users(tmp_path, "--table", "--json", results).stdout
     assert table.count("Multi-GNN") == 2  # its name and address
 
