@@ -6,8 +6,8 @@ at each call and then adds the rows of a node one after the other, which takes 5
 edges. While `IndexSums` are installed, an index that comes again is sorted once, and a kernel sums the rows
 in that order: on an H200 1.4 to 5 times as fast as atomic operations where it is taken, and 2 to 570 times
 as fast as the gradient of ``x[index]``. In 16 bits it rounds each sum once. On the CPU the kernel sorts
-nothing; there the gradient of ``x[index]`` takes PyTorch 2 to 5 times as long on one thread, up to 20 times
-on two.
+nothing; there the gradient of ``x[index]`` takes PyTorch 1.2 to 2.7 times as long on one thread, 5 to 16
+times on two.
 
 On a GPU an index is known by its memory and by the number of modifications that PyTorch counts, as edges are
 (:mod:`dfgnn.graph.cache`). Within a capture of a CUDA graph only one that is `constant` is taken.
@@ -135,8 +135,12 @@ def _of_rows(index: Tensor, source: Tensor) -> Tensor | None:
 class OnCpu(IndexSums):
     device_type, dtypes = "cpu", frozenset(by_index.DTYPES)
     least = {"_index_put_impl_": (1 << 13, 1), "index_add": (1 << 16, 1), "scatter_add": (1 << 16, 1)}
+    #: Wider rows PyTorch adds as fast, other than gradients of x[index].
+    most_columns = 32
 
     def _computed(self, name: str, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
+        if name != "_index_put_impl_" and source.numel() > self.most_columns * len(index):
+            return None
         rows = source.unsqueeze(1) if source.dim() == 1 else source.flatten(1)
         try:
             sums = operators.index_sum(rows.contiguous(), index.contiguous(), num_rows)
