@@ -428,12 +428,7 @@ class Constants(TorchDispatchMode):
 
     def _places(self, func: Any, mask: Tensor, device: torch.device) -> list[Tensor] | None:
         """The indices at which a mask is True, if its values are constant."""
-        why = self._why([mask])
-        if not why:
-            try:
-                self._content(mask)
-            except _Varies as error:
-                why = str(error)
+        why = self._why_varies(mask)
         if why:
             self._waits(func, why)
             return None
@@ -470,19 +465,20 @@ class Constants(TorchDispatchMode):
     def _sum(self, func: Any, args: tuple, kwargs: dict[str, Any], index: Any) -> Any:
         """A sum by an index, whose order may be kept if the index is constant."""
         sums = next((x for x in index_sums if x.device_type == self._device.type), None)
-        if sums is None or not isinstance(index, Tensor) or not self._is_constant(index):
+        if sums is None or not isinstance(index, Tensor) or self._why_varies(index):
             return self._apply(func, args, kwargs)
         with sums.constant(self._of_sums):
             return self._apply(func, args, kwargs)
 
-    def _is_constant(self, x: Tensor) -> bool:
-        if self._why([x]):
-            return False
-        try:
-            self._content(x)
-        except _Varies:
-            return False
-        return True
+    def _why_varies(self, x: Tensor) -> str:
+        """Why a tensor is not constant; "" if it is."""
+        why = self._why([x])
+        if not why:
+            try:
+                self._content(x)
+            except _Varies as error:
+                why = str(error)
+        return why
 
     def _selected(self, func, args, kwargs):
         x, mask = torch.broadcast_tensors(*args, *kwargs.values())

@@ -2,10 +2,11 @@
 
 ``index_add``, ``scatter_add`` and the gradients of ``x[index]``, ``index_select`` and ``gather`` add rows of
 edges to rows of nodes. On a GPU, PyTorch adds them by atomic operations; for ``x[index]`` it sorts the index
-at each call and then adds the rows of a node one after the other, which takes 56 ms where one node has 80,000
-edges. While `IndexSums` are installed, an index that comes again is sorted once, and a kernel sums the rows
-in that order: on an H200 1.4 to 5 times as fast as atomic operations where it is taken, and 2 to 570 times
-as fast as the gradient of ``x[index]``. In 16 bits it rounds each sum once. On the CPU the kernel sorts
+at each call and then adds the rows of a node one after the other. While `IndexSums` are installed, an index
+that comes again is sorted once, and a kernel sums the rows in that order: on an H200, where it is taken, 1.8
+to 52 times as fast as the gradient of ``x[index]`` (3.2 ms, and 0.07, where 100 nodes have 4,000 edges each),
+1.4 to 5.5 times as fast as ``index_add``, 1.0 to 2.1 times as ``scatter_add`` (48 sizes). In 16 bits it
+rounds each sum once. On the CPU the kernel sorts
 nothing; there the gradient of ``x[index]`` takes PyTorch 1.2 to 2.7 times as long on one thread, 5 to 16
 times on two.
 
@@ -77,9 +78,9 @@ class IndexSums:
 
     def _index_add_(self, x, dim, index, source, *, alpha=1):
         sums = self._sums("index_add", x, dim, index, source) if alpha == 1 else None
-        return (
-            self._theirs["index_add_"](x, dim, index, source, alpha=alpha) if sums is None else x.add_(sums)
-        )
+        if sums is None:
+            return self._theirs["index_add_"](x, dim, index, source, alpha=alpha)
+        return x.add_(sums)
 
     def _scatter_add(self, x, dim, index, source):
         sums = self._sums("scatter_add", x, dim, index, source)
@@ -144,9 +145,7 @@ class OnCpu(IndexSums):
         rows = source.unsqueeze(1) if source.dim() == 1 else source.flatten(1)
         try:
             sums = operators.index_sum(rows.contiguous(), index.contiguous(), num_rows)
-        except (
-            RuntimeError
-        ):  # a number counts from the end, or is out of range, of which PyTorch's error tells
+        except RuntimeError:  # a number counts from the end, or is out of range, which PyTorch says
             return None
         return sums.view(num_rows, *source.shape[1:])
 

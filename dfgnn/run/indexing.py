@@ -27,7 +27,7 @@ def rewritten(graph_module: GraphModule) -> bool:
         x, index = value(given.get("input")), value(given.get("index"))
         if not isinstance(x, Tensor) or not isinstance(index, Tensor) or index.dtype != torch.int64:
             continue
-        if index.dim() == 1 and x.dim() > 1 and x.dtype in by_index.DTYPES:
+        if index.dim() == 1 and x.dim() > 1 and x.is_cpu and x.dtype in by_index.DTYPES:
             node.op, node.target, node.args = "call_function", rows, (given["input"], given["index"])
             found = True
     graph_module.recompile()
