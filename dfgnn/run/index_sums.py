@@ -16,7 +16,7 @@ On a GPU an index is known by its memory and by the number of modifications that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..capturing import constants
 from ..engine import by_index, operators
-from ..engine.edge_maps import sum_of_edges
+from ..engine.edge_maps import prepared_sum, sum_of_edges
 from ..graph import Graph
 from ..runtime import library
 from ..runtime import torch_internals as internals
@@ -102,20 +102,24 @@ class IndexSums:
 
     def _sums(self, name: str, x: Tensor, dim: int, index: Tensor | None, source: Tensor) -> Tensor | None:
         """``[N, ...]``, new memory: the sums of the rows of source; None: PyTorch is to compute them."""
-        least, times = self.least[name]
+        least, times = self._least(name)
         if source.numel() < least or index is None or dim not in (0, -x.dim()) or not x.numel():
             return None  # asked first, as small sums take little longer than the other questions
         if name == "scatter_add":
             index = _of_rows(index, source)
-        if index is None or index.dim() != 1 or index.dtype != torch.int64 or len(index) < times * len(x):
+        if index is None or index.dim() != 1 or index.dtype != torch.int64:
             return None
-        if source.shape != (len(index), *x.shape[1:]) or x.dtype != source.dtype:
+        (num_edges,), (num_rows, *row) = index.shape, x.shape
+        if num_edges < times * num_rows or source.shape != (num_edges, *row) or x.dtype != source.dtype:
             return None
         if source.dtype not in self.dtypes or index.device != source.device:
             return None
-        sums = self._computed(name, index, len(x), source.detach())
+        sums = self._computed(name, index, num_rows, source.detach())
         self.count += sums is not None
         return sums
+
+    def _least(self, name: str) -> tuple[int, int]:
+        return self.least[name]
 
     def _computed(self, name: str, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
         raise NotImplementedError
@@ -153,18 +157,37 @@ class OnCpu(IndexSums):
 class _Index:
     """An index in its present state. reference: keeps its address from being used again."""
 
-    __slots__ = ("graph", "reference", "seen", "version")
+    __slots__ = ("graph", "prepared", "reference", "seen", "version")
 
     def __init__(self, reference: Any, version: int):
         self.reference, self.version, self.seen = reference, version, 0
         self.graph: Graph | None = None
+        # By columns and dtype.
+        self.prepared: dict[tuple[int, torch.dtype], Callable[[Tensor], Tensor] | None] = {}
+
+    def sums(self, rows: Tensor, captures: bool) -> Tensor | None:
+        """``[N, ...]``: the sums of rows ``[E, ...]``. Called with a graph. captures: a CUDA graph is being
+        captured, in which nothing is prepared, because it would be there only after a replay."""
+        flat = rows if rows.dim() == 2 else rows.view(rows.shape[0], rows.shape[1:].numel())
+        key = flat.shape[1], rows.dtype
+        if key not in self.prepared:
+            if captures:
+                return None
+            with torch.no_grad():
+                self.prepared[key] = prepared_sum(self.graph, *key)
+        prepared = self.prepared[key]
+        sums = sum_of_edges(self.graph, flat) if prepared is None else prepared(flat)
+        return sums if flat is rows else sums.view(sums.shape[0], *rows.shape[1:])
 
 
 class OnGpu(IndexSums):
     device_type = "cuda"
     dtypes = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
-    # The kernel's call takes about 50 µs of the host, less than that of the gradient of x[index].
-    least = {"_index_put_impl_": (1 << 17, 2), "index_add": (1 << 22, 4), "scatter_add": (1 << 23, 8)}
+    # A call takes the host about 70 µs more than PyTorch's of index_add and scatter_add, which have to be
+    # gained on the GPU, in case it waits for the host; less than that of the gradient of x[index].
+    least = {"_index_put_impl_": (1 << 17, 2), "index_add": (1 << 24, 4), "scatter_add": (1 << 26, 8)}
+    #: Within `constant`, where the host computes nothing in a replay.
+    least_of_constant = {**least, "index_add": (1 << 22, 4), "scatter_add": (1 << 23, 8)}
     #: Sums by an index before it is sorted, which PyTorch computes. They find numbers that are out of range;
     #: and most indices that are made anew in each step are not sorted.
     before, before_of_constant = 16, 1
@@ -177,7 +200,10 @@ class OnGpu(IndexSums):
         super().__init__()
         self._indices: dict[tuple, _Index] = {}
         # Within `constant`: what keeps the graphs that a CUDA graph uses.
-        self._holder: dict[int, Graph] | None = None
+        self._holder: dict[int, _Index] | None = None
+
+    def _least(self, name: str) -> tuple[int, int]:
+        return self.least[name] if self._holder is None else self.least_of_constant[name]
 
     def install(self) -> None:
         super().install()
@@ -188,7 +214,7 @@ class OnGpu(IndexSums):
         super().remove()
 
     @contextmanager
-    def constant(self, holder: dict[int, Graph]) -> Iterator[None]:
+    def constant(self, holder: dict[int, Any]) -> Iterator[None]:
         """A context in which the index never changes, so that CUDA graphs may use what was made of it.
         holder: gets what has to live as long as they do."""
         before, self._holder = self._holder, holder
@@ -198,41 +224,43 @@ class OnGpu(IndexSums):
             self._holder = before
 
     def _computed(self, name: str, index: Tensor, num_rows: int, source: Tensor) -> Tensor | None:
-        with torch.no_grad():
-            graph = self._graph(index, num_rows)
-            if graph is not None:
-                return sum_of_edges(graph, source.contiguous())
-            few = num_rows <= self.most_of_table and len(index) >= self.rows_of_table * num_rows
-            return self._by_groups(index, num_rows, source) if few and name == "_index_put_impl_" else None
+        captures = index.is_cuda and torch.cuda.is_current_stream_capturing()
+        found = self._sorted(index, num_rows, captures)
+        if found is not None:
+            return found.sums(source.contiguous(), captures)
+        few = num_rows <= self.most_of_table and index.numel() >= self.rows_of_table * num_rows
+        return self._by_groups(index, num_rows, source) if few and name == "_index_put_impl_" else None
 
     def _by_groups(self, index: Tensor, num_rows: int, source: Tensor) -> Tensor:
         """The sums of groups of rows, summed. Numbers out of range stay so."""
-        count = -(-len(index) // self.group)
+        count = -(-index.numel() // self.group)
         row = torch.where(index < 0, index + num_rows, index)
         place = torch.where(row < 0, num_rows, row) * count
-        place += torch.arange(len(index), device=index.device) // self.group
+        place += torch.arange(index.numel(), device=index.device) // self.group
         sums = source.new_zeros(num_rows * count, *source.shape[1:])
         self._theirs["_index_put_impl_"](sums, [place], source, True, False)
         return sums.unflatten(0, (num_rows, count)).sum(1)
 
-    def _graph(self, index: Tensor, num_rows: int) -> Graph | None:
-        """The graph from each row to its sum, or None if it is not to be made yet."""
-        captures = index.is_cuda and torch.cuda.is_current_stream_capturing()
+    def _sorted(self, index: Tensor, num_rows: int, captures: bool) -> _Index | None:
+        """The index with the graph from each row to its sum, or None if that is not to be made yet."""
         if index.is_inference() or (captures and self._holder is None):
             return None
         storage, stream = index.untyped_storage(), internals.current_stream(index.device)
-        key = storage._cdata, index.storage_offset(), len(index), index.stride(0), num_rows, stream
+        key = storage._cdata, index.storage_offset(), index.numel(), index.stride(0), num_rows, stream
         found = self._indices.get(key)
         if found is None or found.version != index._version or found.reference.expired():
             self._forget_gone()
             found = self._indices[key] = _Index(internals.StorageWeakRef(storage), index._version)
         before = self.before if self._holder is None else self.before_of_constant
         if found.graph is None and not captures and found.seen >= before:
-            found.graph = _graph(index, num_rows)
+            with torch.no_grad():
+                found.graph = _graph(index, num_rows)
         found.seen += 1
-        if self._holder is not None and found.graph is not None:
-            self._holder[id(found.graph)] = found.graph
-        return found.graph
+        if found.graph is None:
+            return None
+        if self._holder is not None:
+            self._holder[id(found)] = found
+        return found
 
     def _forget_gone(self) -> None:
         """Lets go of indices whose memory is gone, else of the oldest if there are too many."""

@@ -39,7 +39,7 @@ def made(kind, device="cpu"):
     """Sums of which none is too small."""
     sums = kind()
     sums.device_type = device
-    sums.least = dict.fromkeys(sums.least, (1, 1))
+    sums.least = sums.least_of_constant = dict.fromkeys(sums.least, (1, 1))
     return sums
 
 
