@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.utils import softmax
 
-from dfgnn.run import captured
+from dfgnn.run import captured, elsewhere
 from dfgnn.run.captured import Captured
 from dfgnn.runtime import cuda_graphs
 
@@ -81,12 +81,14 @@ def installed(how):
             how.remove()
 
 
-def capturing(device, monkeypatch):
+def capturing(device, monkeypatch, with_care=False):
     """What replays calls, also where that is not faster; on a CPU by a stand-in for CUDA graphs."""
     monkeypatch.setattr(captured, "_FASTER", 0.0)
+    monkeypatch.setattr(captured, "_FASTER_WITH_CARE", 0.0)
     if device == "cpu":
         monkeypatch.setattr(cuda_graphs, "Recorder", fake_cuda.Recorder)
-    return Captured()
+        monkeypatch.setattr(elsewhere, "_OURS", {"dfgnn", "fake_cuda"})
+    return Captured(with_care)
 
 
 def replayed(how):

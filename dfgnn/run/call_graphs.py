@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from ..capturing.state import tensors_of as state_of
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
 from .arguments import PLAIN, Arguments, Made, assign
-from .sample import tensors_of
+from .sample import random_state, tensors_of
 
 
 class _Given(NamedTuple):
@@ -79,6 +79,10 @@ class CallGraphs:
             raise RuntimeError("it has no parameter that trains")
         self._trained = [k for k in self._places if leaves[k].requires_grad]
         self.draws = True  # random numbers
+        of = self._parameters[0].device.type
+        self._autocast = dict(
+            device_type=of, enabled=torch.is_autocast_enabled(of), dtype=torch.get_autocast_dtype(of)
+        )
         self.given_up = ""  # why it is no longer replayed
         self._pending: Callable[[], Any] = lambda: None
         self._record(snapshot)
@@ -173,6 +177,11 @@ class CallGraphs:
 
     # ---- calls
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether another result was computed from one of them."""
+        return any(self._is_part)
+
     def is_free(self) -> bool:
         """Whether a replay may overwrite what the last one left: its backward has run, or never will."""
         pending = self._pending()
@@ -243,17 +252,30 @@ class CallGraphs:
         pairs = zip(self._found, has)
         return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
 
+    def random_states(self) -> list[Tensor]:
+        """The states of PyTorch's generators before a call that draws random numbers."""
+        return random_state(self._parameters[0].is_cuda) if self.draws else []
+
+    @contextmanager
+    def _as_then(self, states: list[Tensor]) -> Iterator[None]:
+        """A context in which the call is as it was when the generators had these states: it draws the same
+        numbers, as results were compared."""
+        device = self._parameters[0].device
+        on_gpu = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(on_gpu, enabled=bool(states)), torch.autocast(**self._autocast):
+            if states:
+                torch.set_rng_state(states[0])
+            for state in states[1:]:
+                torch.cuda.set_rng_state(state, device)
+            yield
+
     def backward_as_written(
-        self, leaves: list[Any], grads: list[Tensor | None], what: str
+        self, leaves: list[Any], grads: list[Tensor | None], states: list[Tensor], what: str
     ) -> list[Tensor | None]:
         """Gradients with a graph of their own, or of a call whose CUDA graph has gone on, by the call itself
-        once more; no call is replayed from then on."""
+        once more; no call is replayed from then on. states: `random_states` before the call."""
         module = self._module()
-        if module is None or self.draws:
-            raise RuntimeError(
-                f"dfgnn.run --capture: backward ran through a model's call {what}, which its CUDA graph does "
-                "not have, and the call draws random numbers: run the script without --capture"
-            )
+        assert module is not None  # its parameters are inputs of what asks
         self.given_up, create_graph = what, torch.is_grad_enabled()
         with torch.enable_grad():  # as in `results`; gradients of gradients go on to the script's own
             leaves = [x.view_as(x) if k in self._trained else x for k, x in enumerate(leaves)]
@@ -264,7 +286,8 @@ class CallGraphs:
         for own, name, x in buffers:
             own[name] = None if x is None else x.detach().clone()
         with torch.enable_grad():
-            out = tree_flatten(self._call(module, *made.args, **made.kwargs))[0]
+            with self._as_then(states):
+                out = tree_flatten(self._call(module, *made.args, **made.kwargs))[0]
             out += [own[name] for own, name in self._assigned] + [x for _, x in made.assigned()]
             out = _trained([x for x in out if not any(x is y for y in leaves)])
             asked = [(x, grad) for x, grad in zip(out, grads) if grad is not None]
@@ -286,6 +309,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graphs: CallGraphs, leaves: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.graphs, ctx.done, ctx.parts, ctx.leaves = graphs, False, [], leaves
+        ctx.states = graphs.random_states()
         graphs._pending = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         results = graphs.forward(leaves)
@@ -298,7 +322,7 @@ class _Replay(torch.autograd.Function):
         given = [x for x, trained in zip(grads, graphs._is_trained) if trained]
         if ctx.done or torch.is_grad_enabled():
             what = "for a second time" if ctx.done else "with create_graph=True"
-            return None, None, *graphs.backward_as_written(ctx.leaves, given, what)
+            return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.states, what)
         for part in [x for ref in ctx.parts if (x := ref()) is not None]:
             if part.retains_grad or part._backward_hooks:
                 raise RuntimeError(

@@ -7,19 +7,23 @@ are copies of what the graphs hold, as are gradients, so that the script may kee
 
 A call is replayed while nothing has changed that Python would have seen: the tensors of integers and their
 versions, shapes and dtypes of the others (whose numbers are copied), plain arguments, which parameters train,
-attributes of the modules, hooks. Otherwise it runs as written. What a model reads elsewhere (global
-variables, objects in attributes) has to stay the same, as for `dfgnn.capture`.
+attributes of the modules, hooks, and what else its code reads (:mod:`dfgnn.run.elsewhere`). Otherwise it runs
+as written.
+
+Without the flag calls are captured with care: of models whose forward calls nothing that a replay leaves out,
+none of whose results was computed from another one, and whose CUDA graphs take little memory.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -34,6 +38,7 @@ from ..runtime import cuda_graphs
 from .arguments import PLAIN, Arguments, Made, Numbers
 from .call_graphs import CallGraphs
 from .compiled import agree, draws_elsewhere, is_generator, trains
+from .elsewhere import Elsewhere
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
 
@@ -43,15 +48,19 @@ _AFTER, _MOST, _FASTER = 3, 4, 1.07
 #: Calls that could not be replayed, after which no further one is looked at, which takes time: where some
 #: calls were replayed, and where none was.
 _MOST_LEFT = 50, 12
-#: Objects in a list or dict of an attribute up to which it is looked at.
+#: Objects in a list or dict up to which it is looked at; of a longer one the length is.
 _MOST_SEEN = 64
+#: With care: the share of a GPU's memory that the CUDA graphs of a model may hold; that a script may have
+#: used before, because a sample takes memory for a second step; how much faster is faster.
+_MOST_HELD, _MOST_USED, _FASTER_WITH_CARE = 0.1, 0.4, 1.15
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Captured:
     """Replays calls of models while it is installed."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_care: bool = False) -> None:
+        self.with_care = with_care
         self.models = Models(self._called)
         self.calls: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
         self.rows_of: dict[type, list[Calls]] = {}
@@ -60,7 +69,7 @@ class Captured:
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         calls = self.calls.get(module)
         if calls is None:
-            self.calls[module] = calls = Calls(module)
+            self.calls[module] = calls = Calls(module, self.with_care)
             weakref.finalize(module, calls.forget)
             self.rows_of.setdefault(type(module), []).append(calls)
         return calls(partial(self._as_written, call), module, args, kwargs)
@@ -71,10 +80,11 @@ class Captured:
 
     def rows(self) -> list[dict[str, Any]]:
         """A row of the report for each model: its calls, how many of them were replayed, milliseconds as
-        written and replayed, and why calls were not."""
+        written and replayed, why calls were not, and what replays leave out."""
         return [
             {"class": f"{cls.__module__}.{cls.__qualname__}", "calls": calls.count,
-             "replayed": calls.replayed, "milliseconds": calls.milliseconds, "reason": calls.reason}
+             "replayed": calls.replayed, "milliseconds": calls.milliseconds, "reason": calls.reason,
+             "left_out": calls.left_out}
             for cls, all_calls in self.rows_of.items()
             for calls in all_calls
         ]  # fmt: skip
@@ -83,7 +93,8 @@ class Captured:
 class Calls:
     """The calls of one model."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, with_care: bool = False):
+        self.with_care = with_care
         self.state = _State(module)
         self.last: tuple[Any, Numbers] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
@@ -91,6 +102,7 @@ class Calls:
         self.count = self.replayed = self.left = self.captures = 0
         self.modified: dict[int, Any] = {}  # of `Constants`
         self.reason, self.milliseconds = "", [0.0, 0.0]
+        self.left_out: dict[str, str] = {}
         self.given_up = False
 
     def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -99,8 +111,16 @@ class Calls:
         if arguments is None or graphs is None or not graphs.is_free():
             if self.given_up:
                 self.last = None
-            with nullcontext() if self.given_up else self.state.noting():
                 return call(module, *args, **kwargs)
+            with self.state.noting():
+                if self.last is None or not self._unknown():
+                    return call(module, *args, **kwargs)
+                with self.state.elsewhere.recording():
+                    out = call(module, *args, **kwargs)
+            if (state := self.state.now()) is not None:  # which now has more that is seen
+                (*key, _), numbers = self.last
+                self.last = (*key, state), numbers
+            return out
         self.replayed += 1
         return graphs(arguments)
 
@@ -114,7 +134,7 @@ class Calls:
         if state is None:
             self._left(arguments.unfit or "its modules have hooks")
             return None, None
-        key, numbers = (arguments.key, *_autocast(), state), Numbers(arguments.leaves)
+        key, numbers = (arguments.key, *_settings(), state), Numbers(arguments.leaves)
         captured = self.graphs.setdefault(key, [])
         for k, (held, graphs) in enumerate(captured):
             if not held.equal(numbers):
@@ -132,6 +152,9 @@ class Calls:
         if self.equal < _AFTER:
             self._left(self.reason or "no call is equal to those before it")
             return None, None
+        if unknown := self._unknown():
+            self._left(unknown)
+            return None, None
         self.reason = ""
         if self.captures == _MOST:
             self._left(f"more than {_MOST} different calls came repeatedly")
@@ -143,6 +166,15 @@ class Calls:
             graphs, self.reason, self.given_up = None, said(error), True
         captured.append((numbers, graphs))
         return arguments, graphs
+
+    def _unknown(self) -> str:
+        """Why it is not known that a replay does what a call does, which the record of another call may
+        answer."""
+        elsewhere = self.state.elsewhere
+        if elsewhere.unknown or not (self.with_care and elsewhere.others):
+            return elsewhere.unknown
+        calls = ", ".join(f"{name} ({where})" for name, where in elsewhere.others.items())
+        return f"it calls {calls}, which replays leave out; --capture replays it all the same"
 
     def forget(self) -> None:
         """Lets go of what the model has held."""
@@ -165,6 +197,11 @@ class Calls:
             return "it draws from a random generator of its own"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "several processes train together"
+        (device,) = devices
+        if self.with_care and device.type == "cuda":
+            used = torch.cuda.max_memory_allocated(device)
+            if used > _MOST_USED * _memory(device):
+                return f"the script uses {used / 2**20:,.0f} MiB; --capture replays it all the same"
         return ""
 
     def _captured(self, call: Callable, module: nn.Module, arguments: Arguments) -> CallGraphs | None:
@@ -176,6 +213,7 @@ class Calls:
         snapshot, attributes = Snapshot(module.buffers(), device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
         numbers, before = Numbers(arguments.leaves), (_random(device), self.state.now())
+        held, elsewhere = self.state.held(), self.state.elsewhere
 
         def restore() -> None:
             snapshot.restore()
@@ -194,14 +232,24 @@ class Calls:
 
         with unseen(tensors), _without_autocast_cache():
             try:
+                reserved = _reserved(device)
                 graphs = CallGraphs(
-                    call, module, arguments, snapshot, self.state.results, self.state.held(), self.modified
+                    call, module, arguments, snapshot, self.state.results, held, self.modified
                 )
+                reserved = _reserved(device) - reserved
                 restore()
-                drawn = random_state(device.type == "cuda")
-                expected = graphs.results(graphs.written)
+                drawn, version = random_state(device.type == "cuda"), elsewhere.version
+                with elsewhere.recording():
+                    expected = graphs.results(graphs.written)
+                if elsewhere.version != version:  # it reads more than was known when the call was compared
+                    self.equal = 0
+                    return None
+                if elsewhere.unknown:
+                    raise RuntimeError(elsewhere.unknown)
+                self.left_out = dict(elsewhere.others)
+                if self.with_care:
+                    self._take_care(graphs, reserved, device)
                 graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
-                graphs.draws |= _autocast()[0]  # what is computed later is so outside of autocast
                 if (_random(device), self.state.now()) != before:
                     raise RuntimeError("it draws random numbers on the host, or changes attributes")
                 if not Numbers(arguments.leaves).are(numbers):
@@ -219,16 +267,28 @@ class Calls:
                 self.milliseconds = milliseconds(ways, device.type == "cuda")
             finally:
                 restore()
-        if self.milliseconds[1] * _FASTER > self.milliseconds[0]:
+        faster = _FASTER_WITH_CARE if self.with_care else _FASTER
+        if self.milliseconds[1] * faster > self.milliseconds[0]:
             self.reason, self.given_up = "its CUDA graphs are not faster", not self.replayed
             return None
         graphs.settle()
         return graphs
 
+    def _take_care(self, graphs: CallGraphs, held: int, device: torch.device) -> None:
+        """Raises RuntimeError for CUDA graphs that are not wanted unasked."""
+        if unknown := self._unknown():
+            raise RuntimeError(unknown)
+        if graphs.has_parts:
+            raise RuntimeError("a result is computed from another one; --capture replays it all the same")
+        if held > _MOST_HELD * _memory(device):
+            raise RuntimeError(
+                f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture replays it all the same"
+            )
+
 
 class _State:
-    """What Python sees in the modules of a model: attributes, parameters, buffers, hooks. results: attributes
-    to which a call assigns tensors."""
+    """What Python sees in the modules of a model: attributes, parameters, buffers, hooks, and what else its
+    calls read. results: attributes to which a call assigns tensors."""
 
     def __init__(self, module: nn.Module):
         self._module = weakref.ref(module)
@@ -237,6 +297,7 @@ class _State:
         self._assigned: set[tuple[int, str]] = set()
         self._numbers: dict[tuple[Any, ...], int] = {}  # what was seen of attributes -> its number
         self._owned: list[dict[str, Any]] = []
+        self.elsewhere = Elsewhere(module)
         self._look(module)
 
     def _look(self, module: nn.Module) -> None:
@@ -256,11 +317,13 @@ class _State:
             (k, name): x for k, own in enumerate(self._owned) for name, x in own.items()
             if (k, name) not in self._results
         }  # fmt: skip
-        self._kept_tensors = [x for x in kept.values() if isinstance(x, Tensor)]
-        self._kept_containers = [
-            x for (_, name), x in kept.items()
-            if name not in _OF_MODULES and type(x) in (list, dict) and len(x) <= _MOST_SEEN
-        ]  # fmt: skip
+        self._places, self._version = self.elsewhere.places, self.elsewhere.version
+        values = [x for (_, name), x in kept.items() if name not in _OF_MODULES]
+        values += [*(get(name) for get, name in self._places), *self.elsewhere.lists]
+        self._kept_tensors = [x for x in values if isinstance(x, Tensor)]
+        containers = {id(x): x for x in values if type(x) in (list, dict, set)}.values()
+        self._kept_containers = [x for x in containers if len(x) <= _MOST_SEEN and type(x) is not set]
+        self._kept_lengths = [x for x in containers if len(x) > _MOST_SEEN or type(x) is set]
         places = {
             (k, name): place
             for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
@@ -277,11 +340,15 @@ class _State:
         values = [*chain.from_iterable(map(dict.values, self._dicts))]
         for place in self._places_left:
             values[place] = None
+        values += [get(name) for get, name in self._places]
         return values
 
     def now(self) -> tuple[Any, ...] | None:
         """None: with hooks, which are to be called each time."""
-        module, values = self._module(), self._values_now()
+        module = self._module()
+        if self._version != self.elsewhere.version:
+            self._values = []
+        values = self._values_now()
         same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
         if module is not None and not same:
             self._look(module)
@@ -297,6 +364,7 @@ class _State:
         for x in self._kept_containers:
             found += map(_seen, x)
             found += map(_seen, x.values()) if type(x) is dict else ()
+        found += map(len, self._kept_lengths)
         return tuple(found)
 
     def held(self) -> list[Any]:
@@ -355,9 +423,24 @@ def _same(a: Any, b: Any) -> bool:
     return len(a) == len(b) and all(x is y for x, y in zip(a, b))
 
 
-def _autocast() -> tuple[Any, ...]:
+def _settings() -> tuple[Any, ...]:
+    """Settings of PyTorch by which the same call computes something else."""
     on = torch.is_autocast_enabled("cuda")
-    return on, torch.get_autocast_dtype("cuda") if on else None
+    return (
+        on, torch.get_autocast_dtype("cuda") if on else None, torch.get_default_dtype(),
+        torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision,
+        torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+
+
+def _reserved(device: torch.device) -> int:
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def _memory(device: torch.device) -> float:
+    """Bytes of a GPU's memory."""
+    on_gpu = device.type == "cuda"
+    return float(torch.cuda.get_device_properties(device).total_memory) if on_gpu else math.inf
 
 
 def _random(device: torch.device) -> Any:
@@ -387,7 +470,7 @@ def _without_autocast_cache() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def lines(rows: list[dict[str, Any]]) -> list[str]:
+def lines(rows: list[dict[str, Any]], with_care: bool = False) -> list[str]:
     """The lines of the report about captured calls, for a terminal."""
     said = []
     for row in rows:
@@ -396,4 +479,7 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
             what += f", not all: {row['reason']}" if row["replayed"] else f": {row['reason']}"
         took = "; a call, forward and backward: {} ms as written, {} ms replayed".format(*row["milliseconds"])
         said.append(f"  {row['class']}: {what}{took * any(row['milliseconds'])}")
-    return said or ["  --capture: no model with message passing was trained"]
+        if row["replayed"] and row["left_out"]:
+            calls = ", ".join(f"{name} ({where})" for name, where in row["left_out"].items())
+            said.append(f"    a replay leaves out calls of {calls}")
+    return said or ["  --capture: no model with message passing was trained"] * (not with_care)

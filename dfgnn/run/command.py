@@ -24,7 +24,7 @@ from . import index_sums, own
 from .captured import Captured
 from .captured import lines as of_captured
 from .compiled import Compiled
-from .gains import Gains, Waits, of_waits
+from .gains import Gains
 from .gains import lines as of_gains
 from .layers import LIBRARIES, Layers, import_libraries
 from .program import NotRunnableError, Program, of_module, of_path
@@ -59,10 +59,9 @@ def text(report: dict[str, Any]) -> str:
     if report["compiled"] is not None:
         lines += _compiled(report["compiled"])
     if report["captured"] is not None:
-        lines += of_captured(report["captured"])
+        lines += of_captured(report["captured"], report["captured_with_care"])
     if report["gains"] is not None:
         lines += of_gains(report["gains"])
-    lines += of_waits(report["waits"])
     lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
@@ -140,10 +139,10 @@ class _Run:
         self.in_calling_thread = _backward_in_calling_thread(args)
         takes_own = args.compile or (args.impl == "dfgnn" and not args.as_written)
         self.compiled = Compiled(layers.started, args.compile) if takes_own else None
-        self.captured = Captured() if args.capture else None
+        unasked = args.impl == "dfgnn" and not (args.gain or args.compile or args.as_written)
+        with_care = args.capture is None and unasked and torch.cuda.device_count() > 0
+        self.captured = Captured(with_care) if args.capture or with_care else None
         self.gains = Gains() if args.gain else None
-        alone = args.impl == "dfgnn" and not (args.capture or args.gain or args.compile)
-        self.waits = Waits() if alone and torch.cuda.is_available() else None
         self.sums = index_sums.of_this_machine() if args.impl == "dfgnn" else []
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
@@ -159,7 +158,7 @@ class _Run:
         self.layers.install()
         if self.compiled is not None:
             self.compiled.install()
-        for part in (self.captured, self.gains, self.waits, *self.sums):
+        for part in (self.captured, self.gains, *self.sums):
             if part is not None:
                 part.install()
         self.served_before = pieces.served.copy()
@@ -211,14 +210,14 @@ class _Run:
             "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
             "traced": traced, "sampling_seconds": 0.0 if self.compiled is None else self.compiled.seconds,
             "captured": None if self.captured is None else self.captured.rows(),
+            "captured_with_care": self.captured is not None and self.captured.with_care,
             "gains": None if self.gains is None else self.gains.rows(),
-            "waits": {} if self.waits is None else self.waits.found,
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
         }  # fmt: skip
         if self.compiled is not None:
             self.compiled.remove()
-        for part in (self.captured, self.gains, self.waits, *self.sums):
+        for part in (self.captured, self.gains, *self.sums):
             if part is not None:
                 part.remove()
         self.layers.remove()
@@ -265,8 +264,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--capture",
-        action="store_true",
-        help="replay calls of models that stay the same as CUDA graphs",
+        action=argparse.BooleanOptionalAction,
+        help="replay calls of models that stay the same as CUDA graphs, or do not; without either: those of "
+        "models that do nothing but compute",
     )
     parser.add_argument(
         "--as-written", action="store_true", help="trace no module with message passing of its own"

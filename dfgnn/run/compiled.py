@@ -41,6 +41,7 @@ from ..compiling.rewrite import rewritten
 from ..runtime import cuda_graphs, eager
 from ..runtime import torch_internals as internals
 from . import indexing
+from .elsewhere import is_recording, paused
 from .layers import shown
 from .sample import Copy, milliseconds, milliseconds_of_gpu, random_state, said, tensors_of, unseen
 
@@ -167,7 +168,7 @@ class _Trial:
             if self.kept is None:
                 self._ask(module, args, kwargs)
             kept = self.kept_in_graphs if cuda_graphs.in_captured_step() else self.kept
-            if kept:
+            if kept and not is_recording():
                 try:
                     return self._traced(module, args, kwargs)
                 except Exception as error:  # the script's own call works, or raises the script's own error
@@ -230,26 +231,33 @@ class _Trial:
             written, traced = (Copy(module, args, kwargs, call) for call in (_call, self.traced))
             before = random_state(on_gpu)
             expected = written.results()
-            if _differ(before, before := random_state(on_gpu)):  # compared without dropout
-                expected = written.results(training=False)
-                if _differ(before, random_state(on_gpu)):
-                    return "it draws random numbers in eval mode, too: results cannot be compared"
-                traced.results()
-                got = traced.results(training=False)
-            else:
-                got = traced.results()
-            if not self.reports:
-                return "PyTorch's compiler did not record it"
-            if not self.changed:
-                reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
-                return "; ".join(reasons) or "no attention was recognised in it"
-            if not agree(expected, got):
-                return "traced it gives other numbers"
-            del expected, got
-            steps = [written.step, traced.step]
-            self.milliseconds = milliseconds(steps, on_gpu)
-            if on_gpu:
-                self.milliseconds_of_gpu = milliseconds_of_gpu(steps, self.milliseconds)
+            with paused():
+                return self._measured(written, traced, expected, before, on_gpu)
+
+    def _measured(
+        self, written: Copy, traced: Copy, expected: Any, before: list[Tensor], on_gpu: bool
+    ) -> str:
+        """expected: results of the module as written; before: what they began with in the generators."""
+        if _differ(before, before := random_state(on_gpu)):  # compared without dropout
+            expected = written.results(training=False)
+            if _differ(before, random_state(on_gpu)):
+                return "it draws random numbers in eval mode, too: results cannot be compared"
+            traced.results()
+            got = traced.results(training=False)
+        else:
+            got = traced.results()
+        if not self.reports:
+            return "PyTorch's compiler did not record it"
+        if not self.changed:
+            reasons = dict.fromkeys(str(x) for report in self.reports for x in report.refused)
+            return "; ".join(reasons) or "no attention was recognised in it"
+        if not agree(expected, got):
+            return "traced it gives other numbers"
+        del expected, got
+        steps = [written.step, traced.step]
+        self.milliseconds = milliseconds(steps, on_gpu)
+        if on_gpu:
+            self.milliseconds_of_gpu = milliseconds_of_gpu(steps, self.milliseconds)
         faster = _FASTER_ON_GPU if on_gpu else _FASTER
         slower = self.milliseconds[1] * faster > self.milliseconds[0]
         in_graphs = self.milliseconds_of_gpu if on_gpu else self.milliseconds

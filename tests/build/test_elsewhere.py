@@ -1,0 +1,267 @@
+"""dfgnn.run's CUDA graphs: what a model reads outside of itself, and what a replay would leave out."""
+
+import argparse
+import gc
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from captured_models import Model, capturing, installed, problem, replayed
+
+from dfgnn.run.elsewhere import Elsewhere
+
+FACTOR, OPTIONS, LISTED = 1.0, {"factor": 1.0}, [1.0]
+NAMESPACE = argparse.Namespace(factor=1.0, unused=0.0)
+WEIGHT = torch.ones(1)
+
+
+class Config:
+    factor = 1.0
+
+    def __init__(self):
+        self.inner = SimpleNamespace(deeper=[SimpleNamespace(factor=1.0)])
+
+    @property
+    def doubled(self):
+        return 2 * OBJECT.inner.deeper[0].factor
+
+
+class Changed(Config):
+    pass
+
+
+OBJECT, CLASS = Config(), Changed
+
+
+def enclosing():
+    factor = 1.0
+
+    def read(model):
+        return factor
+
+    def write(value):
+        nonlocal factor
+        factor = value
+
+    return read, write
+
+
+READ, WRITE = enclosing()
+
+
+def _global(value):
+    global FACTOR
+    FACTOR = value
+
+
+def _default(model, default=LISTED):
+    return default[0]
+
+
+# What a forward reads, and what sets it.
+READS = {
+    "global": (lambda model: FACTOR, _global),
+    "dict": (lambda model: OPTIONS["factor"], lambda value: OPTIONS.update(factor=value)),
+    "list": (lambda model: LISTED[0], lambda value: LISTED.__setitem__(0, value)),
+    "namespace": (lambda model: NAMESPACE.factor, lambda value: setattr(NAMESPACE, "factor", value)),
+    "class": (lambda model: CLASS.factor, lambda value: setattr(Config, "factor", value)),
+    "nested": (
+        lambda model: OBJECT.inner.deeper[0].factor,
+        lambda value: setattr(OBJECT.inner.deeper[0], "factor", value),
+    ),
+    "property": (
+        lambda model: OBJECT.doubled,
+        lambda value: setattr(OBJECT.inner.deeper[0], "factor", value),
+    ),
+    "by_name": (
+        lambda model: getattr(NAMESPACE, "factor"),  # noqa: B009
+        lambda value: setattr(NAMESPACE, "factor", value),
+    ),
+    "attribute": (
+        lambda model: model.config.inner.deeper[0].factor,
+        lambda value: setattr(OBJECT.inner.deeper[0], "factor", value),
+    ),
+    "enclosing": (lambda model: READ(model), WRITE),
+    "module": (
+        lambda model: sys.modules[__name__].FACTOR if False else HERE.FACTOR,
+        _global,
+    ),
+    "tensor": (lambda model: WEIGHT, lambda value: WEIGHT.fill_(value)),
+    "setting": (
+        lambda model: 1.0 if torch.get_default_dtype() == torch.float32 else 3.0,
+        lambda value: torch.set_default_dtype(torch.float32 if value == 1.0 else torch.float64),
+    ),
+}
+HERE = sys.modules[__name__]
+
+
+class Reading(Model):
+    def __init__(self, read):
+        super().__init__()
+        self.read, self.config = read, OBJECT
+
+    def forward(self, x, edge_index):
+        factor = self.read(self)
+        factor = factor.to(x) if isinstance(factor, torch.Tensor) else factor
+        return super().forward(x, edge_index, factor)["out"]
+
+
+def losses(model, x, edge_index, change=lambda k: None, steps=12):
+    found = []
+    for k in range(steps):
+        change(k)
+        model.zero_grad()
+        loss = model(x, edge_index).square().sum()
+        loss.backward()
+        found += [loss.detach(), model.own.lin.weight.grad.clone()]
+    return found
+
+
+@pytest.mark.parametrize("with_care", [False, True], ids=["flag", "care"])
+@pytest.mark.parametrize("read", READS)
+def test_what_is_read_elsewhere(device, monkeypatch, read, with_care):
+    """A change is seen by the next call, and so is its undoing."""
+    gc.unfreeze()  # what conftest has frozen is hidden from it
+    read, write = READS[read]
+    how = capturing(device, monkeypatch, with_care)
+    model, x, edge_index = problem(device, model=Reading(read))
+
+    def change(k):
+        if k in (0, 5, 7, 10):
+            write(2.0 if k in (5, 10) else 1.0)
+
+    try:
+        with installed(how):
+            found = losses(model, x, edge_index, change)
+        wanted = losses(model, x, edge_index, change)
+    finally:
+        write(1.0)
+    for a, b in zip(found, wanted):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    assert replayed(how) >= 2, str(how.rows())
+
+
+def test_what_is_not_read_may_change(device, monkeypatch):
+    how = capturing(device, monkeypatch)
+    model, x, edge_index = problem(device, model=Reading(READS["namespace"][0]))
+    with installed(how):
+        losses(model, x, edge_index, lambda k: setattr(NAMESPACE, "unused", k))
+    assert replayed(how) == 9, str(how.rows())
+
+
+class Meter:
+    """Counts, as scripts' meters do."""
+
+    def __init__(self):
+        self.count = 0
+
+    def update(self):
+        self.count += 1
+        return 1.0
+
+
+METER, WRITTEN = Meter(), []
+
+
+def _prints(model):
+    print("forward")
+    return 1.0
+
+
+def _logs(model):
+    import logging
+
+    logging.getLogger("dfgnn.tests").debug("forward")
+    return 1.0
+
+
+def _writes(model):
+    sys.stdout.write("")
+    return 1.0
+
+
+# What a forward does elsewhere, and how it is told.
+DOES = {
+    "meter": (lambda model: METER.update(), "no call is equal to those before it"),
+    "list": (lambda model: WRITTEN.append(1) or 1.0, "no call is equal to those before it"),
+    "prints": (_prints, "it calls print (test_elsewhere.py:"),
+    "logs": (_logs, "it calls logging (test_elsewhere.py:"),
+    "writes": (_writes, "it calls write (test_elsewhere.py:"),
+}
+
+
+@pytest.mark.parametrize("does", DOES)
+def test_nothing_is_lost(device, monkeypatch, capsys, does):
+    """With care a model is left as written whose forward does something elsewhere."""
+    does, told = DOES[does]
+    how = capturing(device, monkeypatch, with_care=True)
+    model, x, edge_index = problem(device, model=Reading(does))
+    METER.count = 0
+    WRITTEN.clear()
+    with installed(how):
+        losses(model, x, edge_index)
+    assert replayed(how) == 0
+    assert told in how.rows()[0]["reason"]
+    assert capsys.readouterr().out.count("forward") + METER.count + len(WRITTEN) in (0, 12)
+
+
+def test_what_is_done_at_first_is_no_reason(device, monkeypatch, capsys):
+    """Such as printing shapes once."""
+
+    def once(model):
+        if not model.__dict__.get("_printed"):
+            model._printed = True
+            print("forward")
+        return 1.0
+
+    how = capturing(device, monkeypatch, with_care=True)
+    model, x, edge_index = problem(device, model=Reading(once))
+    with installed(how):
+        losses(model, x, edge_index)
+    assert replayed(how) >= 6, str(how.rows())
+    assert capsys.readouterr().out.count("forward") == 1
+
+
+def test_results_of_results_are_left_with_care(device, monkeypatch):
+    """Whose gradients a script may ask for, which CUDA graphs do not have."""
+    how = capturing(device, monkeypatch, with_care=True)
+    model, x, edge_index = problem(device)
+    with installed(how):
+        for _ in range(8):
+            out = model(x, edge_index)
+            out["hidden"].retain_grad()
+            out["out"].sum().backward()
+            assert out["hidden"].grad is not None
+    assert "a result is computed from another one" in how.rows()[0]["reason"]
+
+
+def test_a_profiler(device, monkeypatch):
+    """While one runs, which sees Python's calls, nothing is captured."""
+    how = capturing(device, monkeypatch)
+    model, x, edge_index = problem(device, model=Reading(READS["global"][0]))
+    calls = []
+    with installed(how):
+        sys.setprofile(lambda frame, event, what: calls.append(event))
+        try:
+            losses(model, x, edge_index, steps=6)
+        finally:
+            sys.setprofile(None)
+        assert replayed(how) == 0
+        losses(model, x, edge_index, steps=6)
+    assert replayed(how) >= 2, str(how.rows())
+    assert len(calls) > 100
+
+
+def test_objects_that_cannot_be_looked_at(monkeypatch):
+    class Odd:
+        @property
+        def __dict__(self):
+            raise ValueError("no")
+
+    monkeypatch.setattr(HERE, "FACTOR", Odd(), raising=False)
+    model = Reading(READS["global"][0])
+    elsewhere = Elsewhere(model)
+    with elsewhere.recording():
+        model.read(model)
+    assert elsewhere.unknown
