@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -195,7 +195,10 @@ class CallGraphs:
         leaves, objects = arguments.leaves, arguments.objects
         tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
         trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
-        trained[0].grad_fn.parts = [weakref.ref(x) for x, part in zip(trained, self._is_part) if part]
+        parts = [(k, x) for k, (x, part) in enumerate(zip(trained, self._is_part)) if part]
+        trained[0].grad_fn.parts = [(k, weakref.ref(x)) for k, x in parts]
+        for _, x in parts:
+            x._dfgnn_part = True  # of `result_gradients`
         out = list(self._out_leaves)
         for k, x in self._given:
             out[k] = objects[x.place] if x.is_object else leaves[x.place]
@@ -270,10 +273,12 @@ class CallGraphs:
             yield
 
     def backward_as_written(
-        self, leaves: list[Any], grads: list[Tensor | None], states: list[Tensor], what: str
-    ) -> list[Tensor | None]:
+        self, leaves: list[Any], grads: list[Tensor | None], states: list[Tensor], what: str,
+        retained: Sequence[tuple[int, Tensor]] = (),
+    ) -> list[Tensor | None]:  # fmt: skip
         """Gradients with a graph of their own, or of a call whose CUDA graph has gone on, by the call itself
-        once more; no call is replayed from then on. states: `random_states` before the call."""
+        once more; no call is replayed from then on. states: `random_states` before the call. retained:
+        results with their places, whose ``grad`` gets what other results add to it."""
         module = self._module()
         assert module is not None  # its parameters are inputs of what asks
         self.given_up, create_graph = what, torch.is_grad_enabled()
@@ -293,14 +298,26 @@ class CallGraphs:
             asked = [(x, grad) for x, grad in zip(out, grads) if grad is not None]
             inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
             found = torch.autograd.grad(
-                [x for x, _ in asked], inputs, [grad for _, grad in asked],
+                [x for x, _ in asked], [*inputs, *(out[k] for k, _ in retained)], [grad for _, grad in asked],
                 create_graph=create_graph, allow_unused=True,
             )  # fmt: skip
+        for (k, x), total in zip(retained, found[len(inputs) :]):
+            if total is not None:
+                before, direct = x.grad, grads[k]
+                x.grad = total if before is None else before + (total if direct is None else total - direct)
         for own, name, x in buffers:
             own[name] = x
         for own, name, value in attributes:
             own[name] = value
-        return list(found)
+        return list(found[: len(inputs)])
+
+
+def no_gradient(asked: str) -> str:
+    """What is said where a script asks for a gradient that two CUDA graphs do not have."""
+    return (
+        f"dfgnn.run: {asked}: expected other tensors than a model's result of which another result was "
+        "computed, as its CUDA graphs do not have that gradient: run the script with --no-capture"
+    )
 
 
 class _Replay(torch.autograd.Function):
@@ -320,15 +337,14 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         graphs: CallGraphs = ctx.graphs
         given = [x for x, trained in zip(grads, graphs._is_trained) if trained]
-        if ctx.done or torch.is_grad_enabled():
-            what = "for a second time" if ctx.done else "with create_graph=True"
-            return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.states, what)
-        for part in [x for ref in ctx.parts if (x := ref()) is not None]:
-            if part.retains_grad or part._backward_hooks:
-                raise RuntimeError(
-                    "dfgnn.run --capture: the gradient of a model's result of which another one is made was "
-                    "asked for (retain_grad, register_hook), which its CUDA graph does not have: run the "
-                    "script without --capture"
-                )
+        parts = [(k, x) for k, ref in ctx.parts if (x := ref()) is not None]
+        if any(x._backward_hooks for _, x in parts):
+            raise RuntimeError(no_gradient("register_hook"))
+        retained = [(k, x) for k, x in parts if x.retains_grad]
+        if ctx.done or torch.is_grad_enabled() or retained:
+            what = "with create_graph=True" if torch.is_grad_enabled() else "for a second time"
+            what = what if ctx.done or not retained else "that asks for the gradient of a result"
+            ctx.done = ctx.done or not torch.is_grad_enabled()
+            return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.states, what, retained)
         ctx.done = True
         return None, None, *graphs.backward(given)

@@ -11,7 +11,8 @@ attributes of the modules, hooks, and what else its code reads (:mod:`dfgnn.run.
 as written.
 
 Without the flag calls are captured with care: of models whose forward calls nothing that a replay leaves out,
-none of whose results was computed from another one, and whose CUDA graphs take little memory.
+whose results are not asked for gradients that a replay does not have, and whose CUDA graphs take little
+memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -36,7 +37,7 @@ from ..capturing.state import Snapshot
 from ..nn import prepared
 from ..runtime import cuda_graphs
 from .arguments import PLAIN, Arguments, Made, Numbers
-from .call_graphs import CallGraphs
+from .call_graphs import CallGraphs, no_gradient
 from .compiled import agree, draws_elsewhere, is_generator, trains
 from .elsewhere import Elsewhere
 from .models import Models
@@ -64,7 +65,15 @@ class Captured:
         self.models = Models(self._called)
         self.calls: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
         self.rows_of: dict[type, list[Calls]] = {}
-        self.install, self.remove = self.models.install, self.models.remove
+
+    def install(self) -> None:
+        self.models.install()
+        self._grad = torch.autograd.grad
+        torch.autograd.grad = partial(_gradient, self._grad)
+
+    def remove(self) -> None:
+        torch.autograd.grad = self._grad
+        self.models.remove()
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         calls = self.calls.get(module)
@@ -83,11 +92,22 @@ class Captured:
         written and replayed, why calls were not, and what replays leave out."""
         return [
             {"class": f"{cls.__module__}.{cls.__qualname__}", "calls": calls.count,
-             "replayed": calls.replayed, "milliseconds": calls.milliseconds, "reason": calls.reason,
+             "replayed": calls.replayed, "milliseconds": calls.milliseconds, "reason": calls.told(),
              "left_out": calls.left_out}
             for cls, all_calls in self.rows_of.items()
             for calls in all_calls
         ]  # fmt: skip
+
+
+def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch.autograd.grad, which sees whether gradients of models' results are asked for."""
+    for x in [inputs] if isinstance(inputs, Tensor) else tensors_of(inputs):
+        calls = getattr(x, "_dfgnn_calls", lambda: None)()
+        if calls is not None:
+            calls.asks = "torch.autograd.grad"
+        if getattr(x, "_dfgnn_part", False):
+            raise RuntimeError(no_gradient("torch.autograd.grad: inputs"))
+    return grad(outputs, inputs, *args, **kwargs)
 
 
 class Calls:
@@ -103,21 +123,23 @@ class Calls:
         self.modified: dict[int, Any] = {}  # of `Constants`
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.left_out: dict[str, str] = {}
+        self.asks = ""  # how the script asks for gradients of results, if it does
+        self._results: list[weakref.ref[Tensor]] = []  # of the last call as written
         self.given_up = False
 
     def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         self.count += 1
+        self._look_at_results()
         arguments, graphs = self._graphs(call, module, args, kwargs)
         if arguments is None or graphs is None or not graphs.is_free():
             if self.given_up:
                 self.last = None
                 return call(module, *args, **kwargs)
-            with self.state.noting():
-                if self.last is None or not self._unknown():
-                    return call(module, *args, **kwargs)
-                with self.state.elsewhere.recording():
-                    out = call(module, *args, **kwargs)
-            if (state := self.state.now()) is not None:  # which now has more that is seen
+            records = self.last is not None and bool(self._unknown())
+            with self.state.noting(), self.state.elsewhere.recording() if records else nullcontext():
+                out = call(module, *args, **kwargs)
+            self._note_results(out)
+            if records and (state := self.state.now()) is not None:  # which now has more that is seen
                 (*key, _), numbers = self.last
                 self.last = (*key, state), numbers
             return out
@@ -166,6 +188,22 @@ class Calls:
             graphs, self.reason, self.given_up = None, said(error), True
         captured.append((numbers, graphs))
         return arguments, graphs
+
+    def told(self) -> str:
+        """Why calls were not replayed, for the report."""
+        return self.reason or ("" if self.replayed else "no call in training was equal to those before it")
+
+    def _note_results(self, out: Any) -> None:
+        results = [x for x in tensors_of(out) if x.requires_grad and not x.is_leaf]
+        self._results = [weakref.ref(x) for x in results]
+        for x in results:
+            x._dfgnn_calls = weakref.ref(self)  # of `_gradient`
+
+    def _look_at_results(self) -> None:
+        for x in [x for ref in self._results if (x := ref()) is not None]:
+            if x.retains_grad or x._backward_hooks:
+                self.asks = "retain_grad" if x.retains_grad else "register_hook"
+        self._results = []
 
     def _unknown(self) -> str:
         """Why it is not known that a replay does what a call does, which the record of another call may
@@ -278,8 +316,10 @@ class Calls:
         """Raises RuntimeError for CUDA graphs that are not wanted unasked."""
         if unknown := self._unknown():
             raise RuntimeError(unknown)
-        if graphs.has_parts:
-            raise RuntimeError("a result is computed from another one; --capture replays it all the same")
+        if graphs.has_parts and self.asks:
+            raise RuntimeError(
+                f"{self.asks} asks for the gradient of a result, of which another one is computed"
+            )
         if held > _MOST_HELD * _memory(device):
             raise RuntimeError(
                 f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture replays it all the same"

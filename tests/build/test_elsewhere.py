@@ -1,6 +1,7 @@
 """dfgnn.run's CUDA graphs: what a model reads outside of itself, and what a replay would leave out."""
 
 import argparse
+import copy
 import gc
 import sys
 from types import SimpleNamespace
@@ -223,17 +224,63 @@ def test_what_is_done_at_first_is_no_reason(device, monkeypatch, capsys):
     assert capsys.readouterr().out.count("forward") == 1
 
 
-def test_results_of_results_are_left_with_care(device, monkeypatch):
-    """Whose gradients a script may ask for, which CUDA graphs do not have."""
+def asks_by_retain_grad(out):
+    out["hidden"].retain_grad()
+    out["hidden"].square().sum().backward(retain_graph=True)
+    out["out"].sum().backward()
+    return out["hidden"].grad
+
+
+def asks_by_hook(out):
+    found = []
+    out["hidden"].register_hook(found.append)
+    (out["out"].sum() + out["hidden"].square().sum()).backward()
+    return found[0]
+
+
+def asks_by_grad(out):
+    loss = out["out"].sum() + out["hidden"].square().sum()
+    (found,) = torch.autograd.grad(loss, out["hidden"], retain_graph=True)
+    loss.backward()
+    return found
+
+
+ASKS = {
+    "retain_grad": asks_by_retain_grad,
+    "register_hook": asks_by_hook,
+    "torch.autograd.grad": asks_by_grad,
+}
+
+
+@pytest.mark.parametrize("first", [0, 2, 6])
+@pytest.mark.parametrize("asks", ASKS)
+def test_gradients_of_results_of_which_others_are_computed(device, monkeypatch, asks, first):
+    """A script that asks for them at first is left as written. One that begins later gets them, or is
+    told."""
     how = capturing(device, monkeypatch, with_care=True)
     model, x, edge_index = problem(device)
-    with installed(how):
-        for _ in range(8):
-            out = model(x, edge_index)
-            out["hidden"].retain_grad()
-            out["out"].sum().backward()
-            assert out["hidden"].grad is not None
-    assert "a result is computed from another one" in how.rows()[0]["reason"]
+    found = []
+    for one, way in ((copy.deepcopy(model), how), (model, None)):
+        found.append([])
+        with installed(way):
+            for k in range(10):
+                one.zero_grad()
+                out = one(x, edge_index)
+                if k < first:
+                    (out["out"].sum() + out["hidden"].square().sum()).backward()
+                    continue
+                if first == 6 and way and asks != "retain_grad":
+                    with pytest.raises(RuntimeError, match="run the script with --no-capture"):
+                        ASKS[asks](out)
+                    return
+                found[-1] += [ASKS[asks](out), *(p.grad for p in one.parameters())]
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    if first < 6:
+        assert replayed(how) == 0
+        assert f"{asks} asks for the gradient of a result" in how.rows()[0]["reason"]
+    else:
+        assert replayed(how) >= 3
 
 
 def test_a_profiler(device, monkeypatch):
