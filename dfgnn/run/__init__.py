@@ -22,8 +22,8 @@ is faster, which their first call in training shows on copies; ``--as-written`` 
 ``--compile`` they are compiled by ``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`). The report says
 which, and what became of their attention.
 
-With ``--capture`` calls of the script's models that stay the same are replayed as CUDA graphs
-(:mod:`dfgnn.run.captured`), with which no host has to keep pace.
+Calls of the script's models that stay the same are replayed as CUDA graphs, with which no host has to keep
+pace (:mod:`dfgnn.run.captured`): of models that do nothing but compute, with ``--capture`` of all.
 
 With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
 :mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), also in processes that multiprocessing starts.
@@ -35,6 +35,7 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``indexing``   takes rows of tensors by an index in them
 ``index_sums`` computes sums by an index in PyTorch's place
 ``captured``   replays calls of models as CUDA graphs, which ``call_graphs`` makes of ``arguments``
+``model_state`` what Python sees of a model, and ``elsewhere`` what else its calls read
 ``gains``      measures what that and other lines would gain
 ``models``     finds the calls of a script's models
 ``sample``     repeats one call of a module on copies

@@ -61,7 +61,10 @@ class CallGraphs:
     def __init__(
         self, call: Callable, module: nn.Module, arguments: Arguments, snapshot: Snapshot,
         assigned: list[tuple[dict[str, Any], str]], held: list[Tensor], modified: dict[int, Any],
+        asked: frozenset[int] = frozenset(),
     ):  # fmt: skip
+        """asked: the leaves of what the model returns that are to get gradients; if there is none, all."""
+        self._asked = asked
         self._call, self._module, self._sample = call, weakref.ref(module), arguments
         self._assigned, self._modified = list(assigned), modified
         leaves = arguments.leaves
@@ -80,7 +83,7 @@ class CallGraphs:
         self._trained = [k for k in self._places if leaves[k].requires_grad]
         self.draws = True  # random numbers
         of = self._parameters[0].device.type
-        self._autocast = dict(
+        self._autocast: dict[str, Any] = dict(
             device_type=of, enabled=torch.is_autocast_enabled(of), dtype=torch.get_autocast_dtype(of)
         )
         self.given_up = ""  # why it is no longer replayed
@@ -96,7 +99,7 @@ class CallGraphs:
             own[name] = None  # a call that read what the last one left would give other numbers
         with buffers_stay(module):
             out, self._out_tree = tree_flatten(self._call(module, *made.args, **made.kwargs))
-        changed = made.assigned()
+        self._returned, changed = len(out), made.assigned()
         self._changed = [place for place, _ in changed]
         out += [own[name] for own, name in self._assigned] + [x for _, x in changed]
         # A result that is an argument is that of each call.
@@ -104,7 +107,16 @@ class CallGraphs:
         given |= {id(x): _Given(k, True) for k, x in enumerate(made.objects)}
         out = [given.get(id(x), x) for x in out]
         self._live = _trained(out)
+        places = [{k for k, y in enumerate(out) if y is x} for x in self._live]
+        self._is_asked = [any(map(self._asks, ks)) for ks in places]
         return out
+
+    def _asks(self, k: int) -> bool:
+        """Whether a leaf of what the model returns, or behind them what it assigns, is to get a gradient."""
+        return not self._asked or k in self._asked or k >= self._returned
+
+    def _live_asked(self) -> list[Tensor]:
+        return [x for x, asked in zip(self._live, self._is_asked) if asked]
 
     def _inputs(self) -> list[Tensor]:
         return [*self._parameters, *(self._static[k] for k in self._trained)]
@@ -129,13 +141,13 @@ class CallGraphs:
                 with last, constants.running():
                     out = self._outputs()
                     self._check(out)
-                    trained = _trained(out)
+                    trained = self._live_asked()
                     self._gradients(trained, [torch.zeros_like(x) for x in trained])
             del out, trained
             snapshot.restore()
             with constants.running():
                 out, self._forward = recorder.recorded(self._outputs)
-                self._grads = [torch.zeros_like(x) for x in self._live]
+                self._grads = [torch.zeros_like(x) for x in self._live_asked()]
                 reached = [_leaves(x) for x in self._live]
                 behind = [_nodes(x) - {x.grad_fn} for x in self._live]
                 # Whether another result was computed from it. The replayed results do not show that, because
@@ -143,7 +155,7 @@ class CallGraphs:
                 self._is_part = [any(x.grad_fn in nodes for nodes in behind) for x in self._live]
                 self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
                 self._found, self._backward = recorder.recorded(
-                    lambda: self._gradients(self._live, self._grads)
+                    lambda: self._gradients(self._live_asked(), self._grads)
                 )
         tensors = _tensors(out)
         places = {id(x): k for k, x in enumerate(tensors)}
@@ -231,8 +243,10 @@ class CallGraphs:
         for k in self._trained:  # one may be made of another, by the script: its graph is not to be run
             leaves[k] = leaves[k].detach().requires_grad_()
         made = self._sample.made_of(leaves)
-        outputs = tensors_of(call(made), [x for _, x in made.assigned()])
-        trained = [x for x in outputs if x.requires_grad and not any(x is y for y in leaves)]
+        returned, changed = tree_flatten(call(made))[0], tensors_of([x for _, x in made.assigned()])
+        outputs = [*tensors_of(returned), *changed]
+        asked = [*tensors_of([x for k, x in enumerate(returned) if self._asks(k)]), *changed]
+        trained = [x for x in asked if x.requires_grad and not any(x is y for y in leaves)]
         inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
         grads = torch.autograd.grad(trained, inputs, [x.detach() for x in trained], allow_unused=True)
         return [x.detach() for x in outputs], [x for x in grads if x is not None]
@@ -244,7 +258,7 @@ class CallGraphs:
         return [x.clone() for x in self._results]
 
     def backward(self, grads: list[Tensor | None]) -> list[Tensor | None]:
-        for mine, given in zip(self._grads, grads):
+        for mine, given in zip(self._grads, [x for x, asked in zip(grads, self._is_asked) if asked]):
             mine.zero_() if given is None else mine.copy_(given)
         self._backward()
         # An input has no gradient, instead of zeros, if no result that was given a gradient depends on it.
@@ -341,9 +355,11 @@ class _Replay(torch.autograd.Function):
         if any(x._backward_hooks for _, x in parts):
             raise RuntimeError(no_gradient("register_hook"))
         retained = [(k, x) for k, x in parts if x.retains_grad]
-        if ctx.done or torch.is_grad_enabled() or retained:
+        unasked = any(x is not None and not asked for x, asked in zip(given, graphs._is_asked))
+        if ctx.done or torch.is_grad_enabled() or retained or unasked:
             what = "with create_graph=True" if torch.is_grad_enabled() else "for a second time"
-            what = what if ctx.done or not retained else "that asks for the gradient of a result"
+            if not (ctx.done or torch.is_grad_enabled()):
+                what = "that asks for the gradient of a result" if retained else "from a result unused before"
             ctx.done = ctx.done or not torch.is_grad_enabled()
             return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.states, what, retained)
         ctx.done = True

@@ -17,29 +17,26 @@ memory.
 
 from __future__ import annotations
 
-import copy
 import math
-import operator
 import random
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from ..capturing.state import Snapshot
-from ..nn import prepared
 from ..runtime import cuda_graphs
-from .arguments import PLAIN, Arguments, Made, Numbers
+from .arguments import Arguments, Made, Numbers
 from .call_graphs import CallGraphs, no_gradient
-from .compiled import agree, draws_elsewhere, is_generator, trains
-from .elsewhere import Elsewhere
+from .compiled import agree, draws_elsewhere, trains
+from .model_state import ModelState, same_objects
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
 
@@ -49,12 +46,9 @@ _AFTER, _MOST, _FASTER = 3, 4, 1.07
 #: Calls that could not be replayed, after which no further one is looked at, which takes time: where some
 #: calls were replayed, and where none was.
 _MOST_LEFT = 50, 12
-#: Objects in a list or dict up to which it is looked at; of a longer one the length is.
-_MOST_SEEN = 64
 #: With care: the share of a GPU's memory that the CUDA graphs of a model may hold; that a script may have
 #: used before, because a sample takes memory for a second step; how much faster is faster.
 _MOST_HELD, _MOST_USED, _FASTER_WITH_CARE = 0.1, 0.4, 1.15
-_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class Captured:
@@ -110,12 +104,18 @@ def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, *
     return grad(outputs, inputs, *args, **kwargs)
 
 
+def _noted(asked: set[int], k: int, place: int, grads: Sequence[Tensor | None]) -> None:
+    """Before the backward pass of a result: notes that it has a gradient."""
+    if grads[place] is not None:
+        asked.add(k)
+
+
 class Calls:
     """The calls of one model."""
 
     def __init__(self, module: nn.Module, with_care: bool = False):
         self.with_care = with_care
-        self.state = _State(module)
+        self.state = ModelState(module)
         self.last: tuple[Any, Numbers] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
         self.graphs: dict[tuple[Any, ...], list[tuple[Numbers, CallGraphs | None]]] = {}
@@ -124,6 +124,7 @@ class Calls:
         self.reason, self.milliseconds = "", [0.0, 0.0]
         self.left_out: dict[str, str] = {}
         self.asks = ""  # how the script asks for gradients of results, if it does
+        self.asked: set[int] = set()  # the leaves of what it returns that got gradients
         self._results: list[weakref.ref[Tensor]] = []  # of the last call as written
         self.given_up = False
 
@@ -139,9 +140,9 @@ class Calls:
             with self.state.noting(), self.state.elsewhere.recording() if records else nullcontext():
                 out = call(module, *args, **kwargs)
             self._note_results(out)
-            if records and (state := self.state.now()) is not None:  # which now has more that is seen
+            if self.last is not None and records and (state := self.state.now()) is not None:
                 (*key, _), numbers = self.last
-                self.last = (*key, state), numbers
+                self.last = (*key, state), numbers  # as more is seen now
             return out
         self.replayed += 1
         return graphs(arguments)
@@ -194,10 +195,12 @@ class Calls:
         return self.reason or ("" if self.replayed else "no call in training was equal to those before it")
 
     def _note_results(self, out: Any) -> None:
-        results = [x for x in tensors_of(out) if x.requires_grad and not x.is_leaf]
-        self._results = [weakref.ref(x) for x in results]
-        for x in results:
-            x._dfgnn_calls = weakref.ref(self)  # of `_gradient`
+        results = [(k, x) for k, x in enumerate(tree_flatten(out)[0]) if isinstance(x, Tensor)]
+        self._results = [weakref.ref(x) for _, x in results if x.grad_fn is not None]
+        for k, x in results:
+            if x.grad_fn is not None:
+                x._dfgnn_calls = weakref.ref(self)  # type: ignore[attr-defined]  # of `_gradient`
+                x.grad_fn.register_prehook(partial(_noted, self.asked, k, x.output_nr))
 
     def _look_at_results(self) -> None:
         for x in [x for ref in self._results if (x := ref()) is not None]:
@@ -259,7 +262,7 @@ class Calls:
                 own[name] = value
             for own, name, x, contents in containers:
                 own[name] = x
-                if not _same(x, contents):
+                if not same_objects(x, contents):
                     x.clear()
                     x.extend(contents) if isinstance(x, list) else x.update(contents)
 
@@ -272,7 +275,14 @@ class Calls:
             try:
                 reserved = _reserved(device)
                 graphs = CallGraphs(
-                    call, module, arguments, snapshot, self.state.results, held, self.modified
+                    call,
+                    module,
+                    arguments,
+                    snapshot,
+                    self.state.results,
+                    held,
+                    self.modified,
+                    frozenset(self.asked),
                 )
                 reserved = _reserved(device) - reserved
                 restore()
@@ -292,7 +302,7 @@ class Calls:
                     raise RuntimeError("it draws random numbers on the host, or changes attributes")
                 if not Numbers(arguments.leaves).are(numbers):
                     raise RuntimeError("it modifies its arguments")
-                if any(own.get(name) is not x or not _same(x, y) for own, name, x, y in containers):
+                if any(own.get(name) is not x or not same_objects(x, y) for own, name, x, y in containers):
                     raise RuntimeError("it changes lists or dicts in attributes")
                 snapshot.restore()
                 if not agree(expected, graphs.results(graphs.written)):
@@ -324,143 +334,6 @@ class Calls:
             raise RuntimeError(
                 f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture replays it all the same"
             )
-
-
-class _State:
-    """What Python sees in the modules of a model: attributes, parameters, buffers, hooks, and what else its
-    calls read. results: attributes to which a call assigns tensors."""
-
-    def __init__(self, module: nn.Module):
-        self._module = weakref.ref(module)
-        # Attributes to which each of the last two calls has assigned tensors, and the last one.
-        self._results: set[tuple[int, str]] = set()
-        self._assigned: set[tuple[int, str]] = set()
-        self._numbers: dict[tuple[Any, ...], int] = {}  # what was seen of attributes -> its number
-        self._owned: list[dict[str, Any]] = []
-        self.elsewhere = Elsewhere(module)
-        self._look(module)
-
-    def _look(self, module: nn.Module) -> None:
-        """Finds all that belongs to the model; what changes of it without being replaced is kept apart."""
-        owned = [part.__dict__ for part in module.modules()]
-        if [*map(id, owned)] != [*map(id, self._owned)]:  # modules were added or taken away
-            self._owned, self._results, self._assigned = owned, set(), set()
-        inner = [[own[name] for own in self._owned] for name in ("_parameters", "_buffers", "_modules")]
-        self._dicts = [*self._owned, *chain(*inner)]
-        self._hooks = [
-            x for own in self._owned for name, x in own.items()
-            if name.endswith("hooks") and "state_dict" not in name and isinstance(x, dict)
-        ]  # fmt: skip
-        self._parameters = [x for parameters in inner[0] for x in parameters.values() if x is not None]
-        self._buffers = [x for buffers in inner[1] for x in buffers.values() if x is not None]
-        kept = {
-            (k, name): x for k, own in enumerate(self._owned) for name, x in own.items()
-            if (k, name) not in self._results
-        }  # fmt: skip
-        self._places, self._version = self.elsewhere.places, self.elsewhere.version
-        values = [x for (_, name), x in kept.items() if name not in _OF_MODULES]
-        values += [*(get(name) for get, name in self._places), *self.elsewhere.lists]
-        self._kept_tensors = [x for x in values if isinstance(x, Tensor)]
-        containers = {id(x): x for x in values if type(x) in (list, dict, set)}.values()
-        self._kept_containers = [x for x in containers if len(x) <= _MOST_SEEN and type(x) is not set]
-        self._kept_lengths = [x for x in containers if len(x) > _MOST_SEEN or type(x) is set]
-        places = {
-            (k, name): place
-            for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
-        }
-        # What a call leaves for the next one is not seen: tensors, and what dfgnn's layers have prepared.
-        left = {*self._results, *((k, prepared.KEY) for k in range(len(self._owned)))}
-        self._places_left = [places[key] for key in left if key in places]
-        self._values = self._values_now()
-        by_content = set(map(id, self._kept_containers))
-        seen = tuple([type(x) if id(x) in by_content else _seen(x) for x in self._values])
-        self._number = self._numbers.setdefault(seen, len(self._numbers))
-
-    def _values_now(self) -> list[Any]:
-        values = [*chain.from_iterable(map(dict.values, self._dicts))]
-        for place in self._places_left:
-            values[place] = None
-        values += [get(name) for get, name in self._places]
-        return values
-
-    def now(self) -> tuple[Any, ...] | None:
-        """None: with hooks, which are to be called each time."""
-        module = self._module()
-        if self._version != self.elsewhere.version:
-            self._values = []
-        values = self._values_now()
-        same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
-        if module is not None and not same:
-            self._look(module)
-        if any(self._hooks) or any([x._backward_hooks for x in self._parameters]):
-            return None
-        found: list[Any] = [self._number]
-        for x in self._parameters:
-            found += x.data_ptr(), x.requires_grad
-        for x in self._buffers:  # the versions of single numbers change in training: those of BatchNorm
-            found += x.data_ptr(), x._version if x.numel() > 1 and not x.is_floating_point() else 0
-        for x in self._kept_tensors:
-            found += x.data_ptr(), x._version
-        for x in self._kept_containers:
-            found += map(_seen, x)
-            found += map(_seen, x.values()) if type(x) is dict else ()
-        found += map(len, self._kept_lengths)
-        return tuple(found)
-
-    def held(self) -> list[Any]:
-        """All objects of which `now` sees which they are."""
-        inner = [[*x, *x.values()] if type(x) is dict else x for x in self._kept_containers]
-        return [*self._values, *chain(*inner)]
-
-    @property
-    def results(self) -> list[tuple[dict[str, Any], str]]:
-        return [(self._owned[k], name) for k, name in sorted(self._results)]
-
-    def _tensors(self) -> dict[tuple[int, str], int]:
-        return {
-            (k, name): id(x)
-            for k, own in enumerate(self._owned)
-            for name, x in own.items()
-            if isinstance(x, Tensor)
-        }
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """A context of a call, at whose end the attributes are known to which calls assign."""
-        before = self._tensors()
-        yield
-        assigned = {key for key, now in self._tensors().items() if before.get(key) != now}
-        results, self._assigned = assigned & self._assigned, assigned
-        if results != self._results:
-            self._results, self._values = results, []  # which are looked at again
-
-    def plain(self) -> list[tuple[dict[str, Any], str, Any]]:
-        """All attributes that are numbers, texts, tensors and the like."""
-        kept = (*PLAIN, Tensor, nn.Parameter)
-        return [(own, name, x) for own in self._owned for name, x in own.items() if type(x) in kept]
-
-    def has_generator(self) -> bool:
-        """Whether an attribute is a generator of random numbers, which a sample would advance."""
-        return any(is_generator(x) for own in self._owned for x in own.values())
-
-    def containers(self) -> list[tuple[dict[str, Any], str, Any, Any]]:
-        """All lists, dicts and sets in attributes, by module and name, and copies of them."""
-        return [
-            (own, name, x, copy.copy(x)) for own in self._owned for name, x in own.items()
-            if name not in _OF_MODULES and isinstance(x, (list, dict, set))
-        ]  # fmt: skip
-
-
-def _seen(x: Any) -> Any:
-    """What is seen of an object: which it is, or which value."""
-    return (type(x), x) if type(x) in PLAIN else id(x)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two containers hold the same objects."""
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(a[key] is b[key] for key in a)
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b))
 
 
 def _settings() -> tuple[Any, ...]:

@@ -166,8 +166,10 @@ class _Index:
         self.prepared: dict[tuple[int, torch.dtype], Callable[[Tensor], Tensor] | None] = {}
 
     def sums(self, rows: Tensor, captures: bool) -> Tensor | None:
-        """``[N, ...]``: the sums of rows ``[E, ...]``. Called with a graph. captures: a CUDA graph is being
+        """``[N, ...]``: the sums of rows ``[E, ...]``, if there is a graph. captures: a CUDA graph is being
         captured, in which nothing is prepared, because it would be there only after a replay."""
+        if self.graph is None:
+            return None
         flat = rows if rows.dim() == 2 else rows.view(rows.shape[0], rows.shape[1:].numel())
         key = flat.shape[1], rows.dtype
         if key not in self.prepared:

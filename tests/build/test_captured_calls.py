@@ -325,6 +325,28 @@ def test_results_without_a_gradient(device, how):
     assert replayed(how) == 3, str(how.rows())
 
 
+def test_results_that_get_no_gradient_at_first(device, how):
+    """Backward does not run through them; when one has a gradient all the same, it does."""
+    model, x, edge_index = problem(device)
+    twin, found = copy.deepcopy(model), []
+    for one, way in ((model, how), (twin, None)):
+        with installed(way):
+            for k in range(8):
+                one.zero_grad()
+                out = one(x, edge_index)
+                (out["hidden"].sum() + (0.0 if k < 6 else out["out"].square().sum())).backward()
+                if way:
+                    assert (one.own.lin.weight.grad is None) == (k < 6)
+                found.append([p.grad for p in one.parameters()])
+    for a, b in zip(found[:8], found[8:]):
+        for grad, other in zip(a, b):
+            assert (grad is None) == (other is None)
+            if grad is not None:
+                torch.testing.assert_close(grad, other, rtol=1e-8, atol=1e-10)
+    assert replayed(how) == 4, str(how.rows())
+    assert "from a result unused before" in how.rows()[0]["reason"]
+
+
 def penalty(out, x):
     """A gradient penalty."""
     (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
