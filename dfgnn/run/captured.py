@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -47,8 +48,9 @@ _AFTER, _MOST, _FASTER = 3, 4, 1.07
 #: calls were replayed, and where none was.
 _MOST_LEFT = 50, 12
 #: With care: the share of a GPU's memory that the CUDA graphs of a model may hold; that a script may have
-#: used before, because a sample takes memory for a second step; how much faster is faster.
-_MOST_HELD, _MOST_USED, _FASTER_WITH_CARE = 0.1, 0.4, 1.15
+#: used before, because a sample takes memory for a second step; how much faster is faster; and the most
+#: seconds of a forward, as a sample takes about forty times as long.
+_MOST_HELD, _MOST_USED, _FASTER_WITH_CARE, _LONGEST = 0.1, 0.4, 1.15, 0.5
 
 
 class Captured:
@@ -75,6 +77,9 @@ class Captured:
             self.calls[module] = calls = Calls(module, self.with_care)
             weakref.finalize(module, calls.forget)
             self.rows_of.setdefault(type(module), []).append(calls)
+        if calls.given_up:
+            calls.count += 1
+            return call(module, *args, **kwargs)
         return calls(partial(self._as_written, call), module, args, kwargs)
 
     def _as_written(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +100,8 @@ class Captured:
 
 def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """torch.autograd.grad, which sees whether gradients of models' results are asked for."""
+    if torch.compiler.is_compiling():
+        return grad(outputs, inputs, *args, **kwargs)
     for x in [inputs] if isinstance(inputs, Tensor) else tensors_of(inputs):
         calls = getattr(x, "_dfgnn_calls", lambda: None)()
         if calls is not None:
@@ -137,8 +144,9 @@ class Calls:
                 self.last = None
                 return call(module, *args, **kwargs)
             records = self.last is not None and bool(self._unknown())
+            times = self.with_care and self.equal == 1
             with self.state.noting(), self.state.elsewhere.recording() if records else nullcontext():
-                out = call(module, *args, **kwargs)
+                out = (partial(self._timed, call) if times else call)(module, *args, **kwargs)
             self._note_results(out)
             if self.last is not None and records and (state := self.state.now()) is not None:
                 (*key, _), numbers = self.last
@@ -189,6 +197,20 @@ class Calls:
             graphs, self.reason, self.given_up = None, said(error), True
         captured.append((numbers, graphs))
         return arguments, graphs
+
+    def _timed(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
+        """A call, after which the model is given up if it takes long."""
+        wait = torch.cuda.synchronize if cuda_graphs.Recorder.device_type == "cuda" else lambda: None
+        wait()
+        start = time.perf_counter()
+        out = call(*args, **kwargs)
+        wait()
+        if (took := time.perf_counter() - start) > _LONGEST:
+            self.reason, self.given_up = (
+                f"a forward takes {took:.1f} s; --capture replays it all the same",
+                True,
+            )
+        return out
 
     def told(self) -> str:
         """Why calls were not replayed, for the report."""

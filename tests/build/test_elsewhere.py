@@ -10,6 +10,7 @@ import pytest
 import torch
 from captured_models import Model, capturing, installed, problem, replayed
 
+from dfgnn.run import captured
 from dfgnn.run.elsewhere import Elsewhere
 
 FACTOR, OPTIONS, LISTED = 1.0, {"factor": 1.0}, [1.0]
@@ -222,6 +223,17 @@ def test_what_is_done_at_first_is_no_reason(device, monkeypatch, capsys):
         losses(model, x, edge_index)
     assert replayed(how) >= 6, str(how.rows())
     assert capsys.readouterr().out.count("forward") == 1
+
+
+def test_calls_that_take_long_are_left_with_care(device, monkeypatch):
+    how = capturing(device, monkeypatch, with_care=True)
+    monkeypatch.setattr(captured, "_LONGEST", 0.0)
+    model, x, edge_index = problem(device, model=Reading(lambda model: 1.0))
+    with installed(how):
+        losses(model, x, edge_index)
+    assert replayed(how) == 0
+    assert "--capture replays it all the same" in how.rows()[0]["reason"]
+    assert how.rows()[0]["calls"] == 12
 
 
 def asks_by_retain_grad(out):
