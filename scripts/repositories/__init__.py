@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-MODULES = ("molecules", "weather", "traffic", "typed", "citation", "untuned", "recent")
+MODULES = ("molecules", "weather", "traffic", "typed", "citation", "untuned", "recent", "biology")
 
 
 @dataclass(frozen=True)
