@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -117,18 +118,18 @@ class Numbers:
 
 def contents(x: Any) -> list[dict[str, Any]]:
     """The attributes of an object, of torch_geometric's Data and HeteroData those of its stores."""
-    return [dict(store.items()) for store in x.stores] if hasattr(x, "stores") else [dict(vars(x))]
+    return [dict(store.items()) for store in x.stores] if _has_stores(x) else [dict(vars(x))]
 
 
 def assign(objects: list[Any], place: Place, value: Any) -> None:
     x = objects[place.object]
-    stores = x.stores if hasattr(x, "stores") else [vars(x)]
+    stores = x.stores if _has_stores(x) else [vars(x)]
     stores[place.store][place.name] = value
 
 
 def _hidden(x: Any) -> Iterator[Any]:
     """What else is seen of an object."""
-    for store in getattr(x, "stores", ()):
+    for store in x.stores if _has_stores(x) else ():
         hidden = {name: y for name, y in vars(store).items() if name not in ("_mapping", "_parent")}
         yield from (y if type(y) in (*PLAIN, tuple) else id(y) for y in hidden.values())
 
@@ -137,11 +138,20 @@ def _is_leaf(x: Any) -> bool:
     return isinstance(x, (Tensor, Graph)) or type(x) in PLAIN
 
 
+def _has_stores(x: Any) -> bool:
+    """Whether it is torch_geometric's Data or HeteroData, or one like them."""
+    return hasattr(type(x), "stores") and hasattr(type(x), "to_dict")
+
+
 def _holds(x: Any) -> bool:
     """Whether an object is one that holds values, and nothing else."""
-    if hasattr(x, "stores") and hasattr(x, "to_dict"):
+    if _has_stores(x):
         return True
-    plain = hasattr(x, "__dict__") and not isinstance(x, (type, nn.Module)) and not callable(x)
+    # Others hold something beside their __dict__: subclasses of dict and list, generators, slots.
+    made_plainly = type(x).__new__ is object.__new__ or type(x) is SimpleNamespace
+    slots = any(vars(cls).get("__slots__") for cls in type(x).__mro__)
+    plain = made_plainly and not slots and not isinstance(x, (type, nn.Module)) and not callable(x)
+    plain = plain and isinstance(getattr(x, "__dict__", None), dict)
     return plain and all(map(_is_leaf, tree_flatten(vars(x))[0]))
 
 

@@ -173,7 +173,7 @@ class CallGraphs:
                 raise RuntimeError(f"it returns a {type(x).__name__}")
         if any(self._static[k]._version for k in self._places):
             raise RuntimeError("it modifies its arguments")
-        given = [x for x in (*self._static, *self._parameters) if isinstance(x, Tensor)]
+        given = [x for x in (*self._static, *self._parameters, *self._held) if isinstance(x, Tensor)]
         memory = [x.untyped_storage().data_ptr() for x in _tensors(out) if x.numel()]
         if len(set(memory)) < len(memory) or {x.untyped_storage().data_ptr() for x in given}.intersection(
             memory
@@ -209,8 +209,6 @@ class CallGraphs:
         trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
         parts = [(k, x) for k, (x, part) in enumerate(zip(trained, self._is_part)) if part]
         trained[0].grad_fn.parts = [(k, weakref.ref(x)) for k, x in parts]
-        for _, x in parts:
-            x._dfgnn_part = True  # of `result_gradients`
         out = list(self._out_leaves)
         for k, x in self._given:
             out[k] = objects[x.place] if x.is_object else leaves[x.place]
@@ -244,7 +242,8 @@ class CallGraphs:
             leaves[k] = leaves[k].detach().requires_grad_()
         made = self._sample.made_of(leaves)
         returned, changed = tree_flatten(call(made))[0], tensors_of([x for _, x in made.assigned()])
-        outputs = [*tensors_of(returned), *changed]
+        left = tensors_of([own[name] for own, name in self._assigned])
+        outputs = [*tensors_of(returned), *changed, *left]
         asked = [*tensors_of([x for k, x in enumerate(returned) if self._asks(k)]), *changed]
         trained = [x for x in asked if x.requires_grad and not any(x is y for y in leaves)]
         inputs = [*self._parameters, *(leaves[k] for k in self._trained)]

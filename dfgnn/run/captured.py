@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,7 @@ from ..runtime import cuda_graphs
 from .arguments import Arguments, Made, Numbers
 from .call_graphs import CallGraphs, no_gradient
 from .compiled import agree, draws_elsewhere, trains
+from .elsewhere import put_back
 from .model_state import ModelState, same_objects
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
@@ -47,6 +49,7 @@ _AFTER, _MOST, _FASTER = 3, 4, 1.07
 #: Calls that could not be replayed, after which no further one is looked at, which takes time: where some
 #: calls were replayed, and where none was.
 _MOST_LEFT = 50, 12
+_CALLS = "dfgnn.run: calls"
 #: With care: the share of a GPU's memory that the CUDA graphs of a model may hold; that a script may have
 #: used before, because a sample takes memory for a second step; how much faster is faster; and the most
 #: seconds of a forward, as a sample takes about forty times as long.
@@ -103,10 +106,12 @@ def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, *
     if torch.compiler.is_compiling():
         return grad(outputs, inputs, *args, **kwargs)
     for x in [inputs] if isinstance(inputs, Tensor) else tensors_of(inputs):
-        calls = getattr(x, "_dfgnn_calls", lambda: None)()
+        if x.grad_fn is None:
+            continue
+        calls = x.grad_fn.metadata.get(_CALLS, lambda: None)()
         if calls is not None:
             calls.asks = "torch.autograd.grad"
-        if getattr(x, "_dfgnn_part", False):
+        if any(ref() is x for _, ref in getattr(x.grad_fn, "parts", ())):
             raise RuntimeError(no_gradient("torch.autograd.grad: inputs"))
     return grad(outputs, inputs, *args, **kwargs)
 
@@ -160,7 +165,10 @@ class Calls:
     ) -> tuple[Arguments | None, CallGraphs | None]:
         if self.given_up or not module.training or not trains() or _is_captured():
             return None, None
+        if sys.modules["torch.nn.utils.parametrize"]._cache_enabled:  # type: ignore[attr-defined]
+            return None, None  # whose weights would stay those of the capture
         arguments = Arguments(args, kwargs)
+        self.state.elsewhere.classes.update(map(type, arguments.objects))
         state = None if arguments.unfit else self.state.now()
         if state is None:
             self._left(arguments.unfit or "its modules have hooks")
@@ -221,7 +229,7 @@ class Calls:
         self._results = [weakref.ref(x) for _, x in results if x.grad_fn is not None]
         for k, x in results:
             if x.grad_fn is not None:
-                x._dfgnn_calls = weakref.ref(self)  # type: ignore[attr-defined]  # of `_gradient`
+                x.grad_fn.metadata[_CALLS] = weakref.ref(self)  # of `_gradient`; not of x, which may be saved
                 x.grad_fn.register_prehook(partial(_noted, self.asked, k, x.output_nr))
 
     def _look_at_results(self) -> None:
@@ -273,10 +281,12 @@ class Calls:
         if self.reason:
             self.given_up = True
             return None
-        snapshot, attributes = Snapshot(module.buffers(), device := tensors[0].device), self.state.plain()
+        tensors_of_model = chain(module.buffers(), module.parameters())  # a forward may write to these, too
+        snapshot, attributes = Snapshot(tensors_of_model, device := tensors[0].device), self.state.plain()
         containers = self.state.containers()
         numbers, before = Numbers(arguments.leaves), (_random(device), self.state.now())
         held, elsewhere = self.state.held(), self.state.elsewhere
+        put_back_elsewhere = elsewhere.restoring()
 
         def restore() -> None:
             snapshot.restore()
@@ -285,8 +295,8 @@ class Calls:
             for own, name, x, contents in containers:
                 own[name] = x
                 if not same_objects(x, contents):
-                    x.clear()
-                    x.extend(contents) if isinstance(x, list) else x.update(contents)
+                    put_back(x, contents)
+            put_back_elsewhere()
 
         def looks(made: Made) -> Any:
             """A replay, which begins with looking at the model."""

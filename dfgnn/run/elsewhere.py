@@ -11,10 +11,13 @@ Code of other packages, printing and writing are what a replay leaves out: they 
 from __future__ import annotations
 
 import builtins
+import collections
+import copy
 import functools
 import gc
 import io
 import os
+import random
 import sys
 import sysconfig
 import weakref
@@ -25,7 +28,11 @@ from itertools import chain
 from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy
+import torch
 from torch import Tensor, nn
+
+from .arguments import PLAIN
 
 #: Packages whose code computes, and leaves nothing elsewhere that a script would miss.
 _TRUSTED = {
@@ -45,9 +52,23 @@ _INSTALLED = tuple(
 )
 _OURS = {"dfgnn"}  # also in a checkout
 _WRITING = {"print", "input", "open", "breakpoint"}
+_WRITING_MODULES = {"_csv", "_pickle", "posix", "nt"}  # of Python, built in
+#: Functions of trusted packages that set the state of generators, and that write.
+_SEEDING = {"manual_seed", "manual_seed_all", "seed", "set_rng_state"}
+_SAVING = {"save", "savez", "savez_compressed", "savetxt"}
+#: Names in code that may read any attribute of an object.
+_BY_ANY_NAME = {
+    "getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "asdict", "astuple", "copy", "deepcopy",
+}  # fmt: skip
 #: How deep objects within objects are looked at; items of a list; and places all in all.
-_DEPTH, _MOST_ITEMS, _MOST = 4, 256, 2048
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+_DEPTH, _MOST_ITEMS, _MOST = 6, 1024, 2048
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
+_OF_MODULES = frozenset(vars(nn.Module()))
+#: What draws random numbers; its state, as that of an iterator, is not looked at.
+_DRAWING = (
+    random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator,
+    torch.Generator,
+)  # fmt: skip
 
 
 _recordings = 0
@@ -71,7 +92,7 @@ def paused() -> Iterator[None]:
 
 class Elsewhere:
     """The places that calls of a model read. places: functions, and the name with which each gives the value
-    of a place; lists: lists and dicts that hold objects of which places were found; others: what the last
+    of a place; lists: containers that it may read; others: what the last
     recorded call called that a replay leaves out, and where; unknown: why not all places are known."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -82,13 +103,16 @@ class Elsewhere:
         self._codes: set[CodeType] = set()  # that ran in this recording
         self._nested: set[CodeType] = set()  # of functions that are made within calls
         self._words: set[str] = set()  # names in the functions' code
+        self.classes: set[type] = set()  # of objects among the arguments
         self.others: dict[str, str] = {}
         self.unknown = "its calls were not recorded"
+        self._which: list[Any] = []  # of the last look
         self.version = 0  # counts how often other places were found
         self._forget()
 
     def _forget(self) -> None:
         self._places: dict[tuple[int, str], tuple[Callable[[str], Any], str]] = {}
+        self._setters: dict[tuple[int, str], Callable[[str, Any], Any]] = {}
         self.lists: list[Any] = []
         self._seen: dict[int, Any] = {}  # objects, held, so that their ids stay theirs
 
@@ -125,12 +149,21 @@ class Elsewhere:
         finally:
             sys.setprofile(None)
             _recordings -= 1
-        before, self.unknown = [*self._places], "".join(failed[:1])
+        self.unknown = "".join(failed[:1])
         try:
             self._look()
         except Exception as error:
             self.unknown = f"looking at what it reads raised {type(error).__name__}: {error}"
-        self.version += before != [*self._places]
+        before, self._which = self._which, self._found()
+        self.version += before != self._which
+
+    def _found(self) -> list[Any]:
+        """Which places and containers are looked at, but for those that a script puts anew into attributes of
+        the model, which `ModelState` looks at."""
+        module = self._module()
+        parts = () if module is None else module.modules()
+        direct = {id(x) for part in parts for x in vars(part).values()}
+        return [*self._places, *(id(x) for x in self.lists if id(x) not in direct)]
 
     def _is_own(self, frame: FrameType) -> bool:
         """Whether it is of the script, or of an installed package that has a class of the model."""
@@ -143,6 +176,8 @@ class Elsewhere:
 
     def _called(self, frame: FrameType) -> None:
         code, caller = frame.f_code, frame.f_back
+        if caller is not None and _leaves_something(frame) and self._is_own(caller):
+            self._other(code.co_name, caller)
         if code in self._codes:
             return
         if self._is_own(frame):
@@ -161,7 +196,10 @@ class Elsewhere:
             other = what.__name__
         elif owner is None or isinstance(owner, ModuleType):
             package = _package(getattr(what, "__module__", None) or "")
-            other = "" if package in _TRUSTED or package in sys.stdlib_module_names else package
+            known = package in _TRUSTED or package in sys.stdlib_module_names
+            other = package if package in _WRITING_MODULES or not known else ""
+        elif type(owner).__module__ in _WRITING_MODULES:
+            other = what.__name__
         else:
             return
         if other and self._is_own(frame):
@@ -179,15 +217,28 @@ class Elsewhere:
         if module is None:
             return
         self._own = set(map(id, module.modules()))
+        functions: dict[CodeType, list[FunctionType]] = {}
+        for x in gc.get_referrers(*self._functions) if self._functions else ():
+            if isinstance(x, FunctionType):
+                functions.setdefault(x.__code__, []).append(x)
         for code, of_module in self._functions.items():
-            for name in code.co_names:
+            for name in self._words if "globals" in code.co_names else code.co_names:
                 self._place(of_module, of_module, name, 1)
+                package = of_module.get("__package__")  # of a module that the function imports
+                for imported in (name, f"{package}.{name}"):
+                    if isinstance(found := sys.modules.get(imported), ModuleType):
+                        self._value(found, 1)
+            for function in functions.get(code, ()):
+                self._value(function, 1)
             if {*code.co_freevars} - {"__class__"} and code not in self._nested:
-                self._enclosing(code)
+                self._enclosing(code, functions.get(code, []))
         for part in module.modules():
             self._class(type(part), 1)
-            for value in list(vars(part).values()):
-                self._value(value, 1)
+            for name, value in list(vars(part).items()):
+                if name not in _OF_MODULES and not (name.endswith("hooks") and not value):
+                    self._value(value, 1)
+        for cls in self.classes:
+            self._class(cls, 1)
         if len(self._places) > _MOST:
             self.unknown = "its calls may read more objects than can be looked at"
 
@@ -196,47 +247,109 @@ class Elsewhere:
         if name in values and (id(owner), name) not in self._places and len(self._places) <= _MOST:
             self._seen[id(owner)] = owner
             self._places[id(owner), name] = values.get, name
+            is_dict = isinstance(values, dict)
+            self._setters[id(owner), name] = values.__setitem__ if is_dict else partial(setattr, owner)
             self._value(values[name], depth)
 
     def _value(self, value: Any, depth: int) -> None:
         """What may be read of a value."""
-        if isinstance(value, (Tensor, *_FUNCTIONS)) or id(value) in self._own or id(value) in self._seen:
+        if isinstance(value, Tensor) or id(value) in self._own or id(value) in self._seen:
             return
-        if isinstance(value, (list, tuple, dict, set)):
+        if isinstance(value, (FunctionType, BuiltinFunctionType, MethodType, partial, weakref.ref)):
+            self._function(value, depth)
+        elif isinstance(value, CONTAINERS):
             self._items(value, depth)
+            if isinstance(getattr(value, "__dict__", None), dict):
+                self._attributes(value, depth)
+        elif isinstance(value, numpy.ndarray):
+            self._seen[id(value)] = value
+            self.lists.append(value)
+            if value.size > _MOST_ITEMS or value.dtype.hasobject:
+                self._hidden(value)
+        elif isinstance(value, _DRAWING) or hasattr(type(value), "__next__"):
+            self._hidden(value)
         elif isinstance(value, type):
             self._class(value, depth)
         elif isinstance(value, ModuleType):
             if not _is_library(value.__name__, getattr(value, "__file__", None)):
                 self._attributes(value, depth)
-        elif isinstance(getattr(value, "__dict__", None), dict):
+        else:
             kind = type(value)
-            of_script = kind.__module__ in ("argparse", "types") or not _is_library(kind.__module__, None)
-            if isinstance(value, nn.Module) or of_script:
+            of_script = kind.__module__ in ("argparse", "types", "collections") or not _is_library(
+                kind.__module__, None
+            )
+            if isinstance(value, nn.Module) or (of_script and kind.__module__ != "builtins"):
                 self._attributes(value, depth)
                 self._class(kind, depth)
 
+    def _hidden(self, value: Any) -> None:
+        self.unknown = f"it may read a {type(value).__name__}, of which is not seen whether it changes"
+
     def _items(self, value: Any, depth: int) -> None:
-        if not value or depth > _DEPTH or len(value) > _MOST_ITEMS:
-            return
         self._seen[id(value)] = value
-        before = len(self._places)
-        for x in list(value.values() if isinstance(value, dict) else value):
-            self._value(x, depth + 1)
-        if len(self._places) > before and isinstance(value, (list, dict)):
+        if len(value) > _MOST_ITEMS:
+            self._hidden(value)
+            return
+        if not isinstance(value, (tuple, frozenset)):
             self.lists.append(value)
+        items = list(value.values() if isinstance(value, dict) else value)
+        if depth > _DEPTH and any(isinstance(x, CONTAINERS) or hasattr(x, "__dict__") for x in items):
+            self._hidden(value)
+            return
+        for x in items:
+            self._value(x, depth + 1)
+
+    def _function(self, value: Any, depth: int) -> None:
+        """What a function holds."""
+        self._seen[id(value)] = value
+        if isinstance(value, partial):
+            held = [value.func, value.args, value.keywords]
+        elif isinstance(value, weakref.ref):
+            held = [value()]
+        elif isinstance(value, FunctionType):
+            if _is_library(value.__module__ or "", None):
+                return
+            held = [value.__defaults__, value.__kwdefaults__]
+            for name in list(vars(value)):
+                self._place(value, vars(value), name, depth + 1)
+        else:  # of the host's generators the states are compared
+            owner = getattr(value, "__self__", None)
+            is_builtin = isinstance(value, BuiltinFunctionType)
+            if isinstance(owner, ModuleType) or (is_builtin and not isinstance(owner, CONTAINERS)):
+                return
+            shared = owner is getattr(random.random, "__self__", None)
+            held = [getattr(value, "__func__", None), None if shared else owner]
+        for x in held:
+            if x is not None:
+                self._value(x, depth)
 
     def _attributes(self, x: Any, depth: int) -> None:
         self._seen[id(x)] = x
         if depth > _DEPTH:
             self.unknown = f"it may read more of a {type(x).__name__} within other objects than is looked at"
             return
-        whole = isinstance(x, nn.Module)  # no part of the model; PyTorch's code reads it, too
-        for name in list(vars(x)):
+        # A module that is no part of the model is read by PyTorch's code, too.
+        whole = isinstance(x, nn.Module) or type(x).__module__ == "collections"
+        if not whole and self._words & _BY_ANY_NAME:
+            whole = (
+                not any(vars(x) is own for own in self._functions.values())
+                if hasattr(x, "__dict__")
+                else True
+            )
+        for name in list(getattr(x, "__dict__", ())):
             if whole or name in self._words:
                 self._place(x, vars(x), name, depth + 1)
+        for cls in type(x).__mro__:
+            slots = vars(cls).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if (whole or name in self._words) and hasattr(x, name):
+                    self._places[id(x), name] = partial(_slot, x), name
+                    self._setters[id(x), name] = partial(setattr, x)
+                    self._value(getattr(x, name), depth + 1)
 
     def _class(self, cls: type, depth: int) -> None:
+        if type(cls) is not type and id(type(cls)) not in self._seen:
+            self._class(type(cls), depth)
         for base in cls.__mro__:
             if id(base) not in self._seen and not _is_library(base.__module__, None):
                 self._seen[id(base)] = base
@@ -244,9 +357,8 @@ class Elsewhere:
                     if name in self._words:
                         self._place(base, vars(base), name, depth + 1)
 
-    def _enclosing(self, code: CodeType) -> None:
+    def _enclosing(self, code: CodeType, found: list[FunctionType]) -> None:
         """The variables of enclosing functions."""
-        found = [x for x in gc.get_referrers(code) if isinstance(x, FunctionType) and x.__code__ is code]
         if not found:  # as gc.freeze() hides them
             self.unknown = (
                 f"what encloses {code.co_name} ({os.path.basename(code.co_filename)}) was not found"
@@ -254,7 +366,68 @@ class Elsewhere:
         for cell in chain.from_iterable(function.__closure__ or () for function in found):
             self._seen[id(cell)] = cell
             self._places[id(cell), ""] = partial(_content, cell), ""
+            self._setters[id(cell), ""] = partial(_fill, cell)
             self._value(_content(cell), 1)
+
+    def restoring(self) -> Callable[[], None]:
+        """What puts back the objects that are there now, after calls that were a sample."""
+        places = [(get, name, self._setters[key], get(name)) for key, (get, name) in self._places.items()]
+        contents = [(x, copy.copy(x)) for x in self.lists]
+
+        def restore() -> None:
+            for get, name, put, value in places:
+                if get(name) is not value:
+                    put(name, value)
+            for x, before in contents:
+                if seen_in(x) != seen_in(before):
+                    put_back(x, before)
+
+        return restore
+
+
+def seen_in(x: Any) -> tuple[Any, ...]:
+    """What is seen of a container."""
+    if isinstance(x, numpy.ndarray):
+        return x.shape, x.dtype, x.tobytes()
+    if isinstance(x, (set, frozenset)):
+        return (frozenset(map(seen, x)),)
+    if isinstance(x, dict):
+        return (*map(seen, x), *map(seen, x.values()))
+    return tuple(map(seen, x))
+
+
+def seen(x: Any) -> Any:
+    """What is seen of an object: which it is, or which value."""
+    if isinstance(x, Tensor):
+        return id(x), 0 if x.is_inference() else x._version
+    return (type(x), x) if type(x) in PLAIN else id(x)
+
+
+def put_back(x: Any, before: Any) -> None:
+    """Gives a container the contents of another one."""
+    if isinstance(x, numpy.ndarray):
+        x[...] = before
+        return
+    x.clear()
+    x.extend(before) if isinstance(x, (list, collections.deque)) else x.update(before)
+
+
+def _leaves_something(frame: FrameType) -> bool:
+    """Whether a function of a trusted package writes or seeds."""
+    name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__", ""))
+    if name in _SEEDING:
+        return module in ("torch.random", "torch.cuda.random")
+    return module.startswith("torch.utils.tensorboard") or (
+        name in _SAVING and module.startswith(("torch.serialization", "numpy.lib"))
+    )
+
+
+def _slot(x: Any, name: str) -> Any:
+    return getattr(x, name, None)
+
+
+def _fill(cell: CellType, name: str, value: Any) -> None:
+    cell.cell_contents = value
 
 
 def _content(cell: CellType, name: str = "") -> Any:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from ..nn import prepared
 from .arguments import PLAIN
 from .compiled import is_generator
-from .elsewhere import Elsewhere
+from .elsewhere import CONTAINERS, Elsewhere, seen, seen_in
 
 #: Objects in a list or dict up to which it is looked at; of a longer one the length is.
-_MOST_SEEN = 64
+_MOST_SEEN = 1024
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -38,6 +38,7 @@ class ModelState:
 
     def _look(self, module: nn.Module) -> None:
         """Finds all that belongs to the model; what changes of it without being replaced is kept apart."""
+        self._parts = [weakref.ref(part) for part in module.modules()]
         owned = [part.__dict__ for part in module.modules()]
         if [*map(id, owned)] != [*map(id, self._owned)]:  # modules were added or taken away
             self._owned, self._results, self._assigned = owned, set(), set()
@@ -55,11 +56,14 @@ class ModelState:
         }  # fmt: skip
         self._places, self._version = self.elsewhere.places, self.elsewhere.version
         values = [x for (_, name), x in kept.items() if name not in _OF_MODULES]
-        values += [*(get(name) for get, name in self._places), *self.elsewhere.lists]
+        values += [get(name) for get, name in self._places]
         self._kept_tensors = [x for x in values if isinstance(x, Tensor)]
-        containers = {id(x): x for x in values if type(x) in (list, dict, set)}.values()
-        self._kept_containers = [x for x in containers if len(x) <= _MOST_SEEN and type(x) is not set]
-        self._kept_lengths = [x for x in containers if len(x) > _MOST_SEEN or type(x) is set]
+        containers = [
+            x for x in values if isinstance(x, CONTAINERS) and not isinstance(x, (tuple, frozenset))
+        ]
+        containers = {id(x): x for x in (*containers, *self.elsewhere.lists)}.values()
+        self._kept_containers = [x for x in containers if len(x) <= _MOST_SEEN]
+        self._kept_lengths = [x for x in containers if len(x) > _MOST_SEEN]
         places = {
             (k, name): place
             for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
@@ -69,14 +73,15 @@ class ModelState:
         self._places_left = [places[key] for key in left if key in places]
         self._values = self._values_now()
         by_content = set(map(id, self._kept_containers))
-        seen = tuple([type(x) if id(x) in by_content else _seen(x) for x in self._values])
-        self._number = self._numbers.setdefault(seen, len(self._numbers))
+        which = tuple([type(x) if id(x) in by_content else _seen(x) for x in self._values])
+        self._number = self._numbers.setdefault(which, len(self._numbers))
 
     def _values_now(self) -> list[Any]:
         values = [*chain.from_iterable(map(dict.values, self._dicts))]
         for place in self._places_left:
             values[place] = None
         values += [get(name) for get, name in self._places]
+        values += [type(part()) for part in self._parts]
         return values
 
     def now(self) -> tuple[Any, ...] | None:
@@ -92,21 +97,21 @@ class ModelState:
             return None
         found: list[Any] = [self._number]
         for x in self._parameters:
-            found += x.data_ptr(), x.requires_grad
+            found += x.data_ptr(), x.requires_grad, x.shape, x.stride()
         for x in self._buffers:  # the versions of single numbers change in training: those of BatchNorm
             found += x.data_ptr(), x._version if x.numel() > 1 and not x.is_floating_point() else 0
         for x in self._kept_tensors:
             found += x.data_ptr(), x._version
         for x in self._kept_containers:
-            found += map(_seen, x)
-            found += map(_seen, x.values()) if type(x) is dict else ()
+            found.append(seen_in(x))
         found += map(len, self._kept_lengths)
         return tuple(found)
 
     def held(self) -> list[Any]:
         """All objects of which `now` sees which they are."""
-        inner = [[*x, *x.values()] if type(x) is dict else x for x in self._kept_containers]
-        return [*self._values, *chain(*inner)]
+        inner = [[*x, *x.values()] if isinstance(x, dict) else [*x] for x in self._kept_containers]
+        root = self._module()  # which lives as long as its CUDA graphs do
+        return [x for x in (*self._values, *chain(*inner)) if x is not root]
 
     @property
     def results(self) -> list[tuple[dict[str, Any], str]]:
@@ -148,8 +153,8 @@ class ModelState:
 
 
 def _seen(x: Any) -> Any:
-    """What is seen of an object: which it is, or which value."""
-    return (type(x), x) if type(x) in PLAIN else id(x)
+    """As `seen`; tensors' versions are seen apart, as those of statistics change in training."""
+    return id(x) if isinstance(x, Tensor) else seen(x)
 
 
 def same_objects(a: Any, b: Any) -> bool:

@@ -1,6 +1,7 @@
 """dfgnn.run's CUDA graphs: what a model reads outside of itself, and what a replay would leave out."""
 
 import argparse
+import collections
 import copy
 import gc
 import sys
@@ -96,6 +97,34 @@ READS = {
     ),
 }
 HERE = sys.modules[__name__]
+NESTED, COMPUTED, COUNTS = {"model": [{"factor": 1.0}]}, "".join(["fac", "tor"]), collections.Counter()
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+
+SLOTTED = Slotted()
+SLOTTED.factor = 1.0
+
+
+def _of_default(model, *, config=Config()):  # noqa: B008
+    return config.factor
+
+
+READS |= {
+    "containers": (
+        lambda model: NESTED["model"][0]["factor"],
+        lambda value: NESTED["model"][0].update(factor=value),
+    ),
+    "any_name": (
+        lambda model: getattr(NAMESPACE, COMPUTED),
+        lambda value: setattr(NAMESPACE, "factor", value),
+    ),
+    "counter": (lambda model: COUNTS["factor"], lambda value: COUNTS.update(factor=value - COUNTS["factor"])),
+    "slots": (lambda model: SLOTTED.factor, lambda value: setattr(SLOTTED, "factor", value)),
+    "default": (_of_default, lambda value: setattr(_of_default.__kwdefaults__["config"], "factor", value)),
+}
 
 
 class Reading(Model):
