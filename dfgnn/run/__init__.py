@@ -22,8 +22,8 @@ is faster, which their first call in training shows on copies; ``--as-written`` 
 ``--compile`` they are compiled by ``torch.compile(backend="dfgnn")`` (:func:`dfgnn.compile`). The report says
 which, and what became of their attention.
 
-Calls of the script's models that stay the same are replayed as CUDA graphs, with which no host has to keep
-pace (:mod:`dfgnn.run.captured`): of models that do nothing but compute, with ``--capture`` of all.
+With ``--capture`` calls of the script's models that stay the same are replayed as CUDA graphs
+(:mod:`dfgnn.run.captured`), with which no host has to keep pace.
 
 With ``--as-dgl`` a script that was written for DGL runs without it: ``import dgl`` gives it
 :mod:`dfgnn.compat` (:func:`dfgnn.compat.install_as_dgl`), also in processes that multiprocessing starts.

@@ -328,8 +328,8 @@ class CallGraphs:
 def no_gradient(asked: str) -> str:
     """What is said where a script asks for a gradient that two CUDA graphs do not have."""
     return (
-        f"dfgnn.run: {asked}: expected other tensors than a model's result of which another result was "
-        "computed, as its CUDA graphs do not have that gradient: run the script with --no-capture"
+        f"dfgnn.run --capture: {asked}: expected other tensors than a model's result of which another result "
+        "was computed, as its CUDA graphs do not have that gradient: run the script without --capture"
     )
 
 

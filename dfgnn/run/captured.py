@@ -10,9 +10,9 @@ versions, shapes and dtypes of the others (whose numbers are copied), plain argu
 attributes of the modules, hooks, and what else its code reads (:mod:`dfgnn.run.elsewhere`). Otherwise it runs
 as written.
 
-Without the flag calls are captured with care: of models whose forward calls nothing that a replay leaves out,
+Calls are captured with care: of models whose forward calls nothing that a replay leaves out,
 whose results are not asked for gradients that a replay does not have, and whose CUDA graphs take little
-memory.
+memory. With ``--capture-all`` those of others, too.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Calls:
         wait()
         if (took := time.perf_counter() - start) > _LONGEST:
             self.reason, self.given_up = (
-                f"a forward takes {took:.1f} s; --capture replays it all the same",
+                f"a forward takes {took:.1f} s; --capture-all replays it all the same",
                 True,
             )
         return out
@@ -245,7 +245,7 @@ class Calls:
         if elsewhere.unknown or not (self.with_care and elsewhere.others):
             return elsewhere.unknown
         calls = ", ".join(f"{name} ({where})" for name, where in elsewhere.others.items())
-        return f"it calls {calls}, which replays leave out; --capture replays it all the same"
+        return f"it calls {calls}, which replays leave out; --capture-all replays it all the same"
 
     def forget(self) -> None:
         """Lets go of what the model has held."""
@@ -272,7 +272,7 @@ class Calls:
         if self.with_care and device.type == "cuda":
             used = torch.cuda.max_memory_allocated(device)
             if used > _MOST_USED * _memory(device):
-                return f"the script uses {used / 2**20:,.0f} MiB; --capture replays it all the same"
+                return f"the script uses {used / 2**20:,.0f} MiB; --capture-all replays it all the same"
         return ""
 
     def _captured(self, call: Callable, module: nn.Module, arguments: Arguments) -> CallGraphs | None:
@@ -364,7 +364,7 @@ class Calls:
             )
         if held > _MOST_HELD * _memory(device):
             raise RuntimeError(
-                f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture replays it all the same"
+                f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture-all replays it all the same"
             )
 
 
@@ -415,7 +415,7 @@ def _without_autocast_cache() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def lines(rows: list[dict[str, Any]], with_care: bool = False) -> list[str]:
+def lines(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of the report about captured calls, for a terminal."""
     said = []
     for row in rows:
@@ -427,4 +427,4 @@ def lines(rows: list[dict[str, Any]], with_care: bool = False) -> list[str]:
         if row["replayed"] and row["left_out"]:
             calls = ", ".join(f"{name} ({where})" for name, where in row["left_out"].items())
             said.append(f"    a replay leaves out calls of {calls}")
-    return said or ["  --capture: no model with message passing was trained"] * (not with_care)
+    return said or ["  --capture: no model with message passing was trained"]

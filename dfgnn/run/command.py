@@ -24,7 +24,7 @@ from . import index_sums, own
 from .captured import Captured
 from .captured import lines as of_captured
 from .compiled import Compiled
-from .gains import Gains
+from .gains import Gains, Waits, of_waits
 from .gains import lines as of_gains
 from .layers import LIBRARIES, Layers, import_libraries
 from .program import NotRunnableError, Program, of_module, of_path
@@ -59,9 +59,10 @@ def text(report: dict[str, Any]) -> str:
     if report["compiled"] is not None:
         lines += _compiled(report["compiled"])
     if report["captured"] is not None:
-        lines += of_captured(report["captured"], report["captured_with_care"])
+        lines += of_captured(report["captured"])
     if report["gains"] is not None:
         lines += of_gains(report["gains"])
+    lines += of_waits(report["waits"])
     lines += [f"  {count} calls of {name} ran on dfgnn's kernels" for name, count in report["served"].items()]
     memory = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in report["peak_memory"].items())
     lines.append(f"  {report['seconds']:.1f} s, peak memory: {memory}")
@@ -139,10 +140,10 @@ class _Run:
         self.in_calling_thread = _backward_in_calling_thread(args)
         takes_own = args.compile or (args.impl == "dfgnn" and not args.as_written)
         self.compiled = Compiled(layers.started, args.compile) if takes_own else None
-        unasked = args.impl == "dfgnn" and not (args.gain or args.compile or args.as_written)
-        with_care = args.capture is None and unasked and torch.cuda.device_count() > 0
-        self.captured = Captured(with_care) if args.capture or with_care else None
+        self.captured = Captured(not args.capture_all) if args.capture or args.capture_all else None
         self.gains = Gains() if args.gain else None
+        alone = args.impl == "dfgnn" and not (self.captured or self.gains or args.compile)
+        self.waits = Waits() if alone and torch.cuda.is_available() else None
         self.sums = index_sums.of_this_machine() if args.impl == "dfgnn" else []
         self.failed: str | None = None
         self.stderr, self.process = sys.stderr, os.getpid()
@@ -158,7 +159,7 @@ class _Run:
         self.layers.install()
         if self.compiled is not None:
             self.compiled.install()
-        for part in (self.captured, self.gains, *self.sums):
+        for part in (self.captured, self.gains, self.waits, *self.sums):
             if part is not None:
                 part.install()
         self.served_before = pieces.served.copy()
@@ -210,14 +211,14 @@ class _Run:
             "compiled": self.compiled.rows() if self.compiled and self.args.compile else None,
             "traced": traced, "sampling_seconds": 0.0 if self.compiled is None else self.compiled.seconds,
             "captured": None if self.captured is None else self.captured.rows(),
-            "captured_with_care": self.captured is not None and self.captured.with_care,
             "gains": None if self.gains is None else self.gains.rows(),
+            "waits": {} if self.waits is None else self.waits.found,
             "backward_in_calling_thread": self.in_calling_thread, "seconds": seconds,
             "peak_memory": _peak_memory(),
         }  # fmt: skip
         if self.compiled is not None:
             self.compiled.remove()
-        for part in (self.captured, self.gains, *self.sums):
+        for part in (self.captured, self.gains, self.waits, *self.sums):
             if part is not None:
                 part.remove()
         self.layers.remove()
@@ -263,10 +264,12 @@ def _parser() -> argparse.ArgumentParser:
         "--compile", action="store_true", help="compile modules with message passing of their own"
     )
     parser.add_argument(
-        "--capture",
-        action=argparse.BooleanOptionalAction,
-        help="replay calls of models that stay the same as CUDA graphs, or do not; without either: those of "
-        "models that do nothing but compute",
+        "--capture", action="store_true", help="replay calls of models that only compute as CUDA graphs"
+    )
+    parser.add_argument(
+        "--capture-all",
+        action="store_true",
+        help="also of models whose forward prints, writes or calls other packages, which replays leave out",
     )
     parser.add_argument(
         "--as-written", action="store_true", help="trace no module with message passing of its own"
@@ -296,6 +299,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json is not None and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
         parser.error(f"--json: expected a file in a folder that is there, got {args.json}")
 
+    args.capture |= args.capture_all
     if args.gain and (args.compile or args.capture):
         parser.error("--gain: expected it without --compile and --capture, which it is compared with")
     if args.compile and args.capture:

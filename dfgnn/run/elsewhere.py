@@ -176,7 +176,7 @@ class Elsewhere:
 
     def _called(self, frame: FrameType) -> None:
         code, caller = frame.f_code, frame.f_back
-        if caller is not None and _leaves_something(frame) and self._is_own(caller):
+        if caller is not None and _leaves_something(frame):
             self._other(code.co_name, caller)
         if code in self._codes:
             return
@@ -278,6 +278,8 @@ class Elsewhere:
             of_script = kind.__module__ in ("argparse", "types", "collections") or not _is_library(
                 kind.__module__, None
             )
+            if isinstance(value, nn.Module) and any(map(_has_hooks, value.modules())):
+                self._hidden(value)
             if isinstance(value, nn.Module) or (of_script and kind.__module__ != "builtins"):
                 self._attributes(value, depth)
                 self._class(kind, depth)
@@ -410,6 +412,10 @@ def put_back(x: Any, before: Any) -> None:
         return
     x.clear()
     x.extend(before) if isinstance(x, (list, collections.deque)) else x.update(before)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(x for name, x in vars(module).items() if name.endswith("hooks") and "state_dict" not in name)
 
 
 def _leaves_something(frame: FrameType) -> bool:

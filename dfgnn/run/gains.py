@@ -7,6 +7,7 @@ one calls. Nothing of the script's own is changed, its random numbers included.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -96,6 +97,48 @@ def _milliseconds(copied: Copy, line: str, on_gpu: bool) -> float:
     if line == FLAG and not calls.replayed:
         raise RuntimeError(calls.reason)
     return milliseconds([step], on_gpu and torch.cuda.is_available())[0]
+
+
+class Waits:
+    """Sees by one call of a model whether a GPU waits for the host, and takes itself out then."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.found: dict[str, Any] = {}
+        self.models = Models(self._called)
+        self.install, self.remove = self.models.install, self.models.remove
+
+    def _called(
+        self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        self.calls += 1
+        if self.calls <= _SAMPLE:
+            return call(module, *args, **kwargs)
+        self.remove()
+        kinds = {x.device.type for x in tensors_of(args, kwargs, list(module.parameters()))}
+        if kinds != {cuda_graphs.Recorder.device_type}:
+            return call(module, *args, **kwargs)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        out = call(module, *args, **kwargs)
+        launched = time.perf_counter()
+        torch.cuda.synchronize()
+        done = time.perf_counter()
+        name = f"{type(module).__module__}.{type(module).__qualname__}"
+        self.found = {"class": name, "host": 1e3 * (launched - start), "more": 1e3 * (done - launched)}
+        return out
+
+
+def of_waits(found: dict[str, Any]) -> list[str]:
+    """The lines of the report about a GPU that waits for the host. There are none if the GPU, after the host
+    has launched everything, works for more than a fifth of the host's time."""
+    if not found or found["more"] > 0.2 * found["host"]:
+        return []
+    took = f"took the host {found['host']:.2f} ms, and the GPU {found['more']:.2f} ms more"
+    return [
+        f"  the GPU waits for the host: a forward of {found['class']} {took}",
+        f"    {FLAG} replays such calls as CUDA graphs; --gain measures what this and other lines gain",
+    ]
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:

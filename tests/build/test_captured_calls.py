@@ -429,16 +429,18 @@ def test_the_report():
     told = captured.lines([{**row, "left_out": {"print": "train.py:7"}}])
     assert told[1] == "    a replay leaves out calls of print (train.py:7)"
     assert captured.lines([]) == ["  --capture: no model with message passing was trained"]
-    assert captured.lines([], with_care=True) == []
 
 
 @exhaustive
 def test_what_it_would_gain(device, how, monkeypatch):
-    """--gain measures it on a copy."""
+    """--gain measures it on a copy; without, the report says whether the GPU waits for the host."""
     model, x, edge_index = problem(device)
     twin, found = copy.deepcopy(model), gains.Gains()
     monkeypatch.setattr(gains, "COMPILE", "")  # which other tests measure
-    for one, part in ((model, found), (twin, None)):
+    waits = gains.Waits()
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    for one, part in ((model, found), (model, waits), (twin, None)):
         if part:
             part.install()
         for _ in range(4):
@@ -447,5 +449,14 @@ def test_what_it_would_gain(device, how, monkeypatch):
             part.remove()
     (row,) = found.rows()
     assert 0 < row["lines"][gains.FLAG] < float("inf"), row
+    assert waits.calls == 4
+    assert waits.found["host"] > 0
     for p, q in zip(model.parameters(), twin.parameters()):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(p.grad, 2 * q.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_the_report_of_waiting():
+    told = gains.of_waits({"class": "a.Model", "host": 5.0, "more": 0.5})
+    assert "a forward of a.Model took the host 5.00 ms, and the GPU 0.50 ms more" in told[0]
+    assert "python -m dfgnn.run --capture" in told[1]
+    assert gains.of_waits({"class": "a.Model", "host": 5.0, "more": 2.0}) == gains.of_waits({}) == []

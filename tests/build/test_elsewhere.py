@@ -261,7 +261,7 @@ def test_calls_that_take_long_are_left_with_care(device, monkeypatch):
     with installed(how):
         losses(model, x, edge_index)
     assert replayed(how) == 0
-    assert "--capture replays it all the same" in how.rows()[0]["reason"]
+    assert "--capture-all replays it all the same" in how.rows()[0]["reason"]
     assert how.rows()[0]["calls"] == 12
 
 
@@ -311,7 +311,7 @@ def test_gradients_of_results_of_which_others_are_computed(device, monkeypatch, 
                     (out["out"].sum() + out["hidden"].square().sum()).backward()
                     continue
                 if first == 6 and way and asks != "retain_grad":
-                    with pytest.raises(RuntimeError, match="run the script with --no-capture"):
+                    with pytest.raises(RuntimeError, match="run the script without --capture"):
                         ASKS[asks](out)
                     return
                 found[-1] += [ASKS[asks](out), *(p.grad for p in one.parameters())]
