@@ -108,7 +108,7 @@ def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, *
     for x in [inputs] if isinstance(inputs, Tensor) else tensors_of(inputs):
         if x.grad_fn is None:
             continue
-        calls = x.grad_fn.metadata.get(_CALLS, lambda: None)()
+        calls = x.grad_fn.metadata.get(_CALLS, lambda: None)()  # type: ignore[attr-defined]
         if calls is not None:
             calls.asks = "torch.autograd.grad"
         if any(ref() is x for _, ref in getattr(x.grad_fn, "parts", ())):
@@ -139,6 +139,8 @@ class Calls:
         self.asked: set[int] = set()  # the leaves of what it returns that got gradients
         self._results: list[weakref.ref[Tensor]] = []  # of the last call as written
         self.given_up = False
+        self.recorded: Any = None  # the state in which a call was recorded last
+        self.to_record = False  # this call
 
     def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
         self.count += 1
@@ -148,14 +150,15 @@ class Calls:
             if self.given_up:
                 self.last = None
                 return call(module, *args, **kwargs)
-            records = self.last is not None and bool(self._unknown())
+            records = self.last is not None and bool(self._unknown() or self.to_record)
+            self.to_record = False
             times = self.with_care and self.equal == 1
             with self.state.noting(), self.state.elsewhere.recording() if records else nullcontext():
                 out = (partial(self._timed, call) if times else call)(module, *args, **kwargs)
             self._note_results(out)
             if self.last is not None and records and (state := self.state.now()) is not None:
                 (*key, _), numbers = self.last
-                self.last = (*key, state), numbers  # as more is seen now
+                self.last, self.recorded = ((*key, state), numbers), state  # as more is seen now
             return out
         self.replayed += 1
         return graphs(arguments)
@@ -194,6 +197,9 @@ class Calls:
         if unknown := self._unknown():
             self._left(unknown)
             return None, None
+        if self.recorded != state:  # in another state it may do something else, which a sample would repeat
+            self.to_record = True
+            return None, None
         self.reason = ""
         if self.captures == _MOST:
             self._left(f"more than {_MOST} different calls came repeatedly")
@@ -229,7 +235,8 @@ class Calls:
         self._results = [weakref.ref(x) for _, x in results if x.grad_fn is not None]
         for k, x in results:
             if x.grad_fn is not None:
-                x.grad_fn.metadata[_CALLS] = weakref.ref(self)  # of `_gradient`; not of x, which may be saved
+                # Of `_gradient`. An attribute of x would be saved with it.
+                x.grad_fn.metadata[_CALLS] = weakref.ref(self)  # type: ignore[index]
                 x.grad_fn.register_prehook(partial(_noted, self.asked, k, x.output_nr))
 
     def _look_at_results(self) -> None:
@@ -281,22 +288,8 @@ class Calls:
         if self.reason:
             self.given_up = True
             return None
-        tensors_of_model = chain(module.buffers(), module.parameters())  # a forward may write to these, too
-        snapshot, attributes = Snapshot(tensors_of_model, device := tensors[0].device), self.state.plain()
-        containers = self.state.containers()
-        numbers, before = Numbers(arguments.leaves), (_random(device), self.state.now())
-        held, elsewhere = self.state.held(), self.state.elsewhere
-        put_back_elsewhere = elsewhere.restoring()
-
-        def restore() -> None:
-            snapshot.restore()
-            for own, name, value in attributes:
-                own[name] = value
-            for own, name, x, contents in containers:
-                own[name] = x
-                if not same_objects(x, contents):
-                    put_back(x, contents)
-            put_back_elsewhere()
+        device, elsewhere = tensors[0].device, self.state.elsewhere
+        before = _Before(module, self.state, arguments, device)
 
         def looks(made: Made) -> Any:
             """A replay, which begins with looking at the model."""
@@ -307,17 +300,11 @@ class Calls:
             try:
                 reserved = _reserved(device)
                 graphs = CallGraphs(
-                    call,
-                    module,
-                    arguments,
-                    snapshot,
-                    self.state.results,
-                    held,
-                    self.modified,
+                    call, module, arguments, before.snapshot, self.state.results, before.held, self.modified,
                     frozenset(self.asked),
-                )
+                )  # fmt: skip
                 reserved = _reserved(device) - reserved
-                restore()
+                before.restore()
                 drawn, version = random_state(device.type == "cuda"), elsewhere.version
                 with elsewhere.recording():
                     expected = graphs.results(graphs.written)
@@ -330,23 +317,19 @@ class Calls:
                 if self.with_care:
                     self._take_care(graphs, reserved, device)
                 graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
-                if (_random(device), self.state.now()) != before:
-                    raise RuntimeError("it draws random numbers on the host, or changes attributes")
-                if not Numbers(arguments.leaves).are(numbers):
-                    raise RuntimeError("it modifies its arguments")
-                if any(own.get(name) is not x or not same_objects(x, y) for own, name, x, y in containers):
-                    raise RuntimeError("it changes lists or dicts in attributes")
-                snapshot.restore()
+                if changed := before.changed():
+                    raise RuntimeError(changed)
+                before.snapshot.restore()
                 if not agree(expected, graphs.results(graphs.written)):
                     raise RuntimeError("it reads what its last call has left in attributes")
-                restore()
+                before.restore()
                 if not agree(expected, graphs.results(graphs.replayed)):
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
                 ways = [partial(graphs.results, graphs.written), partial(graphs.results, looks)]
                 self.milliseconds = milliseconds(ways, device.type == "cuda")
             finally:
-                restore()
+                before.restore()
         faster = _FASTER_WITH_CARE if self.with_care else _FASTER
         if self.milliseconds[1] * faster > self.milliseconds[0]:
             self.reason, self.given_up = "its CUDA graphs are not faster", not self.replayed
@@ -366,6 +349,39 @@ class Calls:
             raise RuntimeError(
                 f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture-all replays it all the same"
             )
+
+
+class _Before:
+    """What a call finds, to be put back after each call of a sample."""
+
+    def __init__(self, module: nn.Module, state: ModelState, arguments: Arguments, device: torch.device):
+        # A forward may write to parameters, too.
+        self.snapshot = Snapshot(chain(module.buffers(), module.parameters()), device)
+        self.held = state.held()
+        self._attributes, self._containers = state.plain(), state.containers()
+        self._put_back = state.elsewhere.restoring()
+        self._state, self._leaves, self._device = state, arguments.leaves, device
+        self._numbers, self._seen = Numbers(arguments.leaves), (_random(device), state.now())
+
+    def restore(self) -> None:
+        self.snapshot.restore()
+        for own, name, value in self._attributes:
+            own[name] = value
+        for own, name, x, contents in self._containers:
+            own[name] = x
+            if not same_objects(x, contents):
+                put_back(x, contents)
+        self._put_back()
+
+    def changed(self) -> str:
+        """What calls have changed that may not differ between calls; "" if nothing."""
+        if (_random(self._device), self._state.now()) != self._seen:
+            return "it draws random numbers on the host, or changes attributes"
+        if not Numbers(self._leaves).are(self._numbers):
+            return "it modifies its arguments"
+        if any(own.get(name) is not x or not same_objects(x, y) for own, name, x, y in self._containers):
+            return "it changes lists or dicts in attributes"
+        return ""
 
 
 def _settings() -> tuple[Any, ...]:

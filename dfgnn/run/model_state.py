@@ -58,10 +58,8 @@ class ModelState:
         values = [x for (_, name), x in kept.items() if name not in _OF_MODULES]
         values += [get(name) for get, name in self._places]
         self._kept_tensors = [x for x in values if isinstance(x, Tensor)]
-        containers = [
-            x for x in values if isinstance(x, CONTAINERS) and not isinstance(x, (tuple, frozenset))
-        ]
-        containers = {id(x): x for x in (*containers, *self.elsewhere.lists)}.values()
+        direct = [x for x in values if isinstance(x, CONTAINERS) and not isinstance(x, (tuple, frozenset))]
+        containers = {id(x): x for x in (*direct, *self.elsewhere.lists)}.values()
         self._kept_containers = [x for x in containers if len(x) <= _MOST_SEEN]
         self._kept_lengths = [x for x in containers if len(x) > _MOST_SEEN]
         places = {

@@ -237,6 +237,25 @@ def test_nothing_is_lost(device, monkeypatch, capsys, does):
     assert capsys.readouterr().out.count("forward") + METER.count + len(WRITTEN) in (0, 12)
 
 
+def test_a_sample_repeats_nothing_that_comes_later(device, monkeypatch, capsys):
+    """A forward that begins to print when a variable changes."""
+    how = capturing(device, monkeypatch, with_care=True)
+
+    def later(model):
+        if FACTOR == 2.0:
+            print("forward")
+        return 1.0
+
+    model, x, edge_index = problem(device, model=Reading(later))
+    try:
+        with installed(how):
+            losses(model, x, edge_index, lambda k: _global(2.0 if k == 5 else FACTOR))
+    finally:
+        _global(1.0)
+    assert replayed(how) == 2, str(how.rows())
+    assert capsys.readouterr().out.count("forward") == 7
+
+
 def test_what_is_done_at_first_is_no_reason(device, monkeypatch, capsys):
     """Such as printing shapes once."""
 
