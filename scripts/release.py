@@ -6,8 +6,8 @@ Every wheel is for every Python. Those with the CPU library, one for each target
 older (auditwheel finds which by the versions of glibc and libstdc++ that they ask for). A target that is not
 this machine's is compiled with Debian's cross compiler (g++-aarch64-linux-gnu) and inspected; its wheel runs
 on such a machine only, as .github/workflows/release.yml does, and scripts/cross_check_cpu.py runs its engine
-under qemu. --cuda adds a wheel for this machine's target with the CUDA library, too; it needs nvcc and one to
-two hours of one core. Compiled on glibc 2.34 or newer it asks for that, as its tag says, so that pip takes it
+under qemu. --cuda adds a wheel for this machine's target with the CUDA library, too; it needs nvcc and about
+an hour of one core. Compiled on glibc 2.34 or newer it asks for that, as its tag says, so that pip takes it
 there and the other wheel on older systems. The wheel for any platform has no library and computes in
 PyTorch's operations. The sdist and SHA256SUMS complete them.
 
