@@ -92,8 +92,8 @@ def paused() -> Iterator[None]:
 
 class Elsewhere:
     """The places that calls of a model read. places: functions, and the name with which each gives the value
-    of a place; lists: containers that it may read; others: what the last
-    recorded call called that a replay leaves out, and where; unknown: why not all places are known."""
+    of a place; lists: containers that calls may read; others: what the last recorded call called that a
+    replay leaves out, and where; unknown: why not all places are known."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -332,12 +332,8 @@ class Elsewhere:
             return
         # A module that is no part of the model is read by PyTorch's code, too.
         whole = isinstance(x, nn.Module) or type(x).__module__ == "collections"
-        if not whole and self._words & _BY_ANY_NAME:
-            whole = (
-                not any(vars(x) is own for own in self._functions.values())
-                if hasattr(x, "__dict__")
-                else True
-            )
+        if not whole and self._words & _BY_ANY_NAME:  # of the script's Python modules only what code names
+            whole = not any(getattr(x, "__dict__", None) is own for own in self._functions.values())
         for name in list(getattr(x, "__dict__", ())):
             if whole or name in self._words:
                 self._place(x, vars(x), name, depth + 1)
