@@ -24,10 +24,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +36,12 @@ from torch.utils._pytree import tree_flatten
 
 from ..capturing.state import Snapshot
 from ..runtime import cuda_graphs
+from ..runtime import torch_internals as internals
 from .arguments import Arguments, Made, Numbers
 from .call_graphs import CallGraphs, no_gradient
 from .compiled import agree, draws_elsewhere, trains
 from .elsewhere import put_back
-from .model_state import ModelState, same_objects
+from .model_state import KEY, ModelState, same_objects
 from .models import Models
 from .sample import milliseconds, random_state, said, tensors_of, unseen
 
@@ -56,14 +58,30 @@ _CALLS = "dfgnn.run: calls"
 _MOST_HELD, _MOST_USED, _FASTER_WITH_CARE, _LONGEST = 0.1, 0.4, 1.15, 0.5
 
 
+@dataclass
+class Row:
+    """What the report says of a model: its calls, how many of them were replayed, milliseconds as written and
+    replayed, why calls were not, and what replays leave out."""
+
+    calls: int = 0
+    replayed: int = 0
+    milliseconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    reason: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        reason = self.reason or ("" if self.replayed else "no call in training was equal to those before it")
+        return {**asdict(self), "reason": reason}
+
+
 class Captured:
     """Replays calls of models while it is installed."""
 
     def __init__(self, with_care: bool = False) -> None:
         self.with_care = with_care
         self.models = Models(self._called)
-        self.calls: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
-        self.rows_of: dict[type, list[Calls]] = {}
+        self.rows_of: dict[type, list[Row]] = {}
+        self._called_models: WeakSet[nn.Module] = WeakSet()
 
     def install(self) -> None:
         self.models.install()
@@ -73,15 +91,18 @@ class Captured:
     def remove(self) -> None:
         torch.autograd.grad = self._grad
         self.models.remove()
+        for module in self._called_models:
+            module.__dict__.pop(KEY, None)
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        calls = self.calls.get(module)
+        # An attribute of the model, with which it ends, also where what its calls read refers to it.
+        calls = module.__dict__.get(KEY)
         if calls is None:
-            self.calls[module] = calls = Calls(module, self.with_care)
-            weakref.finalize(module, calls.forget)
-            self.rows_of.setdefault(type(module), []).append(calls)
+            module.__dict__[KEY] = calls = Calls(module, self.with_care)
+            self._called_models.add(module)
+            self.rows_of.setdefault(type(module), []).append(calls.row)
         if calls.given_up:
-            calls.count += 1
+            calls.row.calls += 1
             return call(module, *args, **kwargs)
         return calls(partial(self._as_written, call), module, args, kwargs)
 
@@ -90,15 +111,12 @@ class Captured:
             return call(*args, **kwargs)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row of the report for each model: its calls, how many of them were replayed, milliseconds as
-        written and replayed, why calls were not, and what replays leave out."""
+        """The rows of the report, one for each model."""
         return [
-            {"class": f"{cls.__module__}.{cls.__qualname__}", "calls": calls.count,
-             "replayed": calls.replayed, "milliseconds": calls.milliseconds, "reason": calls.told(),
-             "left_out": calls.left_out}
-            for cls, all_calls in self.rows_of.items()
-            for calls in all_calls
-        ]  # fmt: skip
+            {"class": f"{cls.__module__}.{cls.__qualname__}", **row.told()}
+            for cls, rows in self.rows_of.items()
+            for row in rows
+        ]
 
 
 def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,10 +149,9 @@ class Calls:
         self.last: tuple[Any, Numbers] | None = None
         self.equal = 0  # calls in a row that were equal to the last one
         self.graphs: dict[tuple[Any, ...], list[tuple[Numbers, CallGraphs | None]]] = {}
-        self.count = self.replayed = self.left = self.captures = 0
+        self.row = Row()
+        self.left = self.captures = 0
         self.modified: dict[int, Any] = {}  # of `Constants`
-        self.reason, self.milliseconds = "", [0.0, 0.0]
-        self.left_out: dict[str, str] = {}
         self.asks = ""  # how the script asks for gradients of results, if it does
         self.asked: set[int] = set()  # the leaves of what it returns that got gradients
         self._results: list[weakref.ref[Tensor]] = []  # of the last call as written
@@ -143,7 +160,7 @@ class Calls:
         self.to_record = False  # this call
 
     def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        self.count += 1
+        self.row.calls += 1
         self._look_at_results()
         arguments, graphs = self._graphs(call, module, args, kwargs)
         if arguments is None or graphs is None or not graphs.is_free():
@@ -160,7 +177,7 @@ class Calls:
                 (*key, _), numbers = self.last
                 self.last, self.recorded = ((*key, state), numbers), state  # as more is seen now
             return out
-        self.replayed += 1
+        self.row.replayed += 1
         return graphs(arguments)
 
     def _graphs(
@@ -168,8 +185,8 @@ class Calls:
     ) -> tuple[Arguments | None, CallGraphs | None]:
         if self.given_up or not module.training or not trains() or _is_captured():
             return None, None
-        if sys.modules["torch.nn.utils.parametrize"]._cache_enabled:  # type: ignore[attr-defined]
-            return None, None  # whose weights would stay those of the capture
+        if internals.parametrizations_are_cached():  # whose weights would stay those of the capture
+            return None, None
         arguments = Arguments(args, kwargs)
         self.state.elsewhere.classes.update(map(type, arguments.objects))
         state = None if arguments.unfit else self.state.now()
@@ -182,7 +199,7 @@ class Calls:
             if not held.equal(numbers):
                 continue
             if graphs is not None and graphs.given_up:
-                self.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
+                self.row.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
                 self.graphs.clear()
                 return None, None
             if graphs is None or graphs.is_current():
@@ -192,7 +209,7 @@ class Calls:
         last, self.last = self.last, (key, numbers)
         self.equal = self.equal + 1 if last is not None and key == last[0] and last[1].equal(numbers) else 0
         if self.equal < _AFTER:
-            self._left(self.reason or "no call is equal to those before it")
+            self._left(self.row.reason or "no call is equal to those before it")
             return None, None
         if unknown := self._unknown():
             self._left(unknown)
@@ -200,7 +217,7 @@ class Calls:
         if self.recorded != state:  # in another state it may do something else, which a sample would repeat
             self.to_record = True
             return None, None
-        self.reason = ""
+        self.row.reason = ""
         if self.captures == _MOST:
             self._left(f"more than {_MOST} different calls came repeatedly")
             return None, None
@@ -208,7 +225,7 @@ class Calls:
         try:
             graphs = self._captured(call, module, arguments)
         except Exception as error:  # the call as written follows, which works, or raises the script's own
-            graphs, self.reason, self.given_up = None, said(error), True
+            graphs, self.row.reason, self.given_up = None, said(error), True
         captured.append((numbers, graphs))
         return arguments, graphs
 
@@ -220,15 +237,11 @@ class Calls:
         out = call(*args, **kwargs)
         wait()
         if (took := time.perf_counter() - start) > _LONGEST:
-            self.reason, self.given_up = (
+            self.row.reason, self.given_up = (
                 f"a forward takes {took:.1f} s; --capture-all replays it all the same",
                 True,
             )
         return out
-
-    def told(self) -> str:
-        """Why calls were not replayed, for the report."""
-        return self.reason or ("" if self.replayed else "no call in training was equal to those before it")
 
     def _note_results(self, out: Any) -> None:
         results = [(k, x) for k, x in enumerate(tree_flatten(out)[0]) if isinstance(x, Tensor)]
@@ -254,16 +267,15 @@ class Calls:
         calls = ", ".join(f"{name} ({where})" for name, where in elsewhere.others.items())
         return f"it calls {calls}, which replays leave out; --capture-all replays it all the same"
 
-    def forget(self) -> None:
-        """Lets go of what the model has held."""
-        self.graphs.clear()
-        self.modified.clear()
-        self.last = None
-        self.state = None  # type: ignore[assignment]
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a model that is saved has none
 
     def _left(self, reason: str) -> None:
-        self.reason, self.left = reason, self.left + 1
-        self.given_up = self.left > _MOST_LEFT[not self.replayed]
+        self.row.reason, self.left = reason, self.left + 1
+        self.given_up = self.left > _MOST_LEFT[not self.row.replayed]
 
     def _unfit(self, module: nn.Module, devices: set[torch.device]) -> str:
         """Why calls of this model cannot be captured."""
@@ -284,8 +296,8 @@ class Calls:
 
     def _captured(self, call: Callable, module: nn.Module, arguments: Arguments) -> CallGraphs | None:
         tensors = tensors_of(arguments.leaves, list(module.parameters()))
-        self.reason = self._unfit(module, {x.device for x in tensors})
-        if self.reason:
+        self.row.reason = self._unfit(module, {x.device for x in tensors})
+        if self.row.reason:
             self.given_up = True
             return None
         device, elsewhere = tensors[0].device, self.state.elsewhere
@@ -313,7 +325,7 @@ class Calls:
                     return None
                 if elsewhere.unknown:
                     raise RuntimeError(elsewhere.unknown)
-                self.left_out = dict(elsewhere.others)
+                self.row.left_out = dict(elsewhere.others)
                 if self.with_care:
                     self._take_care(graphs, reserved, device)
                 graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
@@ -327,12 +339,12 @@ class Calls:
                     raise RuntimeError("its CUDA graphs give other numbers")
                 del expected
                 ways = [partial(graphs.results, graphs.written), partial(graphs.results, looks)]
-                self.milliseconds = milliseconds(ways, device.type == "cuda")
+                self.row.milliseconds = milliseconds(ways, device.type == "cuda")
             finally:
                 before.restore()
         faster = _FASTER_WITH_CARE if self.with_care else _FASTER
-        if self.milliseconds[1] * faster > self.milliseconds[0]:
-            self.reason, self.given_up = "its CUDA graphs are not faster", not self.replayed
+        if self.row.milliseconds[1] * faster > self.row.milliseconds[0]:
+            self.row.reason, self.given_up = "its CUDA graphs are not faster", not self.row.replayed
             return None
         graphs.settle()
         return graphs

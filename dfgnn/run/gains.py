@@ -94,8 +94,8 @@ def _milliseconds(copied: Copy, line: str, on_gpu: bool) -> float:
         step = capture(copied.loss, copied.module, torch.optim.SGD(copied.module.parameters(), lr=0.0))
     for _ in range(5 if line == FLAG else 3):
         step()
-    if line == FLAG and not calls.replayed:
-        raise RuntimeError(calls.reason)
+    if line == FLAG and not calls.row.replayed:
+        raise RuntimeError(calls.row.reason)
     return milliseconds([step], on_gpu and torch.cuda.is_available())[0]
 
 

@@ -19,6 +19,8 @@ from .elsewhere import CONTAINERS, Elsewhere, seen, seen_in
 
 #: Objects in a list or dict up to which it is looked at; of a longer one the length is.
 _MOST_SEEN = 1024
+#: The name among a model's attributes of what knows its calls.
+KEY = "_dfgnn_calls"
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -67,7 +69,7 @@ class ModelState:
             for place, (k, name) in enumerate((k, name) for k, own in enumerate(self._owned) for name in own)
         }
         # What a call leaves for the next one is not seen: tensors, and what dfgnn's layers have prepared.
-        left = {*self._results, *((k, prepared.KEY) for k in range(len(self._owned)))}
+        left = {*self._results, *((k, name) for k in range(len(self._owned)) for name in (prepared.KEY, KEY))}
         self._places_left = [places[key] for key in left if key in places]
         self._values = self._values_now()
         by_content = set(map(id, self._kept_containers))

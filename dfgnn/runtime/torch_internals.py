@@ -329,6 +329,11 @@ def put_back_kernels(made: Any) -> None:
         made._destroy()
 
 
+def parametrizations_are_cached() -> bool:
+    """Whether the context `torch.nn.utils.parametrize.cached` is entered."""
+    return bool(torch.nn.utils.parametrize._cache_enabled)
+
+
 def current_stream(device: torch.device) -> int:
     """The stream of a device on which operators run now, as a number; 0 on the CPU."""
     return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import random
 import weakref
 from types import SimpleNamespace
@@ -394,6 +395,44 @@ def test_a_model_that_is_dropped(device, how):
     gc.collect()
     assert weight() is None
     assert replayed(how) == 3
+
+
+@pytest.mark.parametrize("holder", ["bound_method", "attribute", "closure"])
+def test_a_model_that_holds_itself_is_dropped(device, how, holder):
+    model, x, edge_index = problem(device)
+    if holder == "bound_method":
+        model.read = model.train
+    elif holder == "attribute":
+        model.__dict__["trainer"] = SimpleNamespace(model=model)
+    else:
+        forward = model.forward
+        model.forward = lambda *args: forward(*args)
+    weight = weakref.ref(model.own.lin.weight)
+    how.install()
+    for _ in range(6):
+        model(x, edge_index)["out"].sum().backward()
+    how.remove()
+    assert replayed(how) == 3, str(how.rows())
+    del model
+    forward = None
+    gc.unfreeze()
+    gc.collect()
+    assert weight() is None
+
+
+def test_a_saved_model_has_nothing_of_it(device, how):
+    model, x, edge_index = problem(device)
+    with installed(how):
+        for _ in range(6):
+            model(x, edge_index)["out"].sum().backward()
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        twin = copy.deepcopy(model)
+        twin(x, edge_index)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    torch.testing.assert_close(loaded(x, edge_index), model(x, edge_index))
+    assert not any(isinstance(x, captured.Calls) for m in (loaded, twin, model) for x in vars(m).values())
 
 
 def test_a_part_that_comes_later(device, how):
