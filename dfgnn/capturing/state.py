@@ -116,6 +116,10 @@ class Snapshot:
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)
 
+    def writes(self) -> bool:
+        """Whether one of the tensors has other values since the snapshot."""
+        return not all(torch.equal(x, before) for x, before in self._tensors)
+
     def drew(self) -> bool:
         """Whether random numbers have been drawn since the snapshot."""
         if not torch.equal(self._cpu, torch.get_rng_state()):

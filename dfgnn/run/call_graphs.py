@@ -18,7 +18,7 @@ from ..capturing.state import tensors_of as state_of
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
 from .arguments import PLAIN, Arguments, Made, assign
-from .sample import random_state, tensors_of
+from .sample import put_random_state, random_state, tensors_of
 
 
 class _Given(NamedTuple):
@@ -82,6 +82,7 @@ class CallGraphs:
             raise RuntimeError("it has no parameter that trains")
         self._trained = [k for k in self._places if leaves[k].requires_grad]
         self.draws = True  # random numbers
+        self.reads_buffers = False  # which it writes, too
         of = self._parameters[0].device.type
         self._autocast: dict[str, Any] = dict(
             device_type=of, enabled=torch.is_autocast_enabled(of), dtype=torch.get_autocast_dtype(of)
@@ -268,9 +269,16 @@ class CallGraphs:
         pairs = zip(self._found, has)
         return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
 
-    def random_states(self) -> list[Tensor]:
-        """The states of PyTorch's generators before a call that draws random numbers."""
-        return random_state(self._parameters[0].is_cuda) if self.draws else []
+    def before(self) -> tuple[list[Tensor], dict[tuple[int, str], Tensor]]:
+        """What a call reads that it changes: the states of PyTorch's generators if it draws random numbers,
+        and buffers."""
+        module = self._module()
+        parts = enumerate(module.modules()) if module is not None and self.reads_buffers else ()
+        buffers = {
+            (k, name): x.detach().clone()
+            for k, part in parts for name, x in part._buffers.items() if x is not None
+        }  # fmt: skip
+        return random_state(self._parameters[0].is_cuda) if self.draws else [], buffers
 
     @contextmanager
     def _as_then(self, states: list[Tensor]) -> Iterator[None]:
@@ -280,17 +288,15 @@ class CallGraphs:
         on_gpu = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(on_gpu, enabled=bool(states)), torch.autocast(**self._autocast):
             if states:
-                torch.set_rng_state(states[0])
-            for state in states[1:]:
-                torch.cuda.set_rng_state(state, device)
+                put_random_state(states, device)
             yield
 
     def backward_as_written(
-        self, leaves: list[Any], grads: list[Tensor | None], states: list[Tensor], what: str,
+        self, leaves: list[Any], grads: list[Tensor | None], before: tuple[list, dict], what: str,
         retained: Sequence[tuple[int, Tensor]] = (),
     ) -> list[Tensor | None]:  # fmt: skip
         """Gradients with a graph of their own, or of a call whose CUDA graph has gone on, by the call itself
-        once more; no call is replayed from then on. states: `random_states` before the call. retained:
+        once more; no call is replayed from then on. before: `before` of the call. retained:
         results with their places, whose ``grad`` gets what other results add to it."""
         module = self._module()
         assert module is not None  # its parameters are inputs of what asks
@@ -300,9 +306,13 @@ class CallGraphs:
         made = self._arguments.made_of(leaves)
         attributes = [(own, name, own[name]) for own, name in self._assigned]
         # Running statistics have been updated; this call has its own.
-        buffers = [(part._buffers, name, x) for part in module.modules() for name, x in part._buffers.items()]
-        for own, name, x in buffers:
-            own[name] = None if x is None else x.detach().clone()
+        buffers = [
+            (k, part._buffers, name, x)
+            for k, part in enumerate(module.modules()) for name, x in part._buffers.items()
+        ]  # fmt: skip
+        states, were = before
+        for k, own, name, x in buffers:
+            own[name] = None if x is None else were.get((k, name), x).detach().clone()
         with torch.enable_grad():
             with self._as_then(states):
                 out = tree_flatten(self._call(module, *made.args, **made.kwargs))[0]
@@ -316,9 +326,9 @@ class CallGraphs:
             )  # fmt: skip
         for (k, x), total in zip(retained, found[len(inputs) :]):
             if total is not None:
-                before, direct = x.grad, grads[k]
-                x.grad = total if before is None else before + (total if direct is None else total - direct)
-        for own, name, x in buffers:
+                known, direct = x.grad, grads[k]
+                x.grad = total if known is None else known + (total if direct is None else total - direct)
+        for _, own, name, x in buffers:
             own[name] = x
         for own, name, value in attributes:
             own[name] = value
@@ -339,7 +349,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, graphs: CallGraphs, leaves: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.graphs, ctx.done, ctx.parts, ctx.leaves = graphs, False, [], leaves
-        ctx.states = graphs.random_states()
+        ctx.before = graphs.before()
         graphs._pending = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
         results = graphs.forward(leaves)
@@ -360,6 +370,6 @@ class _Replay(torch.autograd.Function):
             if not (ctx.done or torch.is_grad_enabled()):
                 what = "that asks for the gradient of a result" if retained else "from a result unused before"
             ctx.done = ctx.done or not torch.is_grad_enabled()
-            return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.states, what, retained)
+            return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.before, what, retained)
         ctx.done = True
         return None, None, *graphs.backward(given)

@@ -43,7 +43,7 @@ from .compiled import agree, draws_elsewhere, trains
 from .elsewhere import put_back
 from .model_state import KEY, ModelState, same_objects
 from .models import Models
-from .sample import milliseconds, random_state, said, tensors_of, unseen
+from .sample import milliseconds, put_random_state, random_state, said, tensors_of, unseen
 
 #: Equal calls before one is captured; CUDA graphs of one model at most, each of which holds its own memory;
 #: how much faster is faster.
@@ -331,6 +331,9 @@ class Calls:
                 graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
                 if changed := before.changed():
                     raise RuntimeError(changed)
+                if before.snapshot.writes():
+                    put_random_state(drawn, device)
+                    graphs.reads_buffers = not agree(expected, graphs.results(graphs.written))
                 before.snapshot.restore()
                 if not agree(expected, graphs.results(graphs.written)):
                     raise RuntimeError("it reads what its last call has left in attributes")

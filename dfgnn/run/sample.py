@@ -99,6 +99,12 @@ def random_state(on_gpu: bool) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if on_gpu else [])]
 
 
+def put_random_state(states: Sequence[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state, device)
+
+
 def milliseconds_of_gpu(steps: Sequence[Callable[[], Any]], of_host: Sequence[float]) -> list[float]:
     """The least that the GPU takes for each where it never waits for the host, as in a CUDA graph: they are
     launched behind a kernel that lasts longer than the host. of_host: what each takes from idle to idle."""

@@ -175,6 +175,25 @@ def test_results_can_be_saved(device, how):
     same(run(nested, how, device, after=after), run(nested, None, device, after=after))
 
 
+def test_gradients_of_gradients_over_a_buffer(device, how):
+    """Of a call that was replayed: with the buffer's value before it, which the call has changed."""
+
+    def read(model, h):
+        factor = (h.mean() + model.history).tanh()
+        model.history.mul_(0.5).add_(h.detach().mean())
+        return factor
+
+    def after(model, out):
+        STATE["count"] += 1
+        if STATE["count"] > 6:
+            parameters = list(model.own.parameters())
+            grads = torch.autograd.grad(out.square().mean(), parameters, create_graph=True)
+            sum(x.square().sum() for x in grads).backward(retain_graph=True)
+
+    same(run(read, how, device, after=after), run(read, None, device, after=after))
+    assert replayed(how) >= 3, str(how.rows())
+
+
 def test_a_copied_model_is_another_one(device, how):
     """Whose calls are replayed by themselves."""
     model, x, edge_index = problem(device, model=nn.Sequential(Model()))
