@@ -24,8 +24,8 @@ from . import (
 @repository(
     "PiFold",
     "A4Bio/PiFold",
-    "StructureEncoder, 4 layers of 10, 4 heads of 32, features of edges updated; batch of 8 proteins of 300 "
-    "residues of 30 neighbours; torch_scatter's functions by torch_geometric's",
+    "StructureEncoder, 4 layers of 10, 4 heads of 32; batch of 8 proteins of 300 residues of 30 neighbours; "
+    "torch_scatter's functions by torch_geometric's",
     to_run_here=(
         Change("methods/prodesign_module.py", "from utils import gather_nodes", "gather_nodes = None"),
     ),
