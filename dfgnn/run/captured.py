@@ -237,10 +237,8 @@ class Calls:
         out = call(*args, **kwargs)
         wait()
         if (took := time.perf_counter() - start) > _LONGEST:
-            self.row.reason, self.given_up = (
-                f"a forward takes {took:.1f} s; --capture-all replays it all the same",
-                True,
-            )
+            self.row.reason = f"a forward takes {took:.1f} s; --capture-all replays it all the same"
+            self.given_up = True
         return out
 
     def _note_results(self, out: Any) -> None:
@@ -353,7 +351,7 @@ class Calls:
         return graphs
 
     def _take_care(self, graphs: CallGraphs, held: int, device: torch.device) -> None:
-        """Raises RuntimeError for CUDA graphs that are not wanted unasked."""
+        """Raises RuntimeError for CUDA graphs that ``--capture-all`` alone makes."""
         if unknown := self._unknown():
             raise RuntimeError(unknown)
         if graphs.has_parts and self.asks:

@@ -20,9 +20,7 @@ import functools
 import gc
 import inspect
 import math
-import random
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -41,7 +39,7 @@ from ..compiling.rewrite import rewritten
 from ..runtime import cuda_graphs, eager
 from ..runtime import torch_internals as internals
 from . import indexing
-from .elsewhere import is_recording, paused
+from .elsewhere import is_generator, is_recording, paused
 from .layers import shown
 from .sample import Copy, milliseconds, milliseconds_of_gpu, random_state, said, tensors_of, unseen
 
@@ -334,13 +332,6 @@ def draws_elsewhere(cls: Any) -> bool:
     named = [f.__globals__.get(name) for f in _functions(cls) for name in f.__code__.co_names]
     held = [cell.cell_contents for f in _functions(cls) for cell in f.__closure__ or () if _filled(cell)]
     return any(map(is_generator, (*named, *held)))
-
-
-def is_generator(x: Any) -> bool:
-    """Whether it is a generator of random numbers."""
-    numpy = sys.modules.get("numpy")
-    of_numpy = (numpy.random.Generator, numpy.random.RandomState) if numpy else ()
-    return isinstance(x, (torch.Generator, random.Random, *of_numpy))
 
 
 def _filled(cell: Any) -> bool:

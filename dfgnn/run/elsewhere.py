@@ -28,7 +28,6 @@ from itertools import chain
 from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 
@@ -64,11 +63,6 @@ _BY_ANY_NAME = {
 _DEPTH, _MOST_ITEMS, _MOST = 6, 1024, 2048
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _OF_MODULES = frozenset(vars(nn.Module()))
-#: What draws random numbers; its state, as that of an iterator, is not looked at.
-_DRAWING = (
-    random.Random, numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator,
-    torch.Generator,
-)  # fmt: skip
 
 
 _recordings = 0
@@ -107,7 +101,7 @@ class Elsewhere:
         self.others: dict[str, str] = {}
         self.unknown = "its calls were not recorded"
         self._which: list[Any] = []  # of the last look
-        self.version = 0  # counts how often other places were found
+        self.version = 0  # counts how often more places were found
         self._forget()
 
     def _forget(self) -> None:
@@ -149,13 +143,15 @@ class Elsewhere:
         finally:
             sys.setprofile(None)
             _recordings -= 1
-        self.unknown = "".join(failed[:1])
+        self.unknown, known = "".join(failed[:1]), self._seen  # held until ids were compared
         try:
             self._look()
         except Exception as error:
             self.unknown = f"looking at what it reads raised {type(error).__name__}: {error}"
         before, self._which = self._which, self._found()
-        self.version += before != self._which
+        # Fewer places are no change: functions of objects that are gone.
+        self.version += not set(self._which) <= set(before)
+        del known
 
     def _found(self) -> list[Any]:
         """Which places and containers are looked at, but for those that a script puts anew into attributes of
@@ -261,12 +257,12 @@ class Elsewhere:
             self._items(value, depth)
             if isinstance(getattr(value, "__dict__", None), dict):
                 self._attributes(value, depth)
-        elif isinstance(value, numpy.ndarray):
+        elif _is_array(value):
             self._seen[id(value)] = value
             self.lists.append(value)
             if value.size > _MOST_ITEMS or value.dtype.hasobject:
                 self._hidden(value)
-        elif isinstance(value, _DRAWING) or hasattr(type(value), "__next__"):
+        elif is_generator(value) or hasattr(type(value), "__next__"):
             self._hidden(value)
         elif isinstance(value, type):
             self._class(value, depth)
@@ -383,9 +379,22 @@ class Elsewhere:
         return restore
 
 
+def is_generator(x: Any) -> bool:
+    """Whether it is a generator of random numbers."""
+    numpy = sys.modules.get("numpy")
+    names = ("Generator", "RandomState", "BitGenerator")
+    of_numpy = [getattr(numpy.random, name) for name in names] if numpy else []
+    return isinstance(x, (torch.Generator, random.Random, *of_numpy))
+
+
+def _is_array(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # which is there if one is
+    return numpy is not None and isinstance(x, numpy.ndarray)
+
+
 def seen_in(x: Any) -> tuple[Any, ...]:
     """What is seen of a container."""
-    if isinstance(x, numpy.ndarray):
+    if _is_array(x):
         return x.shape, x.dtype, x.tobytes()
     if isinstance(x, (set, frozenset)):
         return (frozenset(map(seen, x)),)
@@ -403,7 +412,7 @@ def seen(x: Any) -> Any:
 
 def put_back(x: Any, before: Any) -> None:
     """Gives a container the contents of another one."""
-    if isinstance(x, numpy.ndarray):
+    if _is_array(x):
         x[...] = before
         return
     x.clear()

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..nn import prepared
 from .arguments import PLAIN
-from .compiled import is_generator
-from .elsewhere import CONTAINERS, Elsewhere, seen, seen_in
+from .elsewhere import CONTAINERS, Elsewhere, is_generator, seen, seen_in
 
 #: Objects in a list or dict up to which it is looked at; of a longer one the length is.
 _MOST_SEEN = 1024

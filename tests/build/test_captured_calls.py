@@ -382,29 +382,15 @@ def test_more_than_one_backward(device, how, how_often, dropout):
     assert replayed(how) == 3, str(how.rows())
 
 
-def test_a_model_that_is_dropped(device, how):
-    """Nothing holds its parameters."""
-    model, x, edge_index = problem(device)
-    weight = weakref.ref(model.own.lin.weight)
-    how.install()
-    for _ in range(6):
-        model(x, edge_index)["out"].sum().backward()
-    how.remove()
-    assert replayed(how) == 3, str(how.rows())
-    del model
-    gc.collect()
-    assert weight() is None
-    assert replayed(how) == 3
-
-
-@pytest.mark.parametrize("holder", ["bound_method", "attribute", "closure"])
-def test_a_model_that_holds_itself_is_dropped(device, how, holder):
+@pytest.mark.parametrize("holder", ["nothing", "bound_method", "attribute", "closure"])
+def test_a_model_that_is_dropped(device, how, holder):
+    """Nothing holds its parameters, also where it holds itself."""
     model, x, edge_index = problem(device)
     if holder == "bound_method":
         model.read = model.train
     elif holder == "attribute":
         model.__dict__["trainer"] = SimpleNamespace(model=model)
-    else:
+    elif holder == "closure":
         forward = model.forward
         model.forward = lambda *args: forward(*args)
     weight = weakref.ref(model.own.lin.weight)
@@ -418,6 +404,7 @@ def test_a_model_that_holds_itself_is_dropped(device, how, holder):
     gc.unfreeze()
     gc.collect()
     assert weight() is None
+    assert replayed(how) == 3
 
 
 def test_a_saved_model_has_nothing_of_it(device, how):

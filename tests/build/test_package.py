@@ -37,6 +37,12 @@ print(*set(sys.modules) - before)
     assert packages == {"dfgnn"}
 
 
+def test_scripts_run_without_numpy():
+    """Which torch does not ask for."""
+    code = "import sys; sys.modules['numpy'] = None; import dfgnn.run.command"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
 def test_the_benchmark_says_that_it_needs_numpy(plain_python):
     code = "import sys; sys.modules['numpy'] = None; import dfgnn.bench"
     result = plain_python(code, status=1)
