@@ -2,8 +2,8 @@
 # networkit 11.3: the modularity of a directed graph in one community is 0.75 for any graph, and 0 in networkx 3.6.1, igraph
 # 1.0.0 and by definition. Two arbitrary halves of a random graph have 0.217 for -0.158, so that a bad partition looks good.
 # Source: the expected part is the squared volume of a community over 4 times the squared number of edges. A volume of an
-# undirected graph counts each edge twice; of a directed graph it counts the outgoing ones, and the 4 is kept. The three
-# algorithms of networkit that find communities refuse a directed graph; the measure takes it.
+# undirected graph counts each edge twice; of a directed graph it counts the outgoing ones, and the 4 is kept. PLM, PLP
+# and ParallelLeiden, which find communities, refuse a directed graph; the measure takes it.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
