@@ -170,6 +170,27 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def count_calls(monkeypatch):
+    """Returns a function that replaces a function of an owner by one that also notes its calls, and gives
+    the list that grows with each."""
+
+    def counted(owner, name):
+        calls, function = [], getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, **kw: calls.append(1) or function(*args, **kw))
+        return calls
+
+    return counted
+
+
+@pytest.fixture
+def no_collection():
+    """The garbage collector does not run: what is freed within the test, references alone have freed."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class Records(logging.Handler):
     def __init__(self):
         super().__init__()

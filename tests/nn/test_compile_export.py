@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from compiled_steps import assert_same_step, step
 from covering import exhaustive, some
 from every_layer import arguments, made, names
 from functorch.compile import make_boxed_func
@@ -39,14 +40,6 @@ def batch(name, seed, device="cpu"):
     return arguments(name, x, attr, edge_index)
 
 
-def step(run, layer, inputs):
-    """What a step of training gives: the output and all gradients."""
-    inputs = tree_map(lambda t: t.clone().requires_grad_() if t.is_floating_point() else t, inputs)
-    out = run(*inputs)
-    wanted = [t for t in (*tree_leaves(inputs), *layer.parameters()) if t.requires_grad]
-    return out, *torch.autograd.grad(out.sin().sum(), wanted, allow_unused=True)
-
-
 def export(layer, inputs, **options):
     num_nodes, num_edges = Dim("num_nodes"), Dim("num_edges")
     rows = tree_leaves(inputs)[0].shape[0]
@@ -70,7 +63,7 @@ def test_training_without_a_break(name, device):
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for seed in range(3):
         inputs = batch(name, seed, device)
-        torch.testing.assert_close(step(compiled, layer, inputs), step(layer, layer, inputs))
+        assert_same_step(compiled, layer, inputs)
     assert backend.frame_count <= 2
 
 
@@ -84,7 +77,7 @@ def test_inductor(device):
         compiled = torch.compile(model, fullgraph=True, dynamic=True)
         for seed in range(2):
             inputs = batch("pyg GATConv attributes", seed, device)
-            torch.testing.assert_close(step(compiled, model, inputs), step(model, model, inputs))
+            assert_same_step(compiled, model, inputs)
 
 
 def test_a_layer_that_samples_breaks_and_goes_on(device):
@@ -162,15 +155,13 @@ def test_score_terms_are_no_products_of_their_own():
         layer, fullgraph=True, backend=aot_autograd(fw_compiler=count, bw_compiler=count)
     )
     inputs = batch("pyg GATConv", 0)
-    torch.testing.assert_close(step(compiled, layer, inputs), step(layer, layer, inputs))
+    assert_same_step(compiled, layer, inputs)
     assert products == ["mm.default"] * 3
 
 
-def test_the_graph_is_made_once(monkeypatch, device):
+def test_the_graph_is_made_once(count_calls, device):
     """Layers that share an edge_index, forward and backward, and compiled and eager calls make one graph."""
-    built = []
-    build = _kept.of_edges
-    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
+    built = count_calls(_kept, "of_edges")
     first, second = GATConv(8, 8).double().to(device), AGNNConv().double().to(device)
     model = torch.nn.Sequential(first, second)
 
@@ -226,12 +217,10 @@ def test_two_kinds_of_nodes():
 @pytest.mark.parametrize(
     "sizes, name", [(False, "pyg GATConv"), pytest.param(True, "pyg GATv2Conv attributes", marks=exhaustive)]
 )
-def test_an_edge_index_of_torch_geometric(name, sizes, monkeypatch, device):
+def test_an_edge_index_of_torch_geometric(name, sizes, count_calls, device):
     """torch_geometric.EdgeIndex, a subclass of Tensor: its graph is cached as for a tensor. Where it carries
     its sizes, torch.compile takes them as constants."""
-    built = []
-    build = _kept.of_edges
-    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
+    built = count_calls(_kept, "of_edges")
     layer = make(name, device)
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)

@@ -322,7 +322,7 @@ ON_HARD_GRAPHS = names("dgl", "", without=["pair", "Pooling"])
 def test_reference(name, graph, device, monkeypatch):
     """A layer whose ``attention`` is the function of `reference` is the same layer."""
     if graph == "fewer_destinations" and "EdgeGraphTransformer" in name:
-        pytest.skip("it gives new features of all edges: see test_edge_transformer.py")
+        pytest.skip("it gives new features of all edges: see test_transformers.py")
     layer, given, leaves = on_hard_graph(name, graph, device)
     actual = run(layer, given, leaves)
     for module in layer.modules():

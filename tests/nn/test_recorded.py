@@ -5,10 +5,9 @@ import re
 
 import pytest
 import torch
+from compiled_steps import assert_same_step, assert_same_under_autocast, recording, step
 from covering import covered, some
-from functorch.compile import make_boxed_func
 from torch import library
-from torch._dynamo.backends.common import aot_autograd
 
 from dfgnn import Graph, nn
 from dfgnn.nn.fused import traced as _traced
@@ -47,28 +46,6 @@ def given(name, device, num_src=30, num_dst=30):
     return (x, ends, attr) if "edges" in name else (x, ends)
 
 
-def step(call, layer, inputs):
-    """The output and all gradients."""
-    inputs = [
-        t.clone().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
-        for t in inputs
-    ]
-    out = call(*inputs)
-    wanted = [t for t in (*inputs, *layer.parameters()) if isinstance(t, torch.Tensor) and t.requires_grad]
-    return out, *torch.autograd.grad(out.sin().sum(), wanted)
-
-
-def recording(found):
-    """A compiler that collects dfgnn's operators."""
-
-    def compile(module, _):
-        targets = [node.target for node in module.graph.nodes if node.op == "call_function"]
-        found.append([t for t in targets if getattr(t, "namespace", "") == "dfgnn"])
-        return make_boxed_func(module.forward)
-
-    return aot_autograd(fw_compiler=compile, bw_compiler=compile)
-
-
 @some(["GATConv", "GATv2Conv", "TransformerConv beta", "TransformerConv edges", "DGL DotGatConv"], LAYERS)
 def test_one_operator_each_way(name, device):
     layer, calls = LAYERS[name]().to(device), []
@@ -76,16 +53,15 @@ def test_one_operator_each_way(name, device):
         layer.set_allow_zero_in_degree(True)
     compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
     inputs = given(name, device)
-    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
-    forward, backward = ([op.name().removeprefix("dfgnn::") for op in ops] for ops in calls)
+    assert_same_step(compiled, layer, inputs)
     allowed = "check_in_degrees"  # a further operator of DGL's layers, which raises for rows without edges
     # The graph and its plan are looked up once, in forward.
-    forward, backward = ([op for op in ops if op != allowed] for ops in (forward, backward))
+    forward, backward = ([op for op in ops if op != allowed] for ops in calls)
     assert forward in (["edge_plan", f"planned_{x}"] for x in ("gat", "attend"))
     assert backward in ([f"planned_{x}_backward"] for x in ("gat", "attend"))
-    for op in (*calls[0], *calls[1]):
-        if op.name() != f"dfgnn::{allowed}":
-            assert re.search(r"Autograd\[alias\].*fallthrough", torch._C._dispatch_dump(op.name())), op
+    for op in (*forward, *backward):
+        dispatch = torch._C._dispatch_dump(f"dfgnn::{op}")
+        assert re.search(r"Autograd\[alias\].*fallthrough", dispatch), op
 
 
 @some(["GATConv", "TransformerConv edges"], [*OF_EVERY_SCORE, "DGL DotGatConv"])
@@ -95,23 +71,14 @@ def test_rows_with_padding(name, device, monkeypatch):
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     inputs = given(name, device)
-    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+    assert_same_step(compiled, layer, inputs)
 
 
 @of_every_score
 def test_autocast(name, device):
     layer = LAYERS[name]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    inputs, found = given(name, device), []
-    for call in (compiled, layer):
-        with torch.autocast(device, torch.bfloat16):
-            out = call(*inputs)
-        found.append([out, *torch.autograd.grad(out.float().sin().sum(), layer.parameters())])
-    assert found[0][0].dtype == found[1][0].dtype
-    for got, want in zip(*found):
-        torch.testing.assert_close(
-            got.float(), want.float(), rtol=0.1, atol=0.02 + 0.1 * want.abs().max().item()
-        )
+    assert_same_under_autocast(compiled, layer, given(name, device), device)
 
 
 @some(["DGL GATv2Conv"], [name for name in LAYERS if "DGL" in name])
@@ -121,7 +88,7 @@ def test_a_block(name, device):
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for num_dst in (12, 17):
         inputs = given(name, device, 30, num_dst)
-        torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
+        assert_same_step(compiled, layer, inputs)
 
 
 @pytest.mark.parametrize("name", ["GATConv one head", "TransformerConv beta", "DGL GATv2Conv"])
@@ -174,8 +141,8 @@ def test_a_projection_of_edges_that_is_large_is_folded(device, monkeypatch):
     layer = LAYERS["TransformerConv edges"]().to(device)
     compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
     inputs = given("edges", device)
-    torch.testing.assert_close(*(step(call, layer, inputs) for call in (compiled, layer)))
-    assert "dfgnn::planned_edge_dot" in [op.name() for op in calls[0]]
+    assert_same_step(compiled, layer, inputs)
+    assert "planned_edge_dot" in calls[0]
 
 
 def test_no_operator_has_two_arguments_of_one_name():
