@@ -39,11 +39,16 @@ def gradients(out, layer, *inputs):
     return torch.autograd.grad((out * factor).sum(), (*layer.parameters(), *inputs))
 
 
+def assert_same(out, want, layer, *inputs, **tolerance):
+    """Results and gradients."""
+    torch.testing.assert_close(out, want, **tolerance)
+    found, expected = (gradients(x, layer, *inputs) for x in (out, want))
+    torch.testing.assert_close(found, expected, **tolerance)
+
+
 @pytest.fixture
-def calls(monkeypatch):
-    found, layer = [], _typed._Typed.forward
-    monkeypatch.setattr(_typed._Typed, "forward", lambda *args: found.append(1) or layer(*args))
-    return found
+def calls(count_calls):
+    return count_calls(_typed._Typed, "forward")
 
 
 @pytest.mark.parametrize("size", [4, 6, 16])
@@ -57,10 +62,8 @@ def test_formula(device, dtype, size, heads, clamp, sharp, calls):
     tolerance = (
         dict(rtol=1e-9, atol=1e-9) if dtype is torch.float64 else dict(rtol=2e-3, atol=2e-4 * sharp**2)
     )
-    torch.testing.assert_close(out, want, **tolerance)
     assert not out[3].any() and len(calls) == 1
-    for got, wanted in zip(gradients(out, layer, x, type_feat), gradients(want, layer, x, type_feat)):
-        torch.testing.assert_close(got, wanted, **tolerance)
+    assert_same(out, want, layer, x, type_feat, **tolerance)
     if clamp == 0.3:  # some scores exceed this clamp: without it the result is another
         loose = ExphormerAttention(size * heads, heads, 5, None).to(device, dtype)
         loose.load_state_dict(layer.state_dict())
@@ -74,10 +77,7 @@ def test_heads_that_kernels_want_padded(monkeypatch, fixed):
     layer, edge_index, types, x, type_feat = made("cpu", heads=3)
     mask = torch.ones(E, dtype=torch.bool) if fixed else None
     out = layer(layer.typed_graph(edge_index, types, N, T, edge_mask=mask), x, type_feat)
-    want = plain(layer, edge_index, types, x, type_feat)
-    torch.testing.assert_close(out, want)
-    for got, wanted in zip(gradients(out, layer, x, type_feat), gradients(want, layer, x, type_feat)):
-        torch.testing.assert_close(got, wanted)
+    assert_same(out, plain(layer, edge_index, types, x, type_feat), layer, x, type_feat)
 
 
 def test_a_graph_of_fixed_capacity(device):
@@ -88,10 +88,7 @@ def test_a_graph_of_fixed_capacity(device):
     mask = torch.ones(E + 50, dtype=torch.bool, device=device)
     mask[100:150] = False
     graph = layer.typed_graph(padded, kinds, N, T, edge_mask=mask)
-    got = layer(graph, x, type_feat)
-    torch.testing.assert_close(got, want)
-    for a, b in zip(gradients(got, layer, x, type_feat), gradients(want, layer, x, type_feat)):
-        torch.testing.assert_close(a, b)
+    assert_same(layer(graph, x, type_feat), want, layer, x, type_feat)
 
 
 def test_gradients_of_some_and_in_place(device, calls):
@@ -120,9 +117,7 @@ def test_compiled():
     graph = layer.typed_graph(edge_index, types, N, T)
     want = layer(graph, x, type_feat)
     got = torch.compile(layer, backend="aot_eager", fullgraph=True)(graph, x, type_feat)
-    torch.testing.assert_close(got, want)
-    for a, b in zip(gradients(got, layer, x, type_feat), gradients(want, layer, x, type_feat)):
-        torch.testing.assert_close(a, b)
+    assert_same(got, want, layer, x, type_feat)
 
 
 def test_autocast_and_half(device, calls):

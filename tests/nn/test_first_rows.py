@@ -58,13 +58,11 @@ def _dgl(edge_index):
 
 
 @pytest.mark.parametrize("make", [_pyg, _dgl])
-def test_the_layer_is_computed_at_once(make, device, monkeypatch):
+def test_the_layer_is_computed_at_once(make, device, count_calls):
     """The layer is one operator call, and has the results and gradients that it has for any other pair."""
     layer, run = make(_block(device))
     layer.to(device)
-    calls = []
-    computed = _operator_call.computed
-    monkeypatch.setattr(_operator_call, "computed", lambda *args: calls.append(1) or computed(*args))
+    calls = count_calls(_operator_call, "computed")
     x = torch.randn(9, 5, device=device, requires_grad=True)
     parameters = [x, *layer.parameters()]
     out = run(x, x[:4])

@@ -1,8 +1,9 @@
 """Every layer, compared with torch_geometric's, where something around it is unusual: attributes that are set
-after ``accelerate``; torch.func; fake tensors; short integers.
-"""
+after ``accelerate``; torch.func; fake tensors; short integers; types without edges; attributes of edges in
+other dtypes."""
 
 import copy
+import functools
 import warnings
 
 import pytest
@@ -12,14 +13,18 @@ from every_layer import (
     ATTR,
     EDGES,
     LAYERS,
+    VARIANTS,
     E,
+    Layer,
     N,
     X,
     assert_equal,
+    attributed,
     both,
     drawn,
     floats,
     in_turns,
+    library,
     names,
     results,
     with_gradients,
@@ -35,6 +40,16 @@ PyG = torch_geometric.nn
 ALL = torch.ones(E, dtype=torch.bool)
 NAMES = names("pyg")
 CONVS = names("pyg", without=["pyg GPSConv", "Aggregation"])
+FALLS_BACK = pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
+
+
+def pair_of(make, dtype=torch.float64):
+    torch.manual_seed(0)
+    theirs = make().to(dtype)
+    ours = copy.deepcopy(theirs)
+    dfgnn.accelerate(torch.nn.ModuleList([ours]))
+    return theirs, ours
+
 
 # ---- what is set after accelerate ------------------------------------------------------------------------
 
@@ -72,7 +87,7 @@ def tripled(x):
     return tuple(map(tripled, x)) if isinstance(x, tuple) else None if x is None else 3 * x
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
+@FALLS_BACK
 @in_turns("what", SET, CONVS)
 def test_what_is_set_after_accelerate(name, what):
     if what == "explain" and name in ("pyg HGTConv", "pyg HANConv", "pyg FAConv"):
@@ -176,9 +191,7 @@ def test_edges_of_each_sample(name):
     ],
 )
 def test_aggregation_of_no_rows(make, by, groups):
-    theirs = make().double()
-    ours = copy.deepcopy(theirs)
-    dfgnn.accelerate(ours)
+    theirs, ours = pair_of(make)
     told = {"index": torch.zeros(0, dtype=torch.long), "dim_size": groups}
     if by == "ptr":
         told = {"ptr": torch.zeros(groups + 1, dtype=torch.long)}
@@ -188,7 +201,7 @@ def test_aggregation_of_no_rows(make, by, groups):
     outs[1].sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
+@FALLS_BACK
 @in_turns("structure", [True, False], NAMES)
 def test_fake_tensors(name, structure):
     theirs, ours = both(name)
@@ -215,11 +228,9 @@ def test_fake_tensors(name, structure):
 
 @covered(1, directed=[True, False], record=["compile", "export"])
 def test_general_conv_while_a_compiler_records(record, directed):
-    torch.manual_seed(0)
     for options in ({"in_edge_channels": 3, "directed_msg": directed}, {"attention_type": "dot_product"}):
-        theirs = PyG.GeneralConv(8, 4, heads=2, attention=True, **options).double()
-        ours = copy.deepcopy(theirs)
-        dfgnn.accelerate(ours)
+        make = functools.partial(PyG.GeneralConv, 8, 4, heads=2, attention=True, **options)
+        theirs, ours = pair_of(make)
         given = (X, EDGES, ATTR) if "in_edge_channels" in options else (X, EDGES)
         with warnings.catch_warnings():
             warnings.simplefilter("error", FallbackWarning)
@@ -271,14 +282,10 @@ def test_inputs_that_depend_on_each_other(name):
     ],
 )
 def test_destinations_made_of_the_sources(make):
-    torch.manual_seed(0)
-    theirs = make().double()
-    if hasattr(theirs, "lin_key"):
-        theirs.lin_key.weight = theirs.lin_value.weight  # one tensor twice
-    ours = copy.deepcopy(theirs)
-    dfgnn.accelerate(ours)
     found = []
-    for layer in (theirs, ours):
+    for layer in pair_of(make):
+        if hasattr(layer, "lin_key"):
+            layer.lin_key.weight = layer.lin_value.weight  # one tensor twice
         x = X.clone().requires_grad_()
         out = layer((x, x[:7]), EDGES % 7).sin().sum()
         first = torch.autograd.grad(out, [x, *layer.parameters()], create_graph=True)
@@ -287,7 +294,7 @@ def test_destinations_made_of_the_sources(make):
     assert_equal(found[1], found[0], 1e-8)
 
 
-@pytest.mark.filterwarnings("ignore::dfgnn.nn.FallbackWarning")
+@FALLS_BACK
 def test_torchscript():
     for name in ("pyg SoftmaxAggregation", "pyg AttentionalAggregation"):
         theirs, ours = both(name)
@@ -301,3 +308,109 @@ def test_torchscript():
     theirs, ours = both("pyg GPSConv")
     traced = torch.jit.trace(ours, LAYERS["pyg GPSConv"].arguments(X, EDGES, ATTR), check_trace=False)
     assert_equal(results(traced, "pyg GPSConv", X / 2), results(theirs, "pyg GPSConv", X / 2))
+
+
+# ---- types of nodes without edges -------------------------------------------------------------------------
+
+METADATA = ["a", "b", "c"], [("a", "x", "b"), ("b", "y", "a"), ("a", "z", "a"), ("c", "w", "a")]
+
+
+def typed_arguments(kinds, empty, used_alone):
+    """Relations of these numbers; the others are left out, or empty. used_alone: nodes of other types, too,
+    are left out."""
+    features = {"a": X, "b": X[:5], "c": X[:5]}
+    relations = {
+        kind: edges % 5 if k in kinds else edges[:, :0]
+        for k, (kind, edges) in enumerate(zip(METADATA[1], [EDGES] * 4))
+        if k in kinds or empty
+    }
+    used = {end for kind in relations for end in (kind[0], kind[2])}
+    named = {t: x.clone().requires_grad_() for t, x in features.items() if t in used or not used_alone}
+    return (named, relations), named
+
+
+def with_gradient(layer, arguments, number):
+    """The names of the leaves that have a gradient where results up to a number are used."""
+    inputs, named = arguments()
+    sum(x.square().sum() for x in floats(layer(*inputs))[:number]).backward()
+    return {name for name, x in [*layer.named_parameters(), *named.items()] if x.grad is not None}
+
+
+@pytest.mark.parametrize("conv", [PyG.HGTConv, PyG.HANConv])
+@pytest.mark.parametrize("kinds", [(0,), (3,), (1, 2), (0, 1, 2)])
+def test_types_without_edges(conv, kinds):
+    for empty, used_alone in ((False, False), (False, True), (True, False)):
+        arguments = functools.partial(typed_arguments, kinds, empty, used_alone)
+        for number in (1, None):
+            theirs, ours = (layer.eval() for layer in pair_of(lambda: conv(8, 8, METADATA, 2)))
+            assert with_gradient(ours, arguments, number) == with_gradient(theirs, arguments, number)
+
+
+def test_training_with_a_type_that_some_batches_lack():
+    """Adam with weight decay: after ten steps all parameters are equal only if None is None for both."""
+    layers = pair_of(lambda: PyG.HGTConv(8, 8, METADATA, 2))
+    for layer in layers:
+        optimizer = torch.optim.Adam(layer.parameters(), lr=0.1, weight_decay=0.1)
+        for step in range(10):
+            optimizer.zero_grad()
+            inputs, _ = typed_arguments((0, 1, 2, 3) if step % 3 else (0, 1), False, False)
+            sum(x.square().sum() for x in floats(layer(*inputs))).backward()
+            optimizer.step()
+    for ours, theirs in zip(layers[1].parameters(), layers[0].parameters()):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+
+
+# ---- attributes of edges that are integers, booleans or of another precision ------------------------------
+
+# The layers of every_layer.py that take attributes, and more of their options.
+TAKE = "attributes", "GATConv pair", "wide", "GENConv", "GeneralConv", "GATEConv", "RGATConv", "HEATConv"
+WITH_ATTRIBUTES = {
+    **{name: LAYERS[name] for name in names("pyg", without=["products"]) if any(x in name for x in TAKE)},
+    **{name: case for name, case in VARIANTS.items() if name.split(",")[0][4:] in ("GATConv", "FAConv")},
+    "GATConv, one": Layer(lambda l: l.GATConv(8, 4, 2, edge_dim=1), lambda x, e, a: (x, e, a[:, 0])),
+    "GATConv, ignored": Layer(lambda l: l.GATConv(8, 4, 2), attributed),
+    "GATv2Conv, asked": Layer(lambda l: l.GATv2Conv(8, 4, 2, edge_dim=3), lambda x, e, a: (x, e, a, True)),
+    "TransformerConv, added": Layer(
+        lambda l: l.TransformerConv(8, 4, 2), lambda x, e, a: (x, e, a[:, :1, None], True)
+    ),
+    "GENConv, added": Layer(lambda l: l.GENConv(3, 3), lambda x, e, a: (x[:, :3], e, a)),
+    "GPSConv": Layer(
+        lambda l: l.GPSConv(8, l.ResGatedGraphConv(8, 8, edge_dim=3), norm=None),
+        lambda x, e, a: (x, e, None, a),
+    ),
+}
+ATTRIBUTE_DTYPES = torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.float16
+
+
+def outcome(layer, name, x, attr):
+    given = WITH_ATTRIBUTES[name].arguments(x, EDGES, attr)
+    try:
+        return floats(layer(*given[:3], edge_attr=attr) if name == "GPSConv" else layer(*given))
+    except (RuntimeError, TypeError, ValueError) as error:
+        return error
+
+
+@pytest.mark.parametrize("name", WITH_ATTRIBUTES)
+@FALLS_BACK
+def test_attributes_of_other_dtypes(name):
+    """Where torch_geometric's layer takes such attributes, ours gives the same; where it raises, ours names
+    them in its error."""
+    for dtype in (torch.float64, torch.float32):
+        theirs, ours = pair_of(lambda: WITH_ATTRIBUTES[name].make(library("torch_geometric")), dtype)
+        for attr in (ATTR.mul(2).abs().to(kind) for kind in ATTRIBUTE_DTYPES):
+            want, got = (outcome(layer.eval(), name, X.to(dtype), attr) for layer in (theirs, ours))
+            if isinstance(want, Exception):
+                assert "edge_attr: expected" in str(got), (attr.dtype, got)
+                continue
+            tolerance = 1e-9 if dtype == torch.float64 and attr.dtype != torch.float16 else 1e-4
+            torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_wide_attributes_under_autocast():
+    """In a layer without edge_dim, attributes are added to values that autocast has cast to a narrower
+    dtype."""
+    theirs, ours = pair_of(lambda: PyG.TransformerConv(8, 4, 2), torch.float32)
+    arguments = X.float(), EDGES, ATTR.float()[:, :1, None]
+    with torch.autocast("cpu", torch.bfloat16):
+        want, got = (layer(*arguments) for layer in (theirs, ours))
+    torch.testing.assert_close(got, want, rtol=5e-2, atol=5e-2)
