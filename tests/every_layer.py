@@ -331,6 +331,4 @@ def with_gradients(layer, name, x=X, **given):
 
 
 def assert_equal(actual, expected, tolerance=1e-9):
-    assert len(actual) == len(expected)
-    for got, want in zip(actual, expected):
-        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(list(actual), list(expected), rtol=tolerance, atol=tolerance)

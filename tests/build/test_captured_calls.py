@@ -18,8 +18,7 @@ from dfgnn.run import captured, gains
 
 
 def same(a, b):
-    for x, y in zip([*a[0], *a[1]], [*b[0], *b[1]]):
-        torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
 
 
 @pytest.fixture
@@ -91,9 +90,7 @@ def test_objects_that_hold_tensors(device, how, make):
                 (loss + hidden.square().mean() + (returned * getattr(data, "x", x)).mean()).backward()
                 found.append([loss.detach(), hidden.detach(), weight.grad])
         found[-1] += [p.grad for p in one.parameters()]
-    for a, b in zip(found[:9], found[9:]):
-        for x, y in zip(a, b):
-            torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-10)
+    same(found[:9], found[9:])
     assert replayed(how) == 5, str(how.rows())
 
 
@@ -135,80 +132,54 @@ def test_containers_that_a_call_changes(device, how):
     assert "lists or dicts among its arguments" in how.rows()[0]["reason"]
 
 
-def modified_edges(step, model, x, edge_index):
-    if step == 5:
-        edge_index.copy_(edge_index.flip(1).roll(1, 0))
-    return x, edge_index
+def doubled(module, args, out):
+    return out * 2
 
 
-def other_edges(step, model, x, edge_index):
-    return x, edge_index if step != 5 else edge_index.roll(3, 0)
+def with_other_data(parameter):
+    parameter.data = parameter.data.clone() * 2
 
 
-def other_number(step, model, x, edge_index):
-    return x, edge_index, 1.0 if step < 5 else 2.0
+def with_doubled_results(model):
+    forward = model.forward
+    model.forward = lambda *args: {name: y * 2 for name, y in forward(*args).items()}
 
 
-def attribute(step, model, x, edge_index):
-    model.own.scale = 1.0 if step < 5 else float(step)
-    return x, edge_index
+# What a script does before its sixth step.
+CHANGES = {
+    "modified edges": lambda model, edges: edges.copy_(edges.flip(1).roll(1, 0)),
+    "frozen": lambda model, edges: model.own.lin.weight.requires_grad_(False),
+    "other parameter": lambda model, edges: with_other_data(model.own.lin.weight),
+    "in eval mode": lambda model, edges: model.eval(),
+    "hook": lambda model, edges: model.own.register_forward_hook(doubled),
+    "message hook": lambda model, edges: model.own.register_message_forward_hook(doubled),
+    "other forward": lambda model, edges: with_doubled_results(model),
+    "other share": lambda model, edges: setattr(model.dropout, "p", 0.1),
+    "attribute": lambda model, edges: setattr(model.own, "scale", 5.0),
+}
+# The arguments that it gives from then on.
+ARGUMENTS = {
+    "other edges": lambda x, edges: (x, edges.roll(3, 0)),
+    "other number": lambda x, edges: (x, edges, 2.0),
+    "other shape": lambda x, edges: (x[: N // 2], edges % (N // 2)),
+}
 
 
-def frozen(step, model, x, edge_index):
-    model.own.lin.weight.requires_grad_(step < 5)
-    return x, edge_index
-
-
-def other_parameter(step, model, x, edge_index):
-    if step == 5:
-        model.own.lin.weight.data = model.own.lin.weight.data.clone() * 2
-    return x, edge_index
-
-
-def in_eval_mode(step, model, x, edge_index):
-    model.train(step < 5)
-    return x, edge_index
-
-
-def hook(step, model, x, edge_index):
-    if step == 5:
-        model.own.register_forward_hook(lambda module, args, out: out * 2)
-    return x, edge_index
-
-
-def message_hook(step, model, x, edge_index):
-    if step == 5:
-        model.own.register_message_forward_hook(lambda module, args, out: out * 2)
-    return x, edge_index
-
-
-def other_forward(step, model, x, edge_index):
-    if step == 5:
-        forward = model.forward
-        model.forward = lambda *args: {name: y * 2 for name, y in forward(*args).items()}
-    return x, edge_index
-
-
-def other_shape(step, model, x, edge_index):
-    return (x, edge_index) if step < 5 else (x[: N // 2], edge_index % (N // 2))
-
-
-def other_share(step, model, x, edge_index):
-    model.dropout.p = 0.5 if step < 5 else 0.1
-    return x, edge_index
-
-
-CHANGES = [modified_edges, other_edges, other_number, attribute, frozen, other_parameter, in_eval_mode, hook,
-           message_hook, other_forward, other_shape, other_share]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", [*CHANGES, *ARGUMENTS])
 def test_what_changes_runs_as_written(device, how, change):
     model, x, edge_index = problem(device, dropout=0.5)
 
     def run(way=None):
         edges = edge_index.clone()
-        return trained(model, 7, lambda step, model: change(step, model, x, edges), way)
+
+        def calls(step, model):
+            if step == 5 and change in CHANGES:
+                CHANGES[change](model, edges)
+            if change in ARGUMENTS and step >= 5:
+                return ARGUMENTS[change](x, edges)
+            return (x, edges, 1.0) if change == "other number" else (x, edges)
+
+        return trained(model, 7, calls, way)
 
     same(run(how), run())
     assert replayed(how) >= 1, str(how.rows())
@@ -289,8 +260,7 @@ def test_calls_whose_gradients_wait(device, how):
         model(x, edge_index)
         assert replayed(how) == before + 2
     (twin(x, edge_index)["out"].square().sum() + twin(x + 1, edge_index)["out"].sum()).backward()
-    for p, q in zip(model.parameters(), twin.parameters()):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-10)
+    same(*([p.grad for p in one.parameters()] for one in (model, twin)))
 
 
 def test_gradients_add_up(device, how):
@@ -302,15 +272,11 @@ def test_gradients_add_up(device, how):
         with torch.no_grad():
             first.weight.copy_(torch.eye(D))
             first.bias.zero_()
-        if way:
-            way.install()
-        for _ in range(7):
-            sum(y.square().sum() for y in one(first(x), edge_index).values()).backward()
-        if way:
-            way.remove()
+        with installed(way):
+            for _ in range(7):
+                sum(y.square().sum() for y in one(first(x), edge_index).values()).backward()
         grads.append([p.grad for p in (*one.parameters(), *first.parameters())])
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    same(*grads)
     assert replayed(how) == 4, str(how.rows())
 
 
@@ -339,11 +305,7 @@ def test_results_that_get_no_gradient_at_first(device, how):
                 if way:
                     assert (one.own.lin.weight.grad is None) == (k < 6)
                 found.append([p.grad for p in one.parameters()])
-    for a, b in zip(found[:8], found[8:]):
-        for grad, other in zip(a, b):
-            assert (grad is None) == (other is None)
-            if grad is not None:
-                torch.testing.assert_close(grad, other, rtol=1e-8, atol=1e-10)
+    same(found[:8], found[8:])
     assert replayed(how) == 4, str(how.rows())
     assert "from a result unused before" in how.rows()[0]["reason"]
 
@@ -377,8 +339,7 @@ def test_more_than_one_backward(device, how, how_often, dropout):
                 out.sum().backward() if k < 5 else how_often(out, x)
                 torch.rand(1, device=device)
         found.append([p.grad for p in (x, *one.parameters())] + list(one.buffers()))
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    same(*found)
     assert replayed(how) == 3, str(how.rows())
 
 
@@ -394,10 +355,9 @@ def test_a_model_that_is_dropped(device, how, holder):
         forward = model.forward
         model.forward = lambda *args: forward(*args)
     weight = weakref.ref(model.own.lin.weight)
-    how.install()
-    for _ in range(6):
-        model(x, edge_index)["out"].sum().backward()
-    how.remove()
+    with installed(how):
+        for _ in range(6):
+            model(x, edge_index)["out"].sum().backward()
     assert replayed(how) == 3, str(how.rows())
     del model
     forward = None
@@ -427,19 +387,15 @@ def test_a_part_that_comes_later(device, how):
     model, x, edge_index = problem(device)
     twin, grads = copy.deepcopy(model), []
     for one, way in ((model, how), (twin, None)):
-        if way:
-            way.install()
-        for k in range(12):
-            if k == 5:
-                one.own.lin = nn.Sequential(one.own.lin, nn.LeakyReLU(0.1))
-            if k == 10:
-                one.own.lin[1].negative_slope = 0.7
-            sum(y.square().sum() for y in one(x, edge_index).values()).backward()
-        if way:
-            way.remove()
+        with installed(way):
+            for k in range(12):
+                if k == 5:
+                    one.own.lin = nn.Sequential(one.own.lin, nn.LeakyReLU(0.1))
+                if k == 10:
+                    one.own.lin[1].negative_slope = 0.7
+                sum(y.square().sum() for y in one(x, edge_index).values()).backward()
         grads.append([p.grad for p in one.parameters()])
-    for a, b in zip(*grads):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    same(*grads)
     assert replayed(how) == 3, str(how.rows())
 
 
@@ -467,18 +423,14 @@ def test_what_it_would_gain(device, how, monkeypatch):
     if device == "cpu":
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     for one, part in ((model, found), (model, waits), (twin, None)):
-        if part:
-            part.install()
-        for _ in range(4):
-            sum(y.square().sum() for y in one(x, edge_index).values()).backward()
-        if part:
-            part.remove()
+        with installed(part):
+            for _ in range(4):
+                sum(y.square().sum() for y in one(x, edge_index).values()).backward()
     (row,) = found.rows()
     assert 0 < row["lines"][gains.FLAG] < float("inf"), row
     assert waits.calls == 4
     assert waits.found["host"] > 0
-    for p, q in zip(model.parameters(), twin.parameters()):
-        torch.testing.assert_close(p.grad, 2 * q.grad, rtol=1e-8, atol=1e-10)
+    same([p.grad for p in model.parameters()], [2 * p.grad for p in twin.parameters()])
 
 
 def test_the_report_of_waiting():

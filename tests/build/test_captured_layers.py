@@ -50,9 +50,7 @@ def test_arguments_that_are_made_of_each_other(device, how, again):
                 loss.backward()
                 found.append([loss.detach(), start.grad])
         found[-1] += [p.grad for p in one.parameters()]
-    for ours, theirs in zip(found[:7], found[7:]):
-        for a, b in zip(ours, theirs):
-            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(found[:7], found[7:], rtol=1e-8, atol=1e-9)
     assert replayed(how) == (1 if again else 4), str(how.rows())
 
 
@@ -106,7 +104,6 @@ def test_attention_that_is_traced_in_cuda_graphs_alone(device, how, monkeypatch)
         expected = trained(model, 8, lambda step, model: (x + step, edge_index))
         assert not runs
         found = trained(model, 8, lambda step, model: (x + step, edge_index), how)
-    for a, b in zip([*found[0], *found[1]], [*expected[0], *expected[1]]):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
     assert replayed(how) == 5, str(how.rows())
     assert runs, str(whole.traced())

@@ -168,8 +168,7 @@ def test_what_is_read_elsewhere(device, monkeypatch, read, with_care):
         wanted = losses(model, x, edge_index, change)
     finally:
         write(1.0)
-    for a, b in zip(found, wanted):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
     assert replayed(how) >= 2, str(how.rows())
 
 
@@ -334,8 +333,7 @@ def test_gradients_of_results_of_which_others_are_computed(device, monkeypatch, 
                         ASKS[asks](out)
                     return
                 found[-1] += [ASKS[asks](out), *(p.grad for p in one.parameters())]
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
     if first < 6:
         assert replayed(how) == 0
         assert f"{asks} asks for the gradient of a result" in how.rows()[0]["reason"]

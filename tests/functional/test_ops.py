@@ -55,8 +55,7 @@ def compare(name, kind, arguments):
     assert out.shape == want.shape and out.dtype == want.dtype
     torch.testing.assert_close(out, want)
     if want.requires_grad:
-        for a, b in zip(grads(out, inputs), grads(want, inputs)):
-            torch.testing.assert_close(a, b)
+        torch.testing.assert_close(grads(out, inputs), grads(want, inputs))
 
 
 def by_kernels(monkeypatch):
@@ -149,8 +148,7 @@ def test_types_and_devices(dtype, device):
     torch.testing.assert_close(out, want.to(dtype), **tolerance)
     found, wanted = (torch.autograd.grad(o.double().square().sum(), [x, e]) for o in (out, want))
     loose = {"rtol": 0.1, "atol": 0.3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
-    for a, b in zip(found, wanted):
-        torch.testing.assert_close(a, b, **loose)
+    torch.testing.assert_close(found, wanted, **loose)
     high = ops.copy_e_max(graph, e)
     assert torch.equal(high[-1], torch.full_like(high[-1], -torch.inf))
     assert torch.equal(ops.copy_u(graph, x), x[graph.edge_index[0]])
@@ -211,8 +209,7 @@ def test_extremes_beside_loops(few, name, kind, size, device, monkeypatch):
         assert all(not x.any() for x in found)
         return
     wanted = torch.autograd.grad((torch.cat(parts) * weight).sum(), tensors)
-    for a, b in zip(found, wanted):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.filterwarnings("error")

@@ -114,8 +114,7 @@ def on_a_fixed_and_an_exact_graph(call, layer, graph, edge_index, inputs, paddin
             assert not given[1].grad[num_edges:].any()
         gradients = [x.grad[: len(of)] for x, of in zip(given, inputs)]
         found.append([out[:num_nodes], *gradients, *(p.grad for p in layer.parameters())])
-    for got, want in zip(*found):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 # Compiled layers with loops gather edge attributes by positions that are computed from the edges.

@@ -66,8 +66,7 @@ def test_same_results(name, in_feats, residual, bias, to):
         of_pyg.load_state_dict(dfgnn.convert_state_dict(of_dgl.state_dict(), to))
     else:
         of_dgl.load_state_dict(dfgnn.convert_state_dict(of_pyg.state_dict(), to))
-    for one, other in zip(*outputs(of_dgl, of_pyg, in_feats)):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*outputs(of_dgl, of_pyg, in_feats), rtol=0, atol=1e-6)
 
 
 @LAYERS
@@ -87,8 +86,7 @@ def test_identity_residual(name):
         dfgnn.convert_state_dict(of_pyg.state_dict(), "dgl")
     nn.init.eye_(of_pyg.res.weight)
     of_dgl.load_state_dict(dfgnn.convert_state_dict(of_pyg.state_dict(), "dgl"))
-    for one, other in zip(*outputs(of_dgl, of_pyg, 12)):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*outputs(of_dgl, of_pyg, 12), rtol=0, atol=1e-6)
     with pytest.raises(RuntimeError, match=r"Missing key.*res\.weight"):
         of_pyg.load_state_dict(dfgnn.convert_state_dict(of_dgl.state_dict(), "pyg"))
 
@@ -100,8 +98,7 @@ def test_shared_weights():
     nn.init.zeros_(theirs.bias)
     ours = dglnn.GATv2Conv(6, 4, 3, share_weights=True).double()
     ours.load_state_dict(dfgnn.convert_state_dict(theirs.state_dict(), "dgl"))
-    for one, other in zip(*outputs(ours, theirs, 6)):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*outputs(ours, theirs, 6), rtol=0, atol=1e-6)
 
 
 class DGLModel(nn.Module):

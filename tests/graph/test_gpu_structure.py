@@ -295,5 +295,4 @@ def test_attention_on_what_was_made(name):
     for graph in (fresh, moved):
         out = functional.dot_attention(graph, *inputs, bias=bias)
         results.append([out, *torch.autograd.grad(out.square().sum(), [*inputs, bias])])
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(*results, atol=1e-12, rtol=1e-10)

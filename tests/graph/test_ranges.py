@@ -80,8 +80,7 @@ def test_products(few, device, order, reverse):
         found, expected = (product(g, *inputs, reverse) for g in (graph, whole))
         torch.testing.assert_close(found, expected)
         grad = torch.randn_like(expected)
-        for x, y in zip(*(torch.autograd.grad(r, inputs, grad) for r in (found, expected))):
-            torch.testing.assert_close(x, y)
+        torch.testing.assert_close(*(torch.autograd.grad(r, inputs, grad) for r in (found, expected)))
 
 
 def test_dropout_drops_other_edges_in_each_range(few, device):

@@ -329,8 +329,7 @@ def test_reference(name, graph, device, monkeypatch):
         if hasattr(type(module), "attention"):
             module.attention = getattr(reference, type(module).attention.__name__)
     monkeypatch.setattr(functional, "spmm", reference.spmm)
-    for one, other in zip(actual, run(layer, given, leaves)):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(actual, run(layer, given, leaves), rtol=1e-9, atol=1e-9)
 
 
 def test_without_dgl(plain_python):

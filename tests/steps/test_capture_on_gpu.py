@@ -112,14 +112,12 @@ def test_a_fixed_graph_under_torchs_own_captures(gpu, conv):
     graphed = torch.cuda.make_graphed_callables(
         _WithEdges(layer, data.edge_index), (data.x.clone().requires_grad_(),)
     )
-    for got, value in zip(gradients(graphed), want):
-        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(gradients(graphed), want, rtol=1e-4, atol=1e-3)
     gc.collect()
     torch.compiler.reset()  # what other tests have compiled shares its CUDA graphs' memory
     torch._inductor.cudagraph_trees.reset_cudagraph_trees()
     compiled = torch.compile(_WithEdges(layer, data.edge_index), mode="reduce-overhead")
-    for got, value in zip(gradients(compiled), want):
-        torch.testing.assert_close(got, value, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(gradients(compiled), want, rtol=1e-4, atol=1e-3)
 
 
 class _WithEdges(nn.Module):

@@ -95,8 +95,7 @@ def test_with_edges(norm, bias):
     for theirs, layer in zip(layers, ours):
         expected = theirs(expected[0], edge_index, expected[1])
         found = layer(graph, *found)
-    for got, want in zip(found, expected):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])

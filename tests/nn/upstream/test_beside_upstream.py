@@ -356,8 +356,7 @@ def test_training_with_a_type_that_some_batches_lack():
             inputs, _ = typed_arguments((0, 1, 2, 3) if step % 3 else (0, 1), False, False)
             sum(x.square().sum() for x in floats(layer(*inputs))).backward()
             optimizer.step()
-    for ours, theirs in zip(layers[1].parameters(), layers[0].parameters()):
-        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(*(list(layer.parameters()) for layer in layers), rtol=1e-7, atol=1e-7)
 
 
 # ---- attributes of edges that are integers, booleans or of another precision ------------------------------
