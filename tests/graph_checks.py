@@ -1,6 +1,7 @@
 """What every Graph must satisfy, whatever it was made from."""
 
 import itertools
+import threading
 
 import torch
 
@@ -86,3 +87,43 @@ def check_items(items, splits, num_slots, indptr, max_edges, part_of=None):
     split = {row: list(range(first, last, stride)) for row, first, last, stride in splits.tolist()}
     assert {row: mine for row, mine in slots.items() if mine != [-1]} == split
     assert sorted(itertools.chain(*split.values())) == list(range(num_slots))
+
+
+class SparseTensor:
+    """A stand-in for torch_sparse.SparseTensor by its documentation, with what is used: csr() and sizes."""
+
+    def __init__(self, row, col, sizes):
+        order = torch.argsort(row, stable=True)
+        indptr = torch.bincount(row, minlength=sizes[0]).cumsum(0)
+        self.row, self.col, self.sizes = row[order], col[order], sizes
+        self.indptr = torch.cat([indptr.new_zeros(1), indptr])
+
+    def csr(self):
+        return self.indptr, self.col, None
+
+    def sparse_sizes(self):
+        return self.sizes
+
+    def sparse_size(self, dim):
+        return self.sizes[dim]
+
+    size = sparse_size
+
+
+def in_threads(work, count=8):
+    """Runs ``work``, a function of the thread's number, in threads at the same time; raises their error."""
+    errors, start = [], threading.Barrier(count)
+
+    def run(number):
+        try:
+            start.wait()
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []

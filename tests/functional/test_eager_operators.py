@@ -180,11 +180,9 @@ def test_score_terms(device, dtype):
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("edges", [False, True])
-def test_the_reverse_csr_is_made_once(monkeypatch, score, edges):
+def test_the_reverse_csr_is_made_once(count_calls, score, edges):
     """The reverse CSR is made together with the plans, at once with edge ids."""
-    graph, calls = make_graph("random"), []
-    transpose = _csr.transpose
-    monkeypatch.setattr(_csr, "transpose", lambda *args: calls.append(args) or transpose(*args))
+    graph, calls = make_graph("random"), count_calls(_csr, "transpose")
     args = graph._planner.handle(2, 8, torch.float32, score, "auto", edges, True).args
     assert graph.reverse_csr(need_eids=True)[1:] == (args.rev_indices, args.rev_eids)
     assert not calls
@@ -222,7 +220,9 @@ def test_graphs_of_another_device_are_no_graphs_here(score, train):
 @pytest.mark.parametrize("terms", [None, torch.float32], ids=["of_one_dtype", "terms_as_sums"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("score", SCORES)
-def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, device, monkeypatch):
+def test_calls_without_options_are_not_checked(
+    score, dtype, terms, dropout_p, device, monkeypatch, count_calls
+):
     """Unchecked calls give the same bits as calls whose arguments are checked; calls with options are
     checked."""
     graph = make_graph("random", device)
@@ -253,11 +253,7 @@ def test_calls_without_options_are_not_checked(score, dtype, terms, dropout_p, d
         patch.setattr(paths, "unchecked", lambda *args, **kwargs: None)
         expected = all_results()
 
-    checked = []
-    original = argument_checks.Checker.__init__
-    monkeypatch.setattr(
-        argument_checks.Checker, "__init__", lambda *args: checked.append(1) or original(*args)
-    )
+    checked = count_calls(argument_checks.Checker, "__init__")
     (got, second), (want, second_want) = all_results(), expected
     assert all(map(torch.equal, got, want))
     # Gradients of gradients are sums by plain operations, which CUDA may add in another order.

@@ -1,7 +1,6 @@
 """What the attention functions promise besides their numbers: inputs, dropout, autograd, operators,
 errors."""
 
-import gc
 import itertools
 import weakref
 
@@ -131,23 +130,18 @@ def test_a_modified_input_is_refused(device):
         out.sum().backward()
 
 
-def test_results_are_freed(device):
+def test_results_are_freed(device, no_collection):
     """No cycle keeps a result alive, and backward lets go of it while the loss lives on."""
     graph = make_graph("random", device)
-    gc.collect()
-    gc.disable()
-    try:
-        out = function("gat")(
-            graph, **{n: x.requires_grad_() for n, x in make_inputs("gat", graph, 2, 4).items()}
-        )
-        node = out.grad_fn
-        loss, alive = out.sum(), weakref.ref(out)
-        del out
-        assert alive() is None
-        loss.backward()
-        assert node.output is None
-    finally:
-        gc.enable()
+    out = function("gat")(
+        graph, **{n: x.requires_grad_() for n, x in make_inputs("gat", graph, 2, 4).items()}
+    )
+    node = out.grad_fn
+    loss, alive = out.sum(), weakref.ref(out)
+    del out
+    assert alive() is None
+    loss.backward()
+    assert node.output is None
 
 
 class Recorder(TorchDispatchMode):

@@ -40,12 +40,10 @@ def test_an_edge_index(device, name, index_dtype):
             torch.testing.assert_close(call(edge_index), expected, msg=lambda m, f=function: f"{f}: {m}")
 
 
-def test_it_is_made_once(device, monkeypatch):
+def test_it_is_made_once(device, count_calls):
     """One Graph is made of an edge_index for all functions and layers, as long as the tensor lives and is not
     written to."""
-    built = []
-    build = _kept.of_edges
-    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or build(*args))
+    built = count_calls(_kept, "of_edges")
     graph = make_graph("random", device)
     edge_index = graph.edge_index.clone()
     for call in calls(graph).values():

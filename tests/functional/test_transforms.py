@@ -9,7 +9,6 @@ from every_function import CASES
 from graphs import make_graph, tiny_graph
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
-from torch.utils._pytree import tree_leaves
 
 from dfgnn import functional, reference
 
@@ -147,33 +146,6 @@ def test_dropout_under_vmap(device, randomness):
     assert all(torch.equal(out[0], x) == (randomness == "same") for x in out[1:])
     with pytest.raises(RuntimeError, match="randomness"):
         vmap(call)(batch)
-
-
-def test_nothing_of_a_transform_stays(device):
-    """A graph that was first used under torch.func, also in a call that failed, serves eager calls and pickle
-    afterwards."""
-    import pickle
-
-    graph = make_graph("random", device)
-    inputs, attend = make_inputs("gat", graph, 2, 4, term=True), function("gat")
-
-    def fails(feat):
-        attend(graph, **{**inputs, "value": feat}, return_attention=True)
-        functional.gat_attention(graph, feat.double(), inputs["score_src"], inputs["score_dst"])
-
-    with pytest.raises(TypeError):
-        vmap(grad(fails))(inputs["value"].expand(3, -1, -1, -1))
-    with pytest.raises(TypeError):
-        jvp(fails, (inputs["value"],), (inputs["value"],))
-    assert pickle.loads(pickle.dumps(graph)).num_edges == graph.num_edges
-    fresh = make_graph("random", device)
-    leaves = [x.clone().requires_grad_() for x in inputs.values()]
-    found, expected = (
-        torch.autograd.grad(attend(g, **dict(zip(inputs, leaves))).pow(2).sum(), leaves)
-        for g in (graph, fresh)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
-    assert all(type(x) is torch.Tensor for x in tree_leaves(list(graph.csr())) if x is not None)
 
 
 def test_folded_batches_take_one_call(device):

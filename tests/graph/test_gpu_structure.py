@@ -202,7 +202,7 @@ def test_bad_nodes_on_the_gpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("layer", ["gat", "gatv2", "dot"])
-def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
+def test_a_fresh_graph_waits_once(self_loops, layer, count_calls):
     """The host waits for the GPU once for both directions, their plans and all else that a step needs."""
     src, dst, num_nodes, _ = sized(9000, 700)()
     edge_index = torch.stack([src, dst]).cuda()
@@ -214,8 +214,7 @@ def test_a_fresh_graph_waits_once(self_loops, layer, monkeypatch):
         return graph
 
     plans(edge_index.clone())
-    read, calls = _csr.structure_read, []
-    monkeypatch.setattr(_csr, "structure_read", lambda *args: calls.append(args) or read(*args))
+    calls = count_calls(_csr, "structure_read")
     torch.cuda.set_sync_debug_mode("warn")  # waits outside `structure_read` warn; "error" refuses
     try:
         with warnings.catch_warnings(record=True) as waits:

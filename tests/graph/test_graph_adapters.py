@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from graph_checks import check_graph
+from graph_checks import SparseTensor, check_graph
 from graphs import GRAPHS, edges
 
 from dfgnn.graph import Graph
@@ -228,25 +228,6 @@ def test_pyg_edge_index_class_without_sizes(pyg):
     assert None in edge_index.sparse_size() and edge_index.sparse_size() != (None, None)
     check_graph(Graph.from_pyg(edge_index), *raw, 4, 4)
     check_graph(Graph.from_pyg(edge_index, num_src=5, num_dst=2), *raw, 5, 2)
-
-
-class SparseTensor:
-    """A stand-in for torch_sparse.SparseTensor by its documentation, with what is used: csr() and sizes."""
-
-    def __init__(self, row, col, sizes):
-        order = torch.argsort(row, stable=True)
-        indptr = torch.bincount(row, minlength=sizes[0]).cumsum(0)
-        self.row, self.col, self.sizes = row[order], col[order], sizes
-        self.indptr = torch.cat([indptr.new_zeros(1), indptr])
-
-    def csr(self):
-        return self.indptr, self.col, None
-
-    def sparse_sizes(self):
-        return self.sizes
-
-    def sparse_size(self, dim):
-        return self.sizes[dim]
 
 
 @pytest.mark.parametrize("name", NAMES)

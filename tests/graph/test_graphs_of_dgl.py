@@ -4,12 +4,12 @@ import copy
 import gc
 import multiprocessing
 import pickle
-import threading
 import weakref
 
 import pytest
 import torch
 from covering import some
+from graph_checks import in_threads
 
 from dfgnn import Graph
 from dfgnn.graph import of_dgl
@@ -250,27 +250,16 @@ def test_a_loop_over_sampled_blocks_does_not_leak():
 def test_threads():
     g = heterograph()
     relations = {etype: g[etype] for etype in "xyz"}
-    errors = []
-    start = threading.Barrier(8)
 
-    def work():
-        try:
-            start.wait()
-            for _ in range(50):
-                for etype in "xyz":
-                    assert of_dgl.of_dgl(relations[etype]).num_edges == g.num_edges(etype)
-                    assert of_dgl.of_dgl(g[etype]).num_edges == g.num_edges(etype)
-                one = dgl.graph((torch.arange(5), torch.arange(5)))
-                assert of_dgl.of_dgl(one).num_edges == 5
-        except Exception as error:
-            errors.append(error)
+    def work(number):
+        for _ in range(50):
+            for etype in "xyz":
+                assert of_dgl.of_dgl(relations[etype]).num_edges == g.num_edges(etype)
+                assert of_dgl.of_dgl(g[etype]).num_edges == g.num_edges(etype)
+            one = dgl.graph((torch.arange(5), torch.arange(5)))
+            assert of_dgl.of_dgl(one).num_edges == 5
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(work)
 
 
 def _edges_in_child(g, queue):

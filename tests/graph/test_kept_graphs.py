@@ -1,11 +1,11 @@
 """The graphs that the layers of dfgnn.nn.pyg make of edges: their content, and how long they are kept."""
 
 import gc
-import threading
 import weakref
 
 import pytest
 import torch
+from graph_checks import SparseTensor, in_threads
 from graphs import GRAPHS
 from of_pyg import edges, sparse_forms, torch_geometric
 
@@ -18,23 +18,6 @@ from dfgnn.nn import pyg
 @pytest.fixture(autouse=True)
 def _empty_cache():
     _kept._cache.clear()
-
-
-class SparseTensor:
-    """A stand-in for torch_sparse.SparseTensor: rows, columns and values, returned as they were given."""
-
-    def __init__(self, row, col, sparse_sizes):
-        self._csr = torch._convert_indices_from_coo_to_csr(row, sparse_sizes[0]), col, None
-        self._sizes = sparse_sizes
-
-    def sparse_sizes(self):
-        return self._sizes
-
-    def size(self, dim):
-        return self._sizes[dim]
-
-    def csr(self):
-        return self._csr
 
 
 def with_loops(edge_index, num_nodes):
@@ -173,11 +156,9 @@ def test_a_graph_dies_with_its_tensor(form, self_loops):
     assert kept() is None and not _kept._cache
 
 
-def test_any_number_of_tensors_is_kept(monkeypatch):
+def test_any_number_of_tensors_is_kept(count_calls):
     """Graphs that a program goes through again and again are not built again, however many."""
-    built = []
-    make = _kept.of_edges
-    monkeypatch.setattr(_kept, "of_edges", lambda *args: built.append(None) or make(*args))
+    built = count_calls(_kept, "of_edges")
     tensors = [torch.randint(20, (2, 40)) for _ in range(200)]
     graphs = [graph_of(tensor, 20, 20)[0] for tensor in tensors]
     for _ in range(2):
@@ -226,25 +207,18 @@ def test_inference_tensors():
 
 
 def test_threads():
-    shared, failures = [edges(name) for name in ("random", "duplicates", "complete")], []
+    shared = [edges(name) for name in ("random", "duplicates", "complete")]
 
     def work(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            for k in range(60):
-                own = torch.randint(50, (2, 30), generator=generator)
-                for edge_index in (shared[k % 3], own):
-                    graph, _ = graph_of(edge_index, 50, 50)
-                    assert torch.equal(graph.edge_index, edge_index)
-        except BaseException as error:
-            failures.append(error)
+        generator = torch.Generator().manual_seed(seed)
+        for k in range(60):
+            own = torch.randint(50, (2, 30), generator=generator)
+            for edge_index in (shared[k % 3], own):
+                graph, _ = graph_of(edge_index, 50, 50)
+                assert torch.equal(graph.edge_index, edge_index)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and len(_kept._cache) == 3
+    in_threads(work)
+    assert len(_kept._cache) == 3
 
 
 def test_several_tensors():

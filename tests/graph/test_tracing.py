@@ -65,10 +65,8 @@ def check(graph: Graph, expected: Graph | None = None) -> None:
     held = list(tensors_of(graph, set()))
     assert len(held) >= 3 and all(map(is_plain, held))
     expected = make(graph.device) if expected is None else expected
-    for mine, other in zip(step(pickle.loads(pickle.dumps(graph))), step(expected)):
-        assert torch.equal(mine, other)
-    for mine, other in zip(step(graph), step(expected)):
-        assert torch.equal(mine, other)
+    for one in (pickle.loads(pickle.dumps(graph)), graph):
+        assert all(map(torch.equal, step(one), step(expected)))
     assert torch.equal(graph.edge_index, expected.edge_index)
     assert graph.degree_stats() == expected.degree_stats()
 
@@ -103,6 +101,14 @@ def under_jvp_of_grad(function, x):
     torch.func.jvp(torch.func.grad(lambda x: [function(x), x.sin().sum()][1]), (x,), (x,))
 
 
+def under_jvp(function, x):
+    torch.func.jvp(lambda x: [function(x), x.sin().sum()][1], (x,), (x,))
+
+
+def under_vmap_of_grad(function, x):
+    torch.func.vmap(torch.func.grad(lambda x: [function(x), x.sum()][1]))(x[None])
+
+
 def under_vmap(function, x):
     torch.func.vmap(lambda x: [function(x), x][1])(x[None])
 
@@ -123,6 +129,8 @@ WAYS = [
     under_symbolic_make_fx,
     under_grad,
     under_jvp_of_grad,
+    under_jvp,
+    under_vmap_of_grad,
     under_vmap,
     under_functionalize,
     under_inference_mode,
@@ -155,10 +163,17 @@ def test_after_attention(under):
     """The graph works after attention was tried under a transform, whether that call raised or not."""
     graph = make()
     feat, *terms = [x.detach() for x in make_inputs()]
+    bias = torch.ones(graph.num_edges, 4)
+    options = (
+        {},
+        {"bias": bias, "return_attention": True},
+        {"bias": bias.double()},
+    )  # the last one is an error
 
     def attention(x):
-        with suppress(Exception):
-            functional.gat_attention(graph, feat if x is None else x, *terms)
+        for given in options:
+            with suppress(Exception):
+                functional.gat_attention(graph, feat if x is None else x, *terms, **given)
 
     under(attention, feat)
     check(graph)

@@ -2,7 +2,6 @@
 by the next one, which then gives what a new layer gives, or raises its error."""
 
 import copy
-import gc
 import io
 import pickle
 import weakref
@@ -129,22 +128,22 @@ def test_kinds_of_calls(name, autocast):
         extra["edge_attr"] = torch.randn(40, 3, requires_grad=True)
     other = torch.randn(n, 8, requires_grad=True)
 
+    def features(x):
+        return (x, other) if "pair" in kind else (x, x[:n]) if "block" in kind else x
+
     def results(layer, x):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             torch.manual_seed(5)
-            features = (x, other) if "pair" in kind else (x, x[:n]) if "block" in kind else x
-            out = layer(features, edge_index, **extra)
+            out = layer(features(x), edge_index, **extra)
         leaves = [x, *extra.values(), *layer.parameters()]
         return out, torch.autograd.grad(out.float().sin().sum(), leaves, allow_unused=True)
 
-    def is_prepared(attr=None):
+    def is_prepared(attr):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            features = (x, other) if "pair" in kind else (x, x[:n]) if "block" in kind else x
-            attr = extra.get("edge_attr") if attr is None else attr
-            return _prepared.again(layer, features, edge_index, attr) is not None
+            return _prepared.again(layer, features(x), edge_index, attr) is not None
 
     results(layer, x)
-    assert is_prepared()
+    assert is_prepared(extra.get("edge_attr"))
     more = torch.randn(N, 8, requires_grad=True)
     new = copy.deepcopy(layer)
     del new.__dict__[_prepared.KEY]
@@ -279,23 +278,16 @@ def test_copies_pickles_and_state(case):
     assert not any("prepared" in name for name in layer.state_dict())
 
 
-def test_memory(case):
+def test_memory(case, no_collection):
     """A layer and its parameters are freed as soon as nobody has them, without the garbage collector."""
     refs = [weakref.ref(case.layer), *map(weakref.ref, case.layer.parameters())]
-    gc.disable()
-    try:
-        del case.layer
-        assert [x() for x in refs] == [None] * len(refs)
-    finally:
-        gc.enable()
+    del case.layer
+    assert [x() for x in refs] == [None] * len(refs)
 
 
-def test_it_is_used(case, monkeypatch):
+def test_it_is_used(case, monkeypatch, count_calls):
     """The operator runs, and the layer's own forward does not."""
-    calls = []
-    monkeypatch.setattr(
-        _engine, "_forward", lambda *args, run=_engine._forward: calls.append(1) or run(*args)
-    )
+    calls = count_calls(_engine, "_forward")
     name = "_fused" if case.is_pyg else "_graph"
     monkeypatch.setattr(type(case.layer), name, lambda *args: 1 / 0)
     case()
@@ -304,8 +296,7 @@ def test_it_is_used(case, monkeypatch):
 
 def test_what_is_not_fused_is_not_prepared(case):
     """A layer that is computed operation by operation, until the reason has gone."""
-    linear = next(x for x in case.layer.children() if hasattr(x, "weight"))
-    hook = linear.register_forward_hook(lambda *_: None)
+    hook = linear_of(case.layer).register_forward_hook(lambda *_: None)
     case()
     assert not case.is_prepared()
     hook.remove()

@@ -209,21 +209,20 @@ def test_dropped_attributes_without_a_projection(monkeypatch):
     compare(theirs, ours, features(N, 9), edges(), attr)
 
 
-def counted(monkeypatch):
+@pytest.fixture
+def counts(count_calls):
     """A list that grows with every layer that is computed as one function."""
-    found, run = [], _operator_call.Call.run
-    monkeypatch.setattr(_operator_call.Call, "run", lambda *args: found.append(1) or run(*args))
-    return found
+    return count_calls(_operator_call.Call, "run")
 
 
-def test_large_attributes_are_folded(monkeypatch):
+def test_large_attributes_are_folded(monkeypatch, counts):
     """Edge attributes that are fewer than a head's channels, or have gradients, are projected up to a number
     of elements and folded beyond it; others are always projected."""
     x, edge_index = features(N, 9), edges()
     for edge_dim, learns, is_folded in ((3, False, True), (5, False, False), (5, True, True)):
         layer = TransformerConv(9, 5, 2, edge_dim=edge_dim).double()
         attr = features(400, edge_dim).requires_grad_(learns)
-        counts = counted(monkeypatch)
+        counts.clear()
         monkeypatch.setitem(_traced.MOST_UNFOLDED, "cpu", 400 * 10)
         expected = layer(x, edge_index, attr)
         assert len(counts) == 1
@@ -232,10 +231,9 @@ def test_large_attributes_are_folded(monkeypatch):
         assert len(counts) == (1 if is_folded else 2)
 
 
-def test_what_is_not_computed_at_once(monkeypatch):
+def test_what_is_not_computed_at_once(counts):
     """Attributes of another dtype raise as without the fused layer; under autocast they are cast."""
     layer, x, edge_index = TransformerConv(9, 5, 2, edge_dim=3), features(N, 9).float(), edges()
-    counts = counted(monkeypatch)
     attr = features(400, 3)
     with pytest.raises((RuntimeError, TypeError)):
         layer(x, edge_index, attr)
@@ -356,13 +354,11 @@ def inputs(name="random"):
 
 
 @pytest.fixture(params=[False, True], ids=["by rows", "by heads"])
-def calls(request, monkeypatch):
+def calls(request, monkeypatch, count_calls):
     """A list with one element per forward pass of the fused layer; the test runs with the CPU's and the GPU's
     code path of it."""
     monkeypatch.setattr(_gated, "_by_heads", lambda x: request.param)
-    found, layer = [], _gated._Gated.forward
-    monkeypatch.setattr(_gated._Gated, "forward", lambda *args: found.append(1) or layer(*args))
-    return found
+    return count_calls(_gated._Gated, "forward")
 
 
 @pytest.mark.parametrize("aggr", ["add", "mean"])
