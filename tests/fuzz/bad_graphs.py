@@ -169,35 +169,20 @@ def _graph_cases():
         ("a float", TypeError, "got 1.5", 1.5),
     ):
         yield case("to", "device", wrong, error, words, lambda device=device: graph.to(device))
-    for argument, wrong, error, words, value in (
-        ("method", "unknown", ValueError, "got 'random'", "random"),
-        ("method", "None", ValueError, "got NoneType", None),
-        ("method", "one permutation for two sides", ValueError, "expected", torch.arange(4)),
-        ("method[0]", "too long", ValueError, "[4], got [5]", (torch.arange(5), torch.arange(3))),
-        (
-            "method[1]",
-            "no permutation",
-            ValueError,
-            "none that is 0",
-            (torch.arange(4), torch.ones(3).long()),
-        ),
+    four, ones = torch.arange(4), torch.ones(3).long()
+    for of, argument, wrong, error, words, value in (
+        (graph, "method", "unknown", ValueError, "got 'random'", "random"),
+        (graph, "method", "None", ValueError, "got NoneType", None),
+        (graph, "method", "one permutation for two sides", ValueError, "expected", four),
+        (graph, "method[0]", "too long", ValueError, "[4], got [5]", (torch.arange(5), torch.arange(3))),
+        (graph, "method[1]", "no permutation", ValueError, "none that is 0", (four, ones)),
+        (square(), "order", "no permutation", ValueError, "got", torch.tensor([0, 0, 1, 2])),
+        (square(), "method", "a tuple", TypeError, "got tuple", (four, four)),
+        (square(), "method", "of floats", TypeError, "got torch.float32", torch.rand(4)),
+        (square(), "method", "too long", ValueError, "expected shape [4], got [5]", torch.arange(5)),
+        (square(), "method", "on meta", ValueError, "on meta, which has none", four.to("meta")),
     ):
-        yield case("reorder", argument, wrong, error, words, lambda value=value: graph.reorder(value))
-    yield case(
-        "reorder",
-        "order",
-        "no permutation",
-        ValueError,
-        "got",
-        lambda: square().reorder(torch.tensor([0, 0, 1, 2])),
-    )
-    for wrong, error, words, value in (
-        ("a tuple", TypeError, "got tuple", (torch.arange(4), torch.arange(4))),
-        ("of floats", TypeError, "got torch.float32", torch.rand(4)),
-        ("too long", ValueError, "expected shape [4], got [5]", torch.arange(5)),
-        ("on meta", ValueError, "on meta, which has none", torch.arange(4, device="meta")),
-    ):
-        yield case("reorder", "method", wrong, error, words, lambda value=value: square().reorder(value))
+        yield case("reorder", argument, wrong, error, words, lambda of=of, value=value: of.reorder(value))
     reordering = square().reorder("degree")
     for method in ("permute", "restore"):
         for wrong, error, words, value in (

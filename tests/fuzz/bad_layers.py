@@ -37,60 +37,59 @@ def _layer_cases():
             )
 
         feat, rest = "nfeats" if layer == "EGATConv" else "feat", inputs[1:]
-        edge_index = torch.stack([SRC, DST])
-        yield case(
-            "graph",
-            "an edge_index",
-            TypeError,
-            ("got Tensor", "from_edge_index(edge_index"),
-            edge_index,
-            *inputs,
-        )
-        yield case("graph", "the features", TypeError, ("got Tensor", "comes before"), x, loops, *rest)
+        edge_index, pair = torch.stack([SRC, DST]), (x, x[1:])
+        few = rand(len(SRC), 5)[: len(rest) * len(SRC)]
+        lists, arrays = "got list; torch.tensor(", "got ndarray; torch.from_numpy("
+        without = "in-edges", "allow_zero_in_degree"
+        rows = [
+            (
+                "graph",
+                "an edge_index",
+                TypeError,
+                ("got Tensor", "from_edge_index(edge_index"),
+                edge_index,
+                *inputs,
+            ),
+            ("graph", "the features", TypeError, ("got Tensor", "comes before"), x, loops, *rest),
+            (
+                "graph",
+                "a destination without edges",
+                nn.ZeroInDegreeError,
+                without,
+                block(),
+                x,
+                *(few,) * len(rest),
+            ),
+            (feat, "a list", TypeError, (lists,), loops, x.tolist(), *rest),
+            (feat, "an array", TypeError, (arrays,), loops, x.numpy(), *rest),
+            (feat, "missing", TypeError, ("expected a value, got none",), loops),
+            (feat, "of integers", TypeError, ("got torch.int64", "float()"), loops, x.long(), *rest),
+            (feat, "one row too few", ValueError, ("[4, *, F]", "got [3, 6]"), loops, x[1:], *rest),
+            (feat, "one row too many", ValueError, ("got [5, 6]",), loops, x[[0, 0, 1, 2, 3]], *rest),
+            (feat, "of one dimension", ValueError, ("got [4]",), loops, x[:, 0], *rest),
+            (f"{feat}[1]", "of a pair of wrong sizes", ValueError, ("got [3, 6]",), loops, pair, *rest),
+            (feat, "three tensors", ValueError, ("a pair", "got 3"), loops, (x, x, x), *rest),
+        ]
+        if layer != "AGNNConv":  # it has no weights, so that any width and dtype is right
+            of_float64 = "torch.float32", "got torch.float64"
+            rows += [
+                (feat, "of another width", ValueError, ("6 features", "got 7"), loops, rand(N_SRC, 7), *rest),
+                (feat, "of float64", TypeError, of_float64, loops, x.double(), *rest),
+            ]
+        if rest:
+            edges = {"EGATConv": "efeats", "EdgeGATConv": "edge_feat"}.get(layer, "edge_attr")
+            rows += [
+                (edges, "one row too few", ValueError, ("got [8, 5]",), loops, x, e[1:]),
+                (edges, "of another width", ValueError, ("5 features", "got 4"), loops, x, e[:, 1:]),
+                (edges, "of integers", TypeError, ("got torch.int64",), loops, x, e.long()),
+            ]
+        yield from (case(*row) for row in rows)
         words = "expected one of graph, ", "got mask; the functions"
         yield case("mask", "an argument of the functions", TypeError, words, loops, *inputs, mask=None)
-        few = rand(len(SRC), 5)[: len(rest) * len(SRC)]
-        yield case(
-            "graph",
-            "a destination without edges",
-            nn.ZeroInDegreeError,
-            ("in-edges", "allow_zero_in_degree"),
-            block(),
-            x,
-            *(few,) * len(rest),
-        )
-        yield case(feat, "a list", TypeError, ("got list; torch.tensor(",), loops, x.tolist(), *rest)
-        yield case(feat, "an array", TypeError, ("got ndarray; torch.from_numpy(",), loops, x.numpy(), *rest)
-        yield case(feat, "missing", TypeError, ("expected a value, got none",), loops)
         asks = "return_attention" if "GraphTransformer" in layer else "get_attention"
         if asks in inspect.signature(module.forward).parameters:
             words = ("expected True or False, got 'no'",)
             yield case(asks, "a string", TypeError, words, loops, *inputs, **{asks: "no"})
-        yield case(feat, "of integers", TypeError, ("got torch.int64", "float()"), loops, x.long(), *rest)
-        yield case(feat, "one row too few", ValueError, ("[4, *, F]", "got [3, 6]"), loops, x[1:], *rest)
-        yield case(feat, "one row too many", ValueError, ("got [5, 6]",), loops, x[[0, 0, 1, 2, 3]], *rest)
-        yield case(feat, "of one dimension", ValueError, ("got [4]",), loops, x[:, 0], *rest)
-        pair = x, x[1:]
-        yield case(f"{feat}[1]", "of a pair of wrong sizes", ValueError, ("got [3, 6]",), loops, pair, *rest)
-        yield case(feat, "three tensors", ValueError, ("a pair", "got 3"), loops, (x, x, x), *rest)
-        if layer != "AGNNConv":  # it has no weights, so that any width and dtype is right
-            yield case(
-                feat, "of another width", ValueError, ("6 features", "got 7"), loops, rand(N_SRC, 7), *rest
-            )
-            yield case(
-                feat,
-                "of float64",
-                TypeError,
-                ("torch.float32", "got torch.float64"),
-                loops,
-                x.double(),
-                *rest,
-            )
-        if rest:
-            edges = {"EGATConv": "efeats", "EdgeGATConv": "edge_feat"}.get(layer, "edge_attr")
-            yield case(edges, "one row too few", ValueError, ("got [8, 5]",), loops, x, e[1:])
-            yield case(edges, "of another width", ValueError, ("5 features", "got 4"), loops, x, e[:, 1:])
-            yield case(edges, "of integers", TypeError, ("got torch.int64",), loops, x, e.long())
     per_edge = (
         ("GATConv", "edge_weight", "[E, 1]", rand(9, 1), "squeeze(-1)"),
         ("GATConv", "edge_weight", "[E, H, 1]", rand(9, 2, 1), "squeeze(-1)"),
@@ -426,24 +425,25 @@ def _pyg_typed_cases(x, edges):
         call = lambda value=value: gps(x, edges, value)  # noqa: E731
         yield Case("nn.pyg.GPSConv", "batch", wrong, TypeError, ("GPSConv: batch: expected", words), call)
     relation = "a", "r", "a"
+    named = {"a": x}
     for wrong, error, words, x_dict, given in (
-        ("empty", ValueError, "edge_index_dict: expected at least one edge type", {"a": x}, {}),
+        ("empty", ValueError, "edge_index_dict: expected at least one edge type", named, {}),
         (
             "of no metadata",
             ValueError,
             "expected edge types of the metadata",
-            {"a": x},
+            named,
             {("a", "q", "a"): edges},
         ),
         ("without features", ValueError, "x_dict: expected features of 'a' too", {}, {relation: edges}),
-        ("a list", TypeError, "edge_index: expected a", {"a": x}, {relation: edges.tolist()}),
-        ("of one row", ValueError, "edge_index: expected shape [2, *]", {"a": x}, {relation: edges[:1]}),
-        ("of floats", TypeError, "edge_index: expected dtype", {"a": x}, {relation: edges.float()}),
+        ("a list", TypeError, "edge_index: expected a", named, {relation: edges.tolist()}),
+        ("of one row", ValueError, "edge_index: expected shape [2, *]", named, {relation: edges[:1]}),
+        ("of floats", TypeError, "edge_index: expected dtype", named, {relation: edges.float()}),
         (
             "negative",
             ValueError,
             "'r', 'a']: edge_index[0]: expected values in",
-            {"a": x},
+            named,
             {relation: edges - 1},
         ),
     ):
