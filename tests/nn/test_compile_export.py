@@ -62,8 +62,7 @@ def test_training_without_a_break(name, device):
     backend = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for seed in range(3):
-        inputs = batch(name, seed, device)
-        assert_same_step(compiled, layer, inputs)
+        assert_same_step(compiled, layer, batch(name, seed, device))
     assert backend.frame_count <= 2
 
 
@@ -76,8 +75,7 @@ def test_inductor(device):
         warnings.filterwarnings("error", module=r"dfgnn")
         compiled = torch.compile(model, fullgraph=True, dynamic=True)
         for seed in range(2):
-            inputs = batch("pyg GATConv attributes", seed, device)
-            assert_same_step(compiled, model, inputs)
+            assert_same_step(compiled, model, batch("pyg GATConv attributes", seed, device))
 
 
 def test_a_layer_that_samples_breaks_and_goes_on(device):
@@ -154,8 +152,7 @@ def test_score_terms_are_no_products_of_their_own():
     compiled = torch.compile(
         layer, fullgraph=True, backend=aot_autograd(fw_compiler=count, bw_compiler=count)
     )
-    inputs = batch("pyg GATConv", 0)
-    assert_same_step(compiled, layer, inputs)
+    assert_same_step(compiled, layer, batch("pyg GATConv", 0))
     assert products == ["mm.default"] * 3
 
 

@@ -379,16 +379,21 @@ def test_pickles_and_copies(name):
         assert all(map(torch.equal, floats(other(*arguments(name))), expected))
 
 
+def check_rounded(layer, found, exact, tolerance):
+    """The results are near the exact ones, and their gradients finite."""
+    sum(x.sum() for x in found).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    rounded = [out.to(x.dtype) for out, x in zip(found, exact, strict=True)]
+    torch.testing.assert_close(rounded, exact, rtol=tolerance, atol=tolerance)
+
+
 @in_turns("dtype", [torch.float16, torch.bfloat16], names("dgl", ""))
 def test_low_precision(name, dtype):
     layer = made(name).eval().to(dtype)
     found = floats(layer(*arguments(name, X.to(dtype), ATTR.to(dtype))))
-    sum(x.sum() for x in found).backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+    assert {out.dtype for out in found} == {dtype}
     given = arguments(name, X.to(dtype).double(), ATTR.to(dtype).double())
-    for out, exact in zip(found, floats(layer.double()(*given))):
-        assert out.dtype == dtype
-        torch.testing.assert_close(out.double(), exact, rtol=0.05, atol=0.05)
+    check_rounded(layer, found, floats(copy.deepcopy(layer).double()(*given)), 0.05)
 
 
 @pytest.mark.parametrize("name", names("dgl", ""))
@@ -396,10 +401,7 @@ def test_autocast(name):
     layer, given = made(name).eval().float(), arguments(name, X.float(), ATTR.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = floats(layer(*given))
-    sum(x.float().sum() for x in found).backward()
-    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
-    for out, exact in zip(found, floats(layer(*given))):
-        torch.testing.assert_close(out.float(), exact, rtol=0.1, atol=0.1)
+    check_rounded(layer, found, floats(layer(*given)), 0.1)
 
 
 @pytest.mark.parametrize("name", names("dgl", "", without=["pair"]))

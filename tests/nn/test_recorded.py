@@ -46,14 +46,18 @@ def given(name, device, num_src=30, num_dst=30):
     return (x, ends, attr) if "edges" in name else (x, ends)
 
 
+def compiled_layer(name, device, **options):
+    layer = LAYERS[name]().to(device)
+    return layer, torch.compile(layer, fullgraph=True, **{"backend": "aot_eager", **options})
+
+
 @some(["GATConv", "GATv2Conv", "TransformerConv beta", "TransformerConv edges", "DGL DotGatConv"], LAYERS)
 def test_one_operator_each_way(name, device):
     layer, calls = LAYERS[name]().to(device), []
     if name.startswith("DGL G"):
         layer.set_allow_zero_in_degree(True)
     compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
-    inputs = given(name, device)
-    assert_same_step(compiled, layer, inputs)
+    assert_same_step(compiled, layer, given(name, device))
     allowed = "check_in_degrees"  # a further operator of DGL's layers, which raises for rows without edges
     # The graph and its plan are looked up once, in forward.
     forward, backward = ([op for op in ops if op != allowed] for ops in calls)
@@ -68,33 +72,27 @@ def test_one_operator_each_way(name, device):
 def test_rows_with_padding(name, device, monkeypatch):
     """Rows in which each head is padded, as CUDA kernels need it; here on every device."""
     monkeypatch.setattr(_traced, "_rows", lambda heads, size, *_: _traced.Rows(heads, size, 3))
-    layer = LAYERS[name]().to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
-    inputs = given(name, device)
-    assert_same_step(compiled, layer, inputs)
+    layer, compiled = compiled_layer(name, device, dynamic=True)
+    assert_same_step(compiled, layer, given(name, device))
 
 
 @of_every_score
 def test_autocast(name, device):
-    layer = LAYERS[name]().to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    layer, compiled = compiled_layer(name, device)
     assert_same_under_autocast(compiled, layer, given(name, device), device)
 
 
 @some(["DGL GATv2Conv"], [name for name in LAYERS if "DGL" in name])
 def test_a_block(name, device):
     """A compiled layer takes a block, whose destinations are its first sources."""
-    layer = LAYERS[name]().to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    layer, compiled = compiled_layer(name, device)
     for num_dst in (12, 17):
-        inputs = given(name, device, 30, num_dst)
-        assert_same_step(compiled, layer, inputs)
+        assert_same_step(compiled, layer, given(name, device, 30, num_dst))
 
 
 @pytest.mark.parametrize("name", ["GATConv one head", "TransformerConv beta", "DGL GATv2Conv"])
 def test_without_gradients(name, device):
-    layer, inputs = LAYERS[name]().to(device), given(name, device)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    (layer, compiled), inputs = compiled_layer(name, device), given(name, device)
     with torch.no_grad():
         torch.testing.assert_close(compiled(*inputs), layer(*inputs))
 
@@ -128,20 +126,16 @@ torch.testing.assert_close(out, layer(*given))
 
 
 def test_hooks_on_a_projection_run(device):
-    layer = LAYERS["GATConv"]().to(device)
+    (layer, compiled), inputs = compiled_layer("GATConv", device), given("GATConv", device)
     layer.lin.register_forward_hook(lambda module, args, out: 2 * out)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    inputs = given("GATConv", device)
     torch.testing.assert_close(compiled(*inputs), layer(*inputs))
 
 
 def test_a_projection_of_edges_that_is_large_is_folded(device, monkeypatch):
     calls = []
     monkeypatch.setattr(_traced, "MOST_UNFOLDED", {"cpu": 1, "cuda": 1})
-    layer = LAYERS["TransformerConv edges"]().to(device)
-    compiled = torch.compile(layer, fullgraph=True, backend=recording(calls))
-    inputs = given("edges", device)
-    assert_same_step(compiled, layer, inputs)
+    layer, compiled = compiled_layer("TransformerConv edges", device, backend=recording(calls))
+    assert_same_step(compiled, layer, given("edges", device))
     assert "planned_edge_dot" in calls[0]
 
 

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_training import plain_step
+from plain_training import both_ways, is_captured, plain_step
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -17,24 +17,18 @@ import dfgnn
 from dfgnn.capturing import CaptureWarning
 
 pyg = pytest.importorskip("torch_geometric.nn")
-from captured_training import Net, batches, full_graph, graph_loss, graphs, trained  # noqa: E402
+from captured_training import (  # noqa: E402
+    Net,
+    assert_same_training,
+    batches,
+    full_graph,
+    graph_loss,
+    graphs,
+    trained,
+)
 from torch_geometric.data import Batch  # noqa: E402
 
 import dfgnn.nn.pyg as fused  # noqa: E402
-
-
-def assert_same_training(data, device, make_net, make_loss=graph_loss, epochs=2, **options):
-    options["epochs"] = epochs
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CaptureWarning)
-        got, model, step = trained(data, device, make_net, make_loss, **options)
-    want, exact, _ = trained(data, device, make_net, make_loss, epochs, captured=False)
-    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
-    assert step.replays == len(got) - 1 and step.eager_steps == 1
-    for name, value in model.named_buffers():
-        if "running_var" in name or "tracked" in name:
-            torch.testing.assert_close(value, exact.get_buffer(name), rtol=1e-3, atol=1e-4)
-    return model, step
 
 
 @pytest.mark.parametrize("conv", ["gat", "gatv2", "transformer", "gen", "gated", "gated_mean"])
@@ -167,26 +161,25 @@ def test_a_graph_that_stays_the_same(device, dropout):
 
 def test_a_step_without_arguments(device):
     data = full_graph(device)
-    found = []
-    for captured in (True, False):
-        torch.manual_seed(0)
-        model = Net(pool=None).to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
 
-        def loss_fn(model=model):
+    def make_loss(model):
+        def loss():
             rows = int(data.edge_index[1].max()) + 1  # on a GPU an error, where it is not known
             out = model(data)
             loss = F.cross_entropy(out[data.train_mask], data.node_y[data.train_mask])
             return loss + out[:rows].square().mean()
 
-        if captured:
-            step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu")
-            losses = [step() for _ in range(6)]
-            assert (step.eager_steps, step.replays) == (1, 5)
-        else:
-            step = plain_step(loss_fn, optimizer)
-            losses = [step() for _ in range(6)]
-        found.append(torch.stack(losses))
+        return loss
+
+    def run(step, model):
+        losses = torch.stack([step() for _ in range(6)])
+        assert not is_captured(step) or (step.eager_steps, step.replays) == (1, 5)
+        return losses
+
+    def adam(model):
+        return torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
+
+    found = both_ways(device, lambda: Net(pool=None), make_loss, run, adam)
     torch.testing.assert_close(*found, rtol=2e-4, atol=2e-5)
 
 

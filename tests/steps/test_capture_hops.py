@@ -1,12 +1,11 @@
 """dfgnn.capture on samples with a graph for each layer, compared with plain training; on a GPU from CUDA
 graphs."""
 
-import warnings
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_training import plain_step
 from torch import nn
 
 import dfgnn
@@ -14,6 +13,8 @@ from dfgnn.capturing import CaptureWarning
 from dfgnn.graph.sampling import NeighborSampler
 
 pytest.importorskip("torch_geometric.nn")
+import captured_training
+
 import dfgnn.nn.pyg as fused
 
 NODES, EDGES, CLASSES = 200, 1600, 3
@@ -75,37 +76,14 @@ def samples(device, sizes=(30, 30, 30, 12), graphs=True, fanouts=(4, 3)):
     return found
 
 
-def trained(data, device, make_net, captured=True, **options):
-    torch.manual_seed(0)
-    model = make_net().to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=device == "cuda")
-    if captured:
-        step = dfgnn.capture(loss_of(model), model, optimizer, debug=device == "cpu", **options)
-    else:
-        step = plain_step(loss_of(model), optimizer, device)
-    return torch.stack([step(batch) for _ in range(2) for batch in data]).cpu(), model, step
-
-
-def assert_same_training(data, device, make_net, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", CaptureWarning)
-        got, model, step = trained(data, device, make_net, **options)
-    want, exact, _ = trained(data, device, make_net, captured=False)
-    torch.testing.assert_close(got, want, rtol=2e-4, atol=2e-5)
-    assert step.replays == len(got) - 1 and step.eager_steps == 1
-    for name, value in model.named_buffers():
-        # The gradient of a bias before a norm is rounding error alone, which Adam turns into steps: running
-        # means differ.
-        if "running_mean" in name:
-            continue
-        torch.testing.assert_close(value, exact.get_buffer(name), rtol=1e-3, atol=1e-4)
-    return step
+trained = functools.partial(captured_training.trained, make_loss=loss_of)
+assert_same_training = functools.partial(captured_training.assert_same_training, make_loss=loss_of)
 
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("conv", list(MAKE))
 def test_the_loss_curve_is_that_of_plain_training(device, conv, graphs):
-    step = assert_same_training(samples(device, graphs=graphs), device, lambda: Net(conv))
+    _, step = assert_same_training(samples(device, graphs=graphs), device, lambda: Net(conv))
     assert step.captures == (len(step.capacities) if device == "cuda" else 0)
     assert "nodes / " in repr(step) and "31 nodes" in repr(step)  # 30 seeds and one spare node
 
@@ -127,7 +105,7 @@ def test_capacities_by_hop(device):
         for b in data
     ]
     capacity = tuple(max(column) + 5 for column in zip(*counts))
-    step = assert_same_training(data, device, Net, capacities=[capacity])
+    _, step = assert_same_training(data, device, Net, capacities=[capacity])
     (made,) = step.capacities
     # Capacities are raised until no two of them are equal, so that a size tells what it counts.
     assert all(0 <= a - b <= len(capacity) for a, b in zip(made.counts(), capacity))

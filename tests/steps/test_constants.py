@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_training import plain_step
+from plain_training import both_ways, plain_step
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -234,11 +234,17 @@ def trained(part, device, captured, steps=8, before=lambda k, model: None):
     return torch.stack(losses), waited, step
 
 
+def compared(part, device, tolerance=1e-9, **options):
+    """The losses of captured steps, which are those of plain ones, what waited, and the step."""
+    want, _, _ = trained(part, device, captured=False, **options)
+    got, waited, step = trained(part, device, captured=True, **options)
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    return got, waited, step
+
+
 @pytest.mark.parametrize("part", CONSTANT)
 def test_what_is_constant_is_known(device, part):
-    want, _, _ = trained(part, device, captured=False)
-    got, waited, step = trained(part, device, captured=True)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    _, waited, step = compared(part, device)
     assert not waited and (step.eager_steps, step.replays) == (1, 7)
 
 
@@ -337,9 +343,7 @@ VARIABLE = {
 @pytest.mark.parametrize("part", VARIABLE)
 def test_what_varies_is_not_known(part):
     """On the CPU a captured step computes what a plain one does, and says what would wait for a GPU."""
-    want, _, _ = trained(part, "cpu", captured=False)
-    got, waited, _ = trained(part, "cpu", captured=True)
-    assert torch.equal(got, want)
+    got, waited, _ = compared(part, "cpu", tolerance=0)
     assert len(set(got.tolist())) == len(got)
     assert __file__ in waited, waited
     assert re.search(VARIABLE[part], waited), waited
@@ -370,10 +374,8 @@ def test_a_tensor_that_is_modified_between_steps_is_read_again(device, name):
                 tensor.flip(0) if tensor.dim() == 1 else (tensor * (1 + k) / 2).to(tensor.dtype) % 36
             )
 
-    want, _, _ = trained(part, device, captured=False, before=before)
-    got, waited, _ = trained(part, device, captured=True, before=before)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-    assert not waited and len(set(want.tolist())) == len(want)
+    got, waited, _ = compared(part, device, before=before)
+    assert not waited and len(set(got.tolist())) == len(got)
 
 
 def test_a_teacher_that_is_updated_between_steps_is_captured_twice(device):
@@ -387,9 +389,7 @@ def test_a_teacher_that_is_updated_between_steps_is_captured_twice(device):
         model.teacher = getattr(model, "teacher", torch.eye(4, 3, dtype=torch.float64, device=device))
         model.teacher.add_(model.first.weight.detach()[:4].t()[:, :3], alpha=0.2)
 
-    want, _, _ = trained(part, device, captured=False, steps=12, before=before)
-    got, _, step = trained(part, device, captured=True, steps=12, before=before)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    _, _, step = compared(part, device, steps=12, before=before)
     assert step.captures == (2 if device == "cuda" else 0)
 
 
@@ -401,24 +401,22 @@ def test_batches_have_their_own_constants(device):
         batch["x"] = torch.randn(20, 4, generator=generator).to(device)
         batch["edge_index"] = torch.randint(20, (2, 90), generator=generator).to(device)
 
-    def loss_fn(b):
-        edges = b["edge_index"][:, b["edge_index"][0] != b["edge_index"][1]]
-        return model(b["x"])[edges.flatten().unique()].square().sum().log1p()
+    def make_loss(model):
+        def loss(b):
+            edges = b["edge_index"][:, b["edge_index"][0] != b["edge_index"][1]]
+            return model(b["x"])[edges.flatten().unique()].square().sum().log1p()
 
-    found = []
-    for captured in (True, False):
-        torch.manual_seed(0)
-        model, batch, losses = nn.Linear(4, 3).to(device), {}, []
-        optimizer = torch.optim.SGD(model.parameters(), 0.125)
-        step = plain_step(loss_fn, optimizer)
-        if captured:
-            step = dfgnn.capture(loss_fn, model, optimizer, debug=device == "cpu")
+        return loss
+
+    def run(step, model):
+        batch, losses = {}, []
         for k in range(12):
             if k % 4 == 0:
                 replace(batch, k)
             losses.append(step(batch))
-        found.append(torch.stack(losses))
-    torch.testing.assert_close(*found)
+        return torch.stack(losses)
+
+    torch.testing.assert_close(*both_ways(device, lambda: nn.Linear(4, 3), make_loss, run))
 
 
 def test_writes_that_pytorch_does_not_see():
@@ -432,9 +430,8 @@ def test_writes_that_pytorch_does_not_see():
             np.copyto(_as_numpy(x), _as_numpy(values))
         return s()[made > 0], s()[empty > 0], s()[kept.bool()], s()
 
-    want, _, _ = trained(part, "cpu", captured=False)
-    got, waited, _ = trained(part, "cpu", captured=True)
-    assert torch.equal(got, want) and "PyTorch does not see|not the same|new" and waited
+    _, waited, _ = compared(part, "cpu", tolerance=0)
+    assert "PyTorch does not see|not the same|new" and waited
 
 
 def test_a_host_tensor_that_is_written_after_use(monkeypatch):
@@ -447,8 +444,7 @@ def test_a_host_tensor_that_is_written_after_use(monkeypatch):
         return s()[first], s()[second], s()[both % N]
 
     _on_host(monkeypatch)
-    want, _, _ = trained(part, "cpu", captured=False)
-    assert torch.equal(trained(part, "cpu", captured=True)[0], want)
+    compared(part, "cpu", tolerance=0)
 
 
 def _on_host(monkeypatch):
@@ -468,9 +464,7 @@ def written_by_compiled_code(s):
 
 
 def test_results_that_are_written_to_unseen_are_not_kept(device):
-    want, _, _ = trained(written_by_compiled_code, device, captured=False)
-    got, _, _ = trained(written_by_compiled_code, device, captured=True)
-    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+    compared(written_by_compiled_code, device)
 
 
 def test_tensors_on_the_host(monkeypatch):
@@ -486,9 +480,8 @@ def test_tensors_on_the_host(monkeypatch):
         if k in (0, 5, 8):
             np.copyto(_as_numpy(kept), np.roll(np.arange(N), k))
 
-    want, _, _ = trained(part, "cpu", captured=False, steps=12, before=before)
-    got, waited, _ = trained(part, "cpu", captured=True, steps=12, before=before)
-    assert torch.equal(got, want) and not waited
+    _, waited, _ = compared(part, "cpu", tolerance=0, steps=12, before=before)
+    assert not waited
 
 
 def _as_numpy(x):

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_training import plain_step
+from plain_training import both_ways, is_captured, plain_step
 from torch import nn
 
 import dfgnn
@@ -15,6 +15,7 @@ from dfgnn.capturing import CaptureWarning
 from dfgnn.capturing.state import forget_streams
 
 pyg = pytest.importorskip("torch_geometric.nn")
+from captured_training import graph_loss  # noqa: E402
 from torch_geometric.data import Batch, Data  # noqa: E402
 
 import dfgnn.nn.pyg as fused  # noqa: E402
@@ -30,10 +31,6 @@ class Net(nn.Module):
         h = self.first(batch.x, batch.edge_index)
         h = self.norm(h, batch.batch) if isinstance(self.norm, pyg.InstanceNorm) else self.norm(h)
         return self.out(pyg.global_mean_pool(h.relu(), batch.batch))
-
-
-def graph_loss(model):
-    return lambda batch: F.cross_entropy(model(batch), batch.y)
 
 
 def batch_of(count, seed):
@@ -161,63 +158,59 @@ def test_settings_in_turns(device):
 
 
 def test_lazy_parameters(device):
-    found = []
-    for captured in (True, False):
-        torch.manual_seed(0)
-        model = Net().to(device)
-        model.out = nn.LazyLinear(3, device=device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        step = plain_step(graph_loss(model), optimizer, device)
-        if captured:
-            step = dfgnn.capture(graph_loss(model), model, optimizer, debug=device == "cpu")
-        found.append(torch.stack([step(batch) for batch in batches(4)]))
-        assert not captured or step.replays == 3
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+    def make_net():
+        model = Net()
+        model.out = nn.LazyLinear(3)
+        return model
+
+    def run(step, model):
+        losses = torch.stack([step(batch) for batch in batches(4)])
+        assert not is_captured(step) or step.replays == 3
+        return losses
+
+    torch.testing.assert_close(*both_ways(device, make_net, graph_loss, run), rtol=1e-3, atol=1e-4)
 
 
 def test_buffers_that_a_module_replaces(device):
     """torch_geometric's InstanceNorm replaces its buffers in training. The check of padding leaves them
     unchanged."""
-    found = []
-    for captured in (True, False):
-        torch.manual_seed(0)
-        model = Net(pyg.InstanceNorm(16, track_running_stats=True)).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        step = plain_step(graph_loss(model), optimizer, device)
-        if captured:
-            step = dfgnn.capture(graph_loss(model), model, optimizer, debug=device == "cpu")
+
+    def run(step, model):
         for batch in batches(6):
             step(batch)
-        found.append((model.norm.running_mean, model.norm.running_var))
+        return model.norm.running_mean, model.norm.running_var
+
+    def make_net():
+        return Net(pyg.InstanceNorm(16, track_running_stats=True))
+
+    found = both_ways(device, make_net, graph_loss, run)
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", [dict, Batch])
 def test_numbers_of_a_batch_that_change(device, form):
     """Python numbers of a batch that change: a CUDA graph has them as constants, unlike tensors."""
-    found, data = [], batches(4)
+    data = batches(4)
     for k, batch in enumerate(data):
         batch.sharpness = 0.5 * (k + 1)
     if form is dict:
         names = "x", "edge_index", "batch", "y", "sharpness"
         data = [{name: batch[name] for name in names} for batch in data]
-    for captured in (True, False):
-        torch.manual_seed(0)
-        model = Net().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-        def loss(batch, model=model):
+    def make_loss(model):
+        def loss(batch):
             batch = Batch(**batch) if form is dict else batch
             return F.cross_entropy(model(batch.to(device)) * batch.sharpness, batch.y)
 
-        if captured:
-            step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-            with pytest.warns(CaptureWarning, match=r"sharpness: expected the first batch's values"):
-                found.append(torch.stack([step(batch) for batch in data]))
-            assert (step.eager_steps, step.replays) == (4, 0)
-            continue
-        step = plain_step(loss, optimizer)
-        found.append(torch.stack([step(batch) for batch in data]))
+        return loss
+
+    def run(step, model):
+        losses = torch.stack([step(batch) for batch in data])
+        assert not is_captured(step) or (step.eager_steps, step.replays) == (4, 0)
+        return losses
+
+    with pytest.warns(CaptureWarning, match=r"sharpness: expected the first batch's values"):
+        found = list(both_ways(device, Net, make_loss, run))
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
@@ -225,42 +218,31 @@ def test_rows_of_parameters_are_no_rows_of_a_batch(device):
     """The capacity for 15 graphs would be 16, which is also the width of the hidden layers: rows of
     parameters must not be taken for graphs."""
     data = [batch_of(k, seed) for seed, k in enumerate((15, 15, 15, 4))]
-    found = []
-    for captured in (True, False):
-        torch.manual_seed(0)
-        model = Net().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-        def loss(batch, model=model):
+    def make_loss(model):
+        def loss(batch):
             decay = sum(x.square().sum() for x in model.parameters())
             return F.cross_entropy(model(batch), batch.y) + 0.02 * decay
 
-        step = plain_step(loss, optimizer, device)
-        if captured:
-            step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-        found.append(torch.stack([step(batch) for batch in data]).cpu())
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+        return loss
+
+    def run(step, model):
+        return torch.stack([step(batch) for batch in data]).cpu()
+
+    torch.testing.assert_close(*both_ways(device, Net, make_loss, run), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", [dict, Batch])
 def test_a_graph_that_gets_other_tensors(device, form):
     """The step is called with one and the same object, whose tensors are replaced."""
-    found = []
-    for captured in (True, False):
-        torch.manual_seed(0)
-        batch, model = batch_of(8, 0).to(device), Net().to(device)
+
+    def make_loss(model):
+        return lambda batch: graph_loss(model)(Batch(**batch) if form is dict else batch)
+
+    def run(step, model):
+        batch, losses = batch_of(8, 0).to(device), []
         if form is dict:
             batch = {name: batch[name] for name in ("x", "edge_index", "batch", "y")}
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-        def loss(batch, model=model):
-            batch = Batch(**batch) if form is dict else batch
-            return F.cross_entropy(model(batch), batch.y)
-
-        step = plain_step(loss, optimizer)
-        if captured:
-            step = dfgnn.capture(loss, model, optimizer, debug=device == "cpu")
-        losses = []
         for k in range(9):
             if k == 3:
                 batch["x"] = 2 * batch["x"]
@@ -269,9 +251,10 @@ def test_a_graph_that_gets_other_tensors(device, form):
             if k == 7:
                 batch["edge_index"].copy_(batch["edge_index"].flip(0))
             losses.append(step(batch))
-        assert not captured or step.replays == 8
-        found.append(torch.stack(losses))
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
+        assert not is_captured(step) or step.replays == 8
+        return torch.stack(losses)
+
+    torch.testing.assert_close(*both_ways(device, Net, make_loss, run), rtol=1e-3, atol=1e-4)
 
 
 def test_forgotten_streams():

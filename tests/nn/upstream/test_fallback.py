@@ -28,9 +28,12 @@ def fusable(layer):
     return type(layer).why_not(layer)
 
 
+def arguments_of(cls):
+    return () if cls is AGNNConv else (9, 5, 2)
+
+
 def layer_pair(cls, **options):
-    theirs = getattr(PyG, cls.__name__)
-    return pair(theirs, cls, **options) if cls is AGNNConv else pair(theirs, cls, 9, 5, 2, **options)
+    return pair(getattr(PyG, cls.__name__), cls, *arguments_of(cls), **options)
 
 
 def assert_falls_back(theirs, ours, match):
@@ -63,11 +66,9 @@ def test_overridden_methods(cls):
         changed.__module__ = __name__
         return changed
 
-    theirs = subclass(getattr(PyG, cls.__name__), "Theirs")
-    ours = subclass(cls, "Ours")
-    options = () if cls is AGNNConv else (9, 5, 2)
+    theirs, ours = subclass(getattr(PyG, cls.__name__), "Theirs"), subclass(cls, "Ours")
     for child in (ours, subclass(ours, "Child")):
-        assert_falls_back(*pair(theirs, child, *options), "update is overridden")
+        assert_falls_back(*pair(theirs, child, *arguments_of(cls)), "update is overridden")
 
 
 @pytest.mark.parametrize("name", ["message", "aggregate", "update", "edge_update", "message_and_aggregate"])
@@ -138,8 +139,7 @@ def test_explain_of_derived_classes(cls, order, monkeypatch):
     class Derived(Named):
         pass
 
-    arguments = () if cls is AGNNConv else (9, 5, 2)
-    made = [(Named, Derived)[k](*arguments).double() for k in order]
+    made = [(Named, Derived)[k](*arguments_of(cls)).double() for k in order]
     x, mask = torch.randn(N, 9, dtype=torch.float64), torch.randn(400, dtype=torch.float64)
     for layer in made:
         plain = layer(x, edges())
@@ -263,10 +263,6 @@ def test_an_aggregation_is_named_rightly():
     ours.aggr_module.register_forward_hook(lambda module, args, out: None)
     assert "aggr_module has hooks" in fusable(ours)
     assert fusable(GATConv(3, 4, aggr="max")) == "aggr='max'"
-
-
-def double(module, args, out):
-    return 2 * out
 
 
 # ---- versions --------------------------------------------------------------------------------------------

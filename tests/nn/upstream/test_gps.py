@@ -53,15 +53,9 @@ def test_without_local_attention_and_biases():
 
 
 def test_a_conv_with_more_arguments():
-    torch.manual_seed(1)
-    conv = PyG.GATConv(8, 4, heads=2, edge_dim=3)
-    theirs = PyG.GPSConv(8, conv, heads=2).double()
-    ours = copy.deepcopy(theirs)
-    assert len(dfgnn.accelerate(ours).replaced) == 2  # the conv, too
-    x, edge_index, batch = inputs(BATCHES["mixed"])
-    edge_attr = torch.randn(40, 3, dtype=torch.float64)
-    found = [layer(x, edge_index, batch, edge_attr=edge_attr) for layer in (theirs, ours)]
-    torch.testing.assert_close(*found)
+    theirs, ours = layers(conv=PyG.GATConv(8, 4, heads=2, edge_dim=3))
+    assert type(ours.conv) is pyg.GATConv
+    compare(theirs, ours, *inputs(BATCHES["mixed"]), edge_attr=torch.randn(40, 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("options", [{}, {"attn_type": "performer"}])
@@ -83,13 +77,11 @@ def test_their_own_forward(options, recwarn):
 
 
 def test_hooks_are_honoured():
-    theirs, ours = layers(norm=None)
-    for layer in (theirs, ours):
+    pair, given = layers(norm=None), inputs(BATCHES["mixed"])
+    for layer in pair:
         layer.attn.register_forward_hook(lambda module, args, out: (2 * out[0], out[1]))
-    given = inputs(BATCHES["mixed"])
     with pytest.warns(dfgnn.nn.FallbackWarning, match="attn has hooks"):
-        found = ours(*given)
-    torch.testing.assert_close(found, theirs(*given))
+        torch.testing.assert_close(*(layer(*given) for layer in pair))
 
 
 @pytest.mark.parametrize("name", ["mixed", "padded"])

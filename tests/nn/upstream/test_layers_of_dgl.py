@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from beside import compare
+from beside import accelerated, compare
 from graphs import make_graph
 from of_dgl import ETYPES, NTYPES, SUBJECTS, as_tuple, dgl, dgl_bipartite, dgl_graph, empty_graph
 from of_dgl import AGNNConv as AGNN
@@ -11,7 +11,7 @@ from of_dgl import GATv2Conv as GATv2
 from of_dgl import HGTConv as HGT
 
 from dfgnn import Graph, reference
-from dfgnn.nn.dgl import DotGatConv, EGATConv, GATConv, HGTConv
+from dfgnn.nn.dgl import DotGatConv, EGATConv, GATConv, GlobalAttentionPooling, HGTConv
 
 pytestmark = pytest.mark.filterwarnings("ignore:The input graph for the user-defined edge function")
 
@@ -209,3 +209,44 @@ def test_keys_are_made_per_pair():
     layer(square, torch.randn(300, 9), torch.zeros(300, dtype=torch.long), etype)
     pairs = torch.stack([etype, graph.edge_index[0]]).unique(dim=1).shape[1]
     assert seen == [(pairs, (pairs, 2, 5), True)] and pairs < graph.num_edges / 10
+
+
+# ---- GlobalAttentionPooling -----------------------------------------------------------------------------
+
+
+def graphs_of(*sizes):
+    return dgl.batch([dgl.rand_graph(n, n) for n in sizes])
+
+
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("graph", [graphs_of(5, 1, 8), dgl.rand_graph(7, 9), graphs_of(3, 3)])
+def test_pooling(graph, features):
+    torch.manual_seed(1)
+    nn = torch.nn.Linear(6, 4) if features else None
+    theirs = dgl.nn.GlobalAttentionPooling(torch.nn.Linear(6, 1), nn).double()
+    ours = accelerated(theirs)
+    assert type(ours) is GlobalAttentionPooling and isinstance(ours, dgl.nn.GlobalAttentionPooling)
+    x = torch.randn(graph.num_nodes(), 6, dtype=torch.float64)
+    for asked in (False, False, True, True):
+        compare(theirs, ours, graph, x, get_attention=asked)
+    assert ours.state_dict().keys() == theirs.state_dict().keys() and repr(ours) == repr(theirs)
+
+
+def test_a_graph_of_ours_is_one_graph_to_pool():
+    layer = GlobalAttentionPooling(torch.nn.Linear(6, 1))
+    graph = Graph.from_edge_index(torch.randint(9, (2, 20)), 9)
+    x = torch.randn(9, 6)
+    expected = (layer.gate_nn(x).softmax(0) * x).sum(0, keepdim=True)
+    torch.testing.assert_close(layer(graph, x), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(layer, backend="eager", fullgraph=True)(graph, x), expected)
+
+
+def test_errors_of_pooling():
+    layer, g = GlobalAttentionPooling(torch.nn.Linear(6, 1)), graphs_of(4, 5)
+    with pytest.raises(ValueError, match="feat: expected 9 rows"):
+        layer(g, torch.randn(8, 6))
+    with pytest.raises(TypeError, match="graph: expected a DGLGraph or a dfgnn.Graph, got int"):
+        layer(3, torch.randn(8, 6))
+    with pytest.raises(ValueError, match=r"gate_nn: expected a result of \[9, 1\]"):
+        GlobalAttentionPooling(torch.nn.Linear(6, 2))(g, torch.randn(9, 6))
