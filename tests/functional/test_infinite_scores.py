@@ -53,31 +53,27 @@ def check(got, right, dtype):
 @pytest.mark.parametrize("repeats", [1, 700])
 @pytest.mark.parametrize("sort", [False, True], ids=["shuffled", "sorted"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_softmax(device, dtype, sort, repeats):
+def test_softmax(device, dtype, sort, repeats, threads):
     dst, score = edges(device, sort, repeats)
     num, score = ROWS * repeats, score.to(dtype)
     src = torch.arange(len(dst), device=device) % num
     right = expected(dst[: len(SCORES)], score[: len(SCORES)], ROWS) if repeats == 1 else None
     graph = Graph.from_coo(src, dst, num_src=num, num_dst=num)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            forms = {
-                "graph": functional.edge_softmax(graph, score),
-                "edge_index": functional.edge_softmax(torch.stack([src, dst]), score),
-                "dgl.ops": ops.edge_softmax(graph, score),
-                "schedule": functional.edge_softmax(graph, score, kernel_options={"schedule": "natural"}),
-                "reference": reference.edge_softmax(graph, score.double()),
-            }
-            for name, got in forms.items():
-                if right is not None:
-                    check(got, right, dtype)
-                nan = got[:, 0].isnan()
-                assert torch.equal(nan.cpu(), torch.isin(dst.cpu() % ROWS, torch.tensor(IS_NAN))), name
-                assert not got[:, 1].isnan().any(), name
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2):
+        threads(count)
+        forms = {
+            "graph": functional.edge_softmax(graph, score),
+            "edge_index": functional.edge_softmax(torch.stack([src, dst]), score),
+            "dgl.ops": ops.edge_softmax(graph, score),
+            "schedule": functional.edge_softmax(graph, score, kernel_options={"schedule": "natural"}),
+            "reference": reference.edge_softmax(graph, score.double()),
+        }
+        for name, got in forms.items():
+            if right is not None:
+                check(got, right, dtype)
+            nan = got[:, 0].isnan()
+            assert torch.equal(nan.cpu(), torch.isin(dst.cpu() % ROWS, torch.tensor(IS_NAN))), name
+            assert not got[:, 1].isnan().any(), name
 
 
 def test_softmax_of_torch_geometric(device):

@@ -37,18 +37,16 @@ def index_of(count, order):
 @pytest.mark.parametrize("order", ["rising", "mixed"])
 @pytest.mark.parametrize("kind", ["equal", "random"])
 @pytest.mark.parametrize("columns", [1, 2, 4, 11])
-def test_sums_by_index(columns, kind, order):
+def test_sums_by_index(columns, kind, order, threads):
     count = MANY // (1 if columns < 4 else columns // 2)
     rows, index = terms(count, columns, kind), index_of(count, order)
     right = torch.zeros(4, columns, dtype=torch.float64)
     for group in range(4):
         right[group] = rows[index == group].sum(0, dtype=torch.float64)
     found = []
-    for threads in (1, 2):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
+    for number in (1, 2):
+        threads(number)
         found.append(by_index.sums(rows, index, 4))
-        torch.set_num_threads(before)
     assert torch.equal(*found)
     assert ((found[0] - right).abs() <= 2**14 * U * right).all()
     if columns < 3 or columns == 4 and order == "rising":

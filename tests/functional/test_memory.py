@@ -107,13 +107,9 @@ def run(soak, device, steps, seed, step=None):
 
 
 @pytest.fixture(autouse=True)
-def _plain_torch(monkeypatch):
+def _plain_torch(monkeypatch, one_thread):
     """One thread, because steps are small, and no oneDNN, which caches code for every shape (see soak.py)."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def grown(soak, device, step=None):

@@ -82,6 +82,15 @@ def test_compiled(case, graph, monkeypatch):
     )
 
 
+def check_of_ops(name, graph, dtype, tensors):
+    tensors = {n: x.to(graph.device) for n, x in tensors.items()}
+
+    def call(leaves):
+        return (getattr(ops, name)(graph, *leaves.values()),)
+
+    assert_no_sum_lost(run(call, tensors, dtype), run(call, tensors, dtype, exact=True), 0.02)
+
+
 MESSAGES = [f"u_{op}_e_{reducer}" for op in ("add", "mul", "div") for reducer in ("sum", "mean")]
 
 
@@ -93,12 +102,7 @@ def test_sums_of_messages(graph, dtype, name, width):
     tensors = {"x": positive((DEGREE + 1, width), seed=2), "y": positive((graph.num_edges, width), seed=3)}
     if name.startswith("copy"):
         del tensors["y" if "_u_" in name else "x"]
-    tensors = {n: x.to(graph.device) for n, x in tensors.items()}
-
-    def call(leaves):
-        return (getattr(ops, name)(graph, *leaves.values()),)
-
-    assert_no_sum_lost(run(call, tensors, dtype), run(call, tensors, dtype, exact=True), 0.02)
+    check_of_ops(name, graph, dtype, tensors)
 
 
 @pytest.mark.parametrize("width", [1, 64])
@@ -108,9 +112,4 @@ def test_gradients_of_rows_at_edges(graph, dtype, name, width):
     sizes = {"e": graph.num_edges, "u": DEGREE + 1, "v": DEGREE + 1}
     kinds = [letter for letter in name.split("_") if letter in sizes]
     tensors = {f"{k} {kind}": positive((sizes[kind], width), seed=k) for k, kind in enumerate(kinds)}
-    tensors = {n: x.to(graph.device) for n, x in tensors.items()}
-
-    def call(leaves):
-        return (getattr(ops, name)(graph, *leaves.values()),)
-
-    assert_no_sum_lost(run(call, tensors, dtype), run(call, tensors, dtype, exact=True), 0.02)
+    check_of_ops(name, graph, dtype, tensors)

@@ -100,27 +100,23 @@ def test_torch_2_13_softmax_of_a_long_column():
     assert abs(functional.dot_attention(graph, one, one, one).item() - 1) < 1e-4
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_torch_2_13_layer_norm_loses_its_gradient_in_16_bits(threads):
+@pytest.mark.parametrize("number", [1, 2])
+def test_torch_2_13_layer_norm_loses_its_gradient_in_16_bits(number, threads):
     """On a CPU the gradient of LayerNorm's weight depends on the number of threads, too."""
     from dfgnn.nn._sums_in_16_bits import normalized  # what our layers call
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        x = torch.randn(DEGREE, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-        sign, found = x.sign(), {}
-        norm = torch.nn.LayerNorm(64).bfloat16()
-        exact = torch.nn.LayerNorm(64).double()
-        (exact(x.double()) * sign).sum().backward()
-        for name, call in {"theirs": norm, "ours": lambda x: normalized(norm, x)}.items():
-            norm.zero_grad()
-            out = call(x)
-            assert (out.double() - exact(x.double())).abs().max() < 2e-2
-            (out * sign).sum().backward()
-            found[name] = (norm.weight.grad.double() / exact.weight.grad).mean().item()
-    finally:
-        torch.set_num_threads(before)
+    threads(number)
+    x = torch.randn(DEGREE, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    sign, found = x.sign(), {}
+    norm = torch.nn.LayerNorm(64).bfloat16()
+    exact = torch.nn.LayerNorm(64).double()
+    (exact(x.double()) * sign).sum().backward()
+    for name, call in {"theirs": norm, "ours": lambda x: normalized(norm, x)}.items():
+        norm.zero_grad()
+        out = call(x)
+        assert (out.double() - exact(x.double())).abs().max() < 2e-2
+        (out * sign).sum().backward()
+        found[name] = (norm.weight.grad.double() / exact.weight.grad).mean().item()
     assert abs(found["ours"] - 1) < 0.01
     if TORCH:
         assert found["theirs"] < 0.5
@@ -267,7 +263,7 @@ def test_dgl_1_1_3_masks_in_files(tmp_path):
 
 
 @exhaustive
-def test_pyg_2_8_peak_memory_of_compiled_layers():
+def test_pyg_2_8_peak_memory_of_compiled_layers(threads):
     """A compiled GATConv or TransformerConv peaks at 0.46 to 1.33 tensors of E x H x C where sums along an
     index are left to eager code, as on two threads, ours at none."""
     N, E, H, C = 400, 40_000, 4, 32
@@ -281,14 +277,10 @@ def test_pyg_2_8_peak_memory_of_compiled_layers():
         compiled(x, edge_index)
         return peak_extra(lambda: compiled(x, edge_index), 0, x.device) / (4 * E * H * C)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert peak(accelerated(theirs)) < 0.1
-        if TORCH and PYG:
-            assert peak(theirs) > 0.4
-    finally:
-        torch.set_num_threads(before)
+    threads(2)
+    assert peak(accelerated(theirs)) < 0.1
+    if TORCH and PYG:
+        assert peak(theirs) > 0.4
 
 
 @pytest.mark.gpu
