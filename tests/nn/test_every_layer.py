@@ -186,8 +186,12 @@ def check_sets(layer, call, dim, *sets):
     torch.testing.assert_close(floats(call(*inputs)), found[0])
 
 
+WITH_ATTENTION = "GATConv", "GATv2Conv", "FAConv", "TransformerConv", "RGATConv"
+
+
 @pytest.mark.parametrize("name", names(without=ONE_SET))
 def test_sets_of_features(device, name):
+    """Also with the attention, of layers that have one of sets."""
     layer, dim = on_device(name, device).eval(), dimension_of_sets(name)
     x = torch.randn(SETS, N, 8, dtype=X.dtype, device=device).movedim(0, dim)
     shared = of(name) == "pyg" or "GraphTransformer" in name and "attributes" in name
@@ -196,6 +200,15 @@ def test_sets_of_features(device, name):
     else:
         attr = torch.randn(SETS, *ATTR.shape, dtype=X.dtype, device=device).movedim(0, dim)
         check_sets(layer, lambda x, attr: layer(*arguments(name, x, attr)), dim, x, attr)
+
+    def with_attention(x):
+        given = arguments(name, x, ATTR.to(device))
+        out, (edges, alpha) = layer(*given, return_attention_weights=True)
+        assert edges.shape[1] in alpha.shape
+        return out, alpha
+
+    if of(name) == "pyg" and name.split()[1] in WITH_ATTENTION:
+        check_sets(layer, with_attention, 0, x)
 
 
 @pytest.mark.parametrize("name", [n for n in names("dgl", "", without=ONE_SET) if dimension_of_sets(n)])
@@ -209,22 +222,6 @@ def test_two_dimensions_of_sets(device, name):
     found = floats(layer(*arguments(name, x, attr)))
     expected = floats(layer(*arguments(name, x.flatten(1, 2), flat)))
     torch.testing.assert_close(found, [out.unflatten(1, (2, SETS)) for out in expected])
-
-
-WITH_ATTENTION = "GATConv", "GATv2Conv", "FAConv", "TransformerConv", "RGATConv"
-
-
-@pytest.mark.parametrize("name", [name for name in names("pyg") if name.split()[1] in WITH_ATTENTION])
-def test_attention_of_sets(device, name):
-    layer = on_device(name, device).eval()
-
-    def call(x):
-        given = arguments(name, x, ATTR.to(device))
-        out, (edges, alpha) = layer(*given, return_attention_weights=True)
-        assert edges.shape[1] in alpha.shape
-        return out, alpha
-
-    check_sets(layer, call, 0, torch.randn(SETS, N, 8, dtype=X.dtype, device=device))
 
 
 def test_dropout_is_another_for_each_set(device):

@@ -64,21 +64,16 @@ class PyGSubject(Subject):
     asked = {"return_attention_weights": True}
     dropout = [{}]
     has_concat = True
+    attributes = None  # columns of the edges' attributes, where no option says how many
 
     def __init__(self):
         super().__init__()
         self.theirs, self.ours = getattr(torch_geometric.nn, self.name), getattr(pyg, self.name)
 
-    def inputs(
-        self,
-        edges=("random", "tensor"),
-        dtype=torch.float64,
-        in_channels=None,
-        edge_dim=None,
-        **options,
-    ):
+    def inputs(self, edges=("random", "tensor"), dtype=torch.float64, in_channels=None, **options):
         """Arguments of forward; the edges are distinct where their form is a sparse matrix."""
         graph, form = edges
+        edge_dim = options.get("edge_dim", options.get("in_edge_channels", self.attributes))
         edge_index, num_src, num_dst = graph_edges(graph, form in SPARSE)
         in_channels = self.args[0] if in_channels is None else in_channels
         x = torch.randn(num_src, in_channels if isinstance(in_channels, int) else in_channels[0], dtype=dtype)
@@ -411,15 +406,12 @@ class ResGatedGraphConv(Unasked):
 
 class GATEConv(Unasked):
     args = low_args = 8, 8, 3
-    dropout, copies = [{}], None
+    attributes, dropout, copies = 3, [{}], None
     options = dict(args=((8, 8, 3), (5, 5, 3)))
 
     def __init__(self):
         self.name, self.ours = "GATEConv", pyg.GATEConv
         self.theirs = torch_geometric.nn.models.attentive_fp.GATEConv
-
-    def inputs(self, *args, edge_dim=3, **options):
-        return super().inputs(*args, edge_dim=edge_dim, **options)
 
     def inject_dropout(self, monkeypatch, ours):
         inject_dropout(monkeypatch, ours, 400, 1)
@@ -436,15 +428,12 @@ class HEATConv(Unasked):
         concat=BOTH, root_weight=BOTH, bias=BOTH, heads=(1, 3), negative_slope=(0.2, 0.05),
         args=((8, 8, 3, 4, 7, 6, 2), (9, 5, 3, 4, 7, 6, 2)),
     )  # fmt: skip
-    dropout, copies = [{}], None
+    attributes, dropout, copies = 6, [{}], None
 
     def edge_arguments(self, edge_index, num_src, num_dst, form, attr):
         num_edges = edge_index.shape[1]
         kinds = torch.arange(num_src) * 7 % 3, edge_types(num_edges).clamp(max=3)
         return in_form(edge_index, num_src, num_dst, form), *kinds, attr
-
-    def inputs(self, *args, edge_dim=6, **options):
-        return super().inputs(*args, edge_dim=edge_dim, **options)
 
 
 class GeneralConv(Unasked):
@@ -469,9 +458,6 @@ class GeneralConv(Unasked):
             row["args"] = (9, 6), 5
             row |= {"directed_msg": True, "skip_linear": False, "attention_type": "additive"}
         return row
-
-    def inputs(self, *args, in_edge_channels=None, **options):
-        return super().inputs(*args, edge_dim=in_edge_channels, **options)
 
 
 class FAConv(PyGSubject):
