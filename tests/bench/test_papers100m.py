@@ -1,11 +1,10 @@
 """benchmarks/papers100m.py at a ten-thousandth of its size, on the CPU."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from loading import ROOT, load
 
 import dfgnn
 
@@ -14,13 +13,9 @@ ARGUMENTS = ["--device", "cpu", "--scale", "10000", "--rows", "32", "--budget", 
 
 @pytest.fixture(scope="module")
 def bench():
-    path = Path(__file__).parents[2] / "benchmarks" / "papers100m.py"
-    spec = importlib.util.spec_from_file_location("papers100m", path)
-    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(str(path.parent))
-        spec.loader.exec_module(module)
-    return module
+        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+        return load("benchmarks/papers100m.py")
 
 
 @pytest.fixture(scope="module")

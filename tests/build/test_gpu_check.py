@@ -1,26 +1,15 @@
 """The record of the last check on a GPU, and the scripts that make it."""
 
-import importlib.util
 import itertools
 import json
 import shutil
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
+from loading import ROOT, load
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gpu_check = load_script("gpu_check")
+gpu_check = load("scripts/gpu_check.py")
 
 
 def test_the_record_is_clean_and_of_these_sources():
@@ -165,7 +154,7 @@ def test_parts_of_a_tool_together():
 
 
 def test_the_parts_of_the_suite_are_all_of_it(monkeypatch):
-    suite = load_script("sanitize_suite")
+    suite = load("scripts/sanitize_suite.py")
     made = []
     take = suite.shared(lambda number: made.append(number))
     for part in range(3):
@@ -176,7 +165,7 @@ def test_the_parts_of_the_suite_are_all_of_it(monkeypatch):
 
 
 def test_the_suite_runs():
-    suite = load_script("sanitize_suite")
+    suite = load("scripts/sanitize_suite.py")
     calls = 5 * len(suite.DTYPES) + 2 * 2 * len(suite.CASES)
     others = suite.forced(suite.local("cpu")) + suite.of_capacity(suite.bipartite("cpu"))
     blocks = 2 * len(suite.DTYPES)

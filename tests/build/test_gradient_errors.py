@@ -1,21 +1,14 @@
 """scripts/gradient_errors.py, and its table in docs/numerics.md."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from covering import covered
-
-ROOT = Path(__file__).parents[2]
+from loading import ROOT, load
 
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("gradient_errors", ROOT / "scripts" / "gradient_errors.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("scripts/gradient_errors.py")
 
 
 CASES = (

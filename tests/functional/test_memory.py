@@ -4,25 +4,19 @@ import collections
 import contextlib
 import ctypes
 import gc
-import importlib.util
 import random
-from pathlib import Path
 
 import pytest
 import torch
+from loading import load
 
 from dfgnn.graph import cache as _kept
 from dfgnn.graph import of_dgl
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def soak():
-    spec = importlib.util.spec_from_file_location("soak", ROOT / "scripts" / "soak.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("scripts/soak.py")
 
 
 def tensors_of(size, step):

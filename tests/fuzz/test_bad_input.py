@@ -1,16 +1,11 @@
 """Every call of the table of bad inputs raises its error, in words that name what is wrong."""
 
-import importlib.util
-from pathlib import Path
-
 import bad_blocks
 import bad_graphs
 import bad_input
 import bad_layers
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
+from loading import load
 
 CASES = [*bad_input.cases(), *bad_graphs.cases(), *bad_blocks.cases(), *bad_layers.cases()]
 
@@ -37,9 +32,6 @@ def test_refused(where):
 def test_the_page_of_errors():
     """What docs/conf.py writes as docs/internals/errors.md: every case, with the message of its error."""
     pytest.importorskip("torch_geometric")
-    spec = importlib.util.spec_from_file_location("error_table", ROOT / "scripts" / "error_table.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    text = script.page()
+    text = load("scripts/error_table.py").page()
     assert text.count("\n- ") == len(CASES) and all(f"## `{case.where}`" in text for case in CASES)
     assert "`dot_attention: edge.key: expected shape [5, 2, 8] or [5, 8], got [5, 1, 8]; " in text
