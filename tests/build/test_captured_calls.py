@@ -155,7 +155,6 @@ CHANGES = {
     "message hook": lambda model, edges: model.own.register_message_forward_hook(doubled),
     "other forward": lambda model, edges: with_doubled_results(model),
     "other share": lambda model, edges: setattr(model.dropout, "p", 0.1),
-    "attribute": lambda model, edges: setattr(model.own, "scale", 5.0),
 }
 # The arguments that it gives from then on.
 ARGUMENTS = {
@@ -165,7 +164,7 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGES, *ARGUMENTS])
+@pytest.mark.parametrize("change", [*CHANGES, *ARGUMENTS, "attribute"])
 def test_what_changes_runs_as_written(device, how, change):
     model, x, edge_index = problem(device, dropout=0.5)
 
@@ -175,6 +174,8 @@ def test_what_changes_runs_as_written(device, how, change):
         def calls(step, model):
             if step == 5 and change in CHANGES:
                 CHANGES[change](model, edges)
+            if step >= 5 and change == "attribute":  # another number at each step
+                model.own.scale = float(step)
             if change in ARGUMENTS and step >= 5:
                 return ARGUMENTS[change](x, edges)
             return (x, edges, 1.0) if change == "other number" else (x, edges)

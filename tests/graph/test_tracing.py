@@ -159,11 +159,11 @@ def test_after_a_failure(under):
 
 
 @ways
-def test_after_attention(under):
+def test_after_attention(under, device):
     """The graph works after attention was tried under a transform, whether that call raised or not."""
-    graph = make()
-    feat, *terms = [x.detach() for x in make_inputs()]
-    bias = torch.ones(graph.num_edges, 4)
+    graph = make(device)
+    feat, *terms = [x.detach() for x in make_inputs(device)]
+    bias = torch.ones(graph.num_edges, 4, device=device)
     options = (
         {},
         {"bias": bias, "return_attention": True},

@@ -13,12 +13,20 @@ PYG = pytest.importorskip("torch_geometric.nn")
 X, EDGES, ATTR = torch.randn(9, 8), torch.randint(9, (2, 30)), torch.randn(30, 3)
 
 
+def accelerated(layer):
+    layers = torch.nn.ModuleList([layer])
+    dfgnn.accelerate(layers)
+    return layers[0]
+
+
 def made_by_pyg(name, *args, **options):
     """A layer whose constructor is torch_geometric's, which takes any size."""
     with torch.random.fork_rng():
-        layers = torch.nn.ModuleList([getattr(PYG, name)(*args, **options)])
-    dfgnn.accelerate(layers)
-    return layers[0]
+        return accelerated(getattr(PYG, name)(*args, **options))
+
+
+def inputs(pair, with_attributes):
+    return (X, X.clone()) if pair else X, EDGES, *((ATTR,) if with_attributes else ())
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")
@@ -29,9 +37,8 @@ def test_no_heads_and_no_columns(name, options):
         options = {}
     for argument, out, heads in (("out_channels", 0, 2), ("heads", 4, 0)):
         layer = made_by_pyg(name, 8, out, heads=heads, **options)
-        attr = (ATTR,) if "edge_dim" in options else ()
         with pytest.raises(ValueError, match=rf"{name}: {argument}: expected at least 1, got 0"):
-            layer(X, EDGES, *attr)
+            layer(*inputs(False, "edge_dim" in options))
 
 
 WRONG = {  # of 2 heads of 4 columns: fewer heads, more heads of the same number of elements, other dimensions
@@ -62,7 +69,7 @@ def refused(layer, call, name, value):
 @pytest.mark.parametrize("name, vectors", [("GATConv", ("att_src", "att_dst")), ("GATv2Conv", ("att",))])
 def test_parameters_of_other_shapes(name, vectors, options, pair):
     layer = made_by_pyg(name, 8, 4, heads=2, **options)
-    given = ((X, X.clone()) if pair else X, EDGES, *((ATTR,) if "edge_dim" in options else ()))
+    given = inputs(pair, "edge_dim" in options)
     call = lambda: layer(*given)  # noqa: E731
     for vector in vectors + (("att_edge",) if name == "GATConv" and "edge_dim" in options else ()):
         if vector == "att_edge" and pair:
@@ -103,14 +110,8 @@ BROADCAST = {"w", "l1", "b1", "l2", "b2", "beta", "skip"}
 @in_turns("usual", [False, True], names(without=["GPSConv", "Aggregation", "bare"]))
 def test_every_parameter_of_another_shape(name, usual):
     """PyTorch's errors do not know its name; those of a layer do, whichever of its modules raises them."""
-
-    def accelerated():
-        layers = torch.nn.ModuleList([made(name, upstream=of(name) == "pyg")])
-        dfgnn.accelerate(layers)
-        return layers[0]
-
-    for parameter, x in accelerated().named_parameters():
-        layer = accelerated()
+    for parameter, x in made(name, upstream=of(name) == "pyg").named_parameters():
+        layer = accelerated(made(name, upstream=of(name) == "pyg"))
         call = lambda: layer(*arguments(name))  # noqa: B023, E731
         with torch.no_grad():
             for _ in range(2 if usual else 0):  # a usual call is prepared by the one before
@@ -134,7 +135,7 @@ def test_vectors_of_float64(name, pair, edge_dim):
     for key in ("att", "att_src", "att_dst", "att_edge"):
         if getattr(layer, key, None) is not None:
             setattr(layer, key, Parameter(getattr(layer, key).detach().double()))
-    given = ((X, X.clone()) if pair else X, EDGES, *(() if edge_dim is None else (ATTR,)))
+    given = inputs(pair, edge_dim is not None)
     expected = getattr(PYG, name).forward(layer, *given)
     got = layer(*given)
     assert got.dtype == expected.dtype == torch.float64
