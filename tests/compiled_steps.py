@@ -2,6 +2,7 @@
 tells which operators it gets."""
 
 import torch
+from every_layer import floats
 from functorch.compile import default_partition, make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._pytree import tree_leaves, tree_map
@@ -12,11 +13,12 @@ def is_float(x):
 
 
 def step(call, layer, inputs):
-    """The output, and the gradients of the inputs and of the layer's parameters."""
+    """The outputs, and the gradients of the inputs and of the layer's parameters."""
     inputs = tree_map(lambda x: x.clone().requires_grad_() if is_float(x) else x, inputs)
-    out = call(*inputs)
+    outs = floats(call(*inputs))
     wanted = [x for x in (*tree_leaves(inputs), *layer.parameters()) if is_float(x) and x.requires_grad]
-    return out, *torch.autograd.grad(out.sin().sum(), wanted, allow_unused=True)
+    loss = sum(out.sin().sum() for out in outs)
+    return [*outs, *torch.autograd.grad(loss, wanted, allow_unused=True)]
 
 
 def assert_same_step(compiled, layer, inputs):
