@@ -124,9 +124,11 @@ def patches_a_method(model, k):
 BEFORE = [changes_a_nested_value, transposes_a_weight, clips_weights, patches_a_method]
 
 
-def same(a, b):
-    assert a[1:] == b[1:]
-    torch.testing.assert_close(a[0], b[0], rtol=1e-8, atol=1e-10)
+def check(read, how, device, **options):
+    """The script gives the same with calls that are replayed, and without."""
+    found, expected = (run(read, way, device, **options) for way in (how, None))
+    assert found[1:] == expected[1:]
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-8, atol=1e-10)
 
 
 @pytest.fixture
@@ -136,12 +138,12 @@ def how(device, monkeypatch):
 
 @pytest.mark.parametrize("read", READS, ids=lambda f: f.__name__)
 def test_what_a_forward_does(device, how, read):
-    same(run(read, how, device), run(read, None, device))
+    check(read, how, device)
 
 
 @pytest.mark.parametrize("before", BEFORE, ids=lambda f: f.__name__)
 def test_what_a_script_does_between_calls(device, how, before):
-    same(run(nested, how, device, before), run(nested, None, device, before))
+    check(nested, how, device, before=before)
     assert replayed(how), str(how.rows())
 
 
@@ -157,10 +159,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_arguments(device, how, kind):
-    same(
-        run(nested, how, device, arguments=ARGUMENTS[kind]),
-        run(nested, None, device, arguments=ARGUMENTS[kind]),
-    )
+    check(nested, how, device, arguments=ARGUMENTS[kind])
     assert replayed(how), str(how.rows())
 
 
@@ -170,7 +169,7 @@ def test_results_can_be_saved(device, how):
         torch.save(out, buffer)
         pickle.dumps(out.detach())
 
-    same(run(nested, how, device, after=after), run(nested, None, device, after=after))
+    check(nested, how, device, after=after)
 
 
 def test_gradients_of_gradients_over_a_buffer(device, how):
@@ -188,7 +187,7 @@ def test_gradients_of_gradients_over_a_buffer(device, how):
             grads = torch.autograd.grad(out.square().mean(), parameters, create_graph=True)
             sum(x.square().sum() for x in grads).backward(retain_graph=True)
 
-    same(run(read, how, device, after=after), run(read, None, device, after=after))
+    check(read, how, device, after=after)
     assert replayed(how) >= 3, str(how.rows())
 
 

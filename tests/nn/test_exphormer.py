@@ -31,7 +31,8 @@ def made(device, dtype=torch.float64, size=6, heads=2, type_dim=None, clamp=5.0,
     edge_index[1][edge_index[1] == 3] = 4  # a node without in-edges
     x = sharp * torch.randn(N, size * heads, device=device, dtype=dtype)
     type_feat = torch.randn(T, layer.type_dim, device=device, dtype=dtype)
-    return layer, edge_index, types, x.requires_grad_(), type_feat.requires_grad_()
+    graph = layer.typed_graph(edge_index, types, N, T)
+    return layer, graph, (edge_index, types), x.requires_grad_(), type_feat.requires_grad_()
 
 
 def gradients(out, layer, *inputs):
@@ -56,9 +57,8 @@ def calls(count_calls):
 @pytest.mark.parametrize("clamp, sharp", [(5.0, 1.0), (0.3, 1.0), (5.0, 8.0), (None, 1.0)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_formula(device, dtype, size, heads, clamp, sharp, calls):
-    layer, edge_index, types, x, type_feat = made(device, dtype, size, heads, 5, clamp, sharp)
-    graph = layer.typed_graph(edge_index, types, N, T)
-    out, want = layer(graph, x, type_feat), plain(layer, edge_index, types, x, type_feat)
+    layer, graph, edges, x, type_feat = made(device, dtype, size, heads, 5, clamp, sharp)
+    out, want = layer(graph, x, type_feat), plain(layer, *edges, x, type_feat)
     tolerance = (
         dict(rtol=1e-9, atol=1e-9) if dtype is torch.float64 else dict(rtol=2e-3, atol=2e-4 * sharp**2)
     )
@@ -74,15 +74,15 @@ def test_formula(device, dtype, size, heads, clamp, sharp, calls):
 def test_heads_that_kernels_want_padded(monkeypatch, fixed):
     """Heads are padded as on a GPU, where kernels load 16 bytes at a time."""
     monkeypatch.setattr(_typed.Rows, "on", lambda _, heads, size, *__: _typed.Rows(heads, size, 3))
-    layer, edge_index, types, x, type_feat = made("cpu", heads=3)
+    layer, graph, edges, x, type_feat = made("cpu", heads=3)
     mask = torch.ones(E, dtype=torch.bool) if fixed else None
-    out = layer(layer.typed_graph(edge_index, types, N, T, edge_mask=mask), x, type_feat)
-    assert_same(out, plain(layer, edge_index, types, x, type_feat), layer, x, type_feat)
+    out = layer(layer.typed_graph(*edges, N, T, edge_mask=mask), x, type_feat)
+    assert_same(out, plain(layer, *edges, x, type_feat), layer, x, type_feat)
 
 
 def test_a_graph_of_fixed_capacity(device):
-    layer, edge_index, types, x, type_feat = made(device)
-    want = layer(layer.typed_graph(edge_index, types, N, T), x, type_feat)
+    layer, graph, edges, x, type_feat = made(device)
+    (edge_index, types), want = edges, layer(graph, x, type_feat)
     padded = torch.cat([edge_index[:, :100], edge_index.new_full((2, 50), N - 1), edge_index[:, 100:]], 1)
     kinds = torch.cat([types[:100], types.new_zeros(50), types[100:]])
     mask = torch.ones(E + 50, dtype=torch.bool, device=device)
@@ -92,14 +92,13 @@ def test_a_graph_of_fixed_capacity(device):
 
 
 def test_gradients_of_some_and_in_place(device, calls):
-    layer, edge_index, types, x, type_feat = made(device)
-    graph = layer.typed_graph(edge_index, types, N, T)
+    layer, graph, edges, x, type_feat = made(device)
     layer.project.requires_grad_(False)
     (alone,) = torch.autograd.grad(layer(graph, x.detach(), type_feat).mul_(2).sum(), type_feat)
     both = torch.autograd.grad(2 * layer(graph, x, type_feat).sum(), (x, type_feat))
     torch.testing.assert_close(alone, both[1])
     with torch.no_grad():
-        torch.testing.assert_close(layer(graph, x, type_feat), plain(layer, edge_index, types, x, type_feat))
+        torch.testing.assert_close(layer(graph, x, type_feat), plain(layer, *edges, x, type_feat))
     assert len(calls) == 3
 
 
@@ -113,16 +112,14 @@ def test_second_derivatives():
 
 
 def test_compiled():
-    layer, edge_index, types, x, type_feat = made("cpu", torch.float32)
-    graph = layer.typed_graph(edge_index, types, N, T)
+    layer, graph, edges, x, type_feat = made("cpu", torch.float32)
     want = layer(graph, x, type_feat)
     got = torch.compile(layer, backend="aot_eager", fullgraph=True)(graph, x, type_feat)
     assert_same(got, want, layer, x, type_feat)
 
 
 def test_autocast_and_half(device, calls):
-    layer, edge_index, types, x, type_feat = made(device, torch.float32, 8)
-    graph = layer.typed_graph(edge_index, types, N, T)
+    layer, graph, edges, x, type_feat = made(device, torch.float32, 8)
     want = layer(graph, x, type_feat)
     with torch.autocast(device, dtype=torch.bfloat16):
         got = layer(graph, x, type_feat)
@@ -138,8 +135,8 @@ def test_bad_input():
         ExphormerAttention(6, 4)
     with pytest.raises(ValueError, match="clamp: expected a number above 0"):
         ExphormerAttention(8, 4, clamp=0)
-    layer, edge_index, types, x, type_feat = made("cpu", torch.float32)
-    graph = layer.typed_graph(edge_index, types, N, T)
+    layer, graph, edges, x, type_feat = made("cpu", torch.float32)
+    edge_index, types = edges
     with pytest.raises(TypeError, match=r"graph: expected a dfgnn.Graph, got Tensor"):
         layer(edge_index, x, type_feat)
     with pytest.raises(ValueError, match=r"feat: expected shape \[any, 12\], got \[40, 11\]"):
@@ -159,9 +156,8 @@ def test_bad_input():
 
 @pytest.mark.parametrize("hung", ["hook", "weight_norm", "bias", "replaced"])
 def test_what_hangs_on_the_projection_is_called(device, hung, calls):
-    layer, edge_index, types, x, type_feat = made(device)
-    graph, feats = layer.typed_graph(edge_index, types, N, T), layer.feats
-    want = 2 * layer.project.weight.detach()
+    layer, graph, edges, x, type_feat = made(device)
+    feats, want = layer.feats, 2 * layer.project.weight.detach()
     if hung == "hook":
         layer.project.register_forward_hook(lambda module, args, out: 2 * out)
     elif hung == "weight_norm":  # which makes the weight anew in a hook before forward
@@ -185,13 +181,13 @@ def test_what_hangs_on_the_projection_is_called(device, hung, calls):
     plain_one.project.weight = torch.nn.Parameter(
         want if bias is None else torch.cat([want, bias[:, None]], 1)
     )
-    torch.testing.assert_close(out, plain(plain_one, edge_index, types, query, type_feat))
+    torch.testing.assert_close(out, plain(plain_one, *edges, query, type_feat))
     assert not calls
 
 
 def test_types_in_few_bits(device):
-    layer, edge_index, types, x, type_feat = made(device)
-    edge_index, x = 10 * edge_index, x.detach().repeat_interleave(10, 0)  # ids beyond 255
+    layer, graph, edges, x, type_feat = made(device)
+    edge_index, types, x = 10 * edges[0], edges[1], x.detach().repeat_interleave(10, 0)  # ids beyond 255
     out = [
         layer(layer.typed_graph(edge_index, types.to(dtype), 10 * N, T), x, type_feat)
         for dtype in (torch.int64, torch.uint8, torch.int32)

@@ -28,11 +28,8 @@ COUNTERS = torch._dynamo.utils.counters
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
-    torch._dynamo.reset()
+def _fresh(fresh_dynamo):
     COUNTERS.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
