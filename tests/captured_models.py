@@ -1,4 +1,4 @@
-"""Models whose calls dfgnn.run --capture replays, for its tests."""
+"""Models whose calls dfgnn.run replays, for its tests."""
 
 import contextlib
 import copy
@@ -9,7 +9,7 @@ from torch import nn
 from torch_geometric.nn import GATConv, MessagePassing
 from torch_geometric.utils import softmax
 
-from dfgnn.run import captured, elsewhere
+from dfgnn.run import recorded
 from dfgnn.run.captured import Captured
 from dfgnn.runtime import cuda_graphs
 
@@ -83,11 +83,10 @@ def installed(how):
 
 def capturing(device, monkeypatch, with_care=False):
     """What replays calls, also where that is not faster; on a CPU by a stand-in for CUDA graphs."""
-    monkeypatch.setattr(captured, "_FASTER", 0.0)
-    monkeypatch.setattr(captured, "_FASTER_WITH_CARE", 0.0)
+    monkeypatch.setattr(recorded, "FASTER", 0.0)
+    monkeypatch.setattr(recorded, "FASTER_WITH_CARE", 0.0)
     if device == "cpu":
         monkeypatch.setattr(cuda_graphs, "Recorder", fake_cuda.Recorder)
-        monkeypatch.setattr(elsewhere, "_OURS", {"dfgnn", "fake_cuda"})
     return Captured(with_care)
 
 

@@ -108,10 +108,11 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Copies the values back into the same tensors, whose addresses CUDA graphs read."""
+        """Copies the values back into the same tensors, whose addresses CUDA graphs read. Their versions
+        stay: a backward pass that is still to come may have saved them."""
         for x, before in self._tensors:
-            if not torch.equal(x, before):  # the versions of others stay
-                x.copy_(before)
+            if not torch.equal(x, before):
+                x.data.copy_(before)
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)

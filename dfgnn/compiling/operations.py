@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ..runtime import torch_internals as internals
 
@@ -300,3 +300,14 @@ def without_likeness(graph: Graph) -> None:
         size = size[0] if len(size) == 1 and isinstance(size[0], Node) and called == "new_zeros" else size
         node.args = (size,) if called == "new_zeros" else (size, given["fill_value"])
         node.kwargs = dict(dtype=tensor.dtype, device=tensor.device)
+
+
+def without_dropout(graph_module: GraphModule) -> GraphModule:
+    """A copy of a module whose dropout drops nothing."""
+    graph = Graph()
+    graph.output(graph.graph_copy(graph_module.graph, {}))
+    for node in list(graph.nodes):
+        if node.op != "output" and name(node).endswith("dropout"):
+            node.replace_all_uses_with(node.args[0] if node.args else node.kwargs["input"])
+            graph.erase_node(node)
+    return GraphModule(graph_module, graph)

@@ -34,8 +34,8 @@ With ``--as-dgl`` a script that was written for DGL runs without it: ``import dg
 ``compiled``   traces or compiles modules with message passing of their own
 ``indexing``   takes rows of tensors by an index in them
 ``index_sums`` computes sums by an index in PyTorch's place
-``captured``   replays calls of models as CUDA graphs, which ``call_graphs`` makes of ``arguments``
-``model_state`` what Python sees of a model, and ``elsewhere`` what else its calls read
+``captured``   replays calls of models: which are alike, by ``arguments``
+``recorded``   a graph that PyTorch's compiler has recorded, and its CUDA graphs, ``call_graphs``
 ``gains``      measures what that and other lines would gain
 ``models``     finds the calls of a script's models
 ``sample``     repeats one call of a module on copies

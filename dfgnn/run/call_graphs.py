@@ -1,31 +1,24 @@
-"""The CUDA graphs of one call of a module: forward and backward, and what replays them."""
+"""The CUDA graphs of one graph that PyTorch's compiler has recorded: forward and backward, and what replays
+them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..capturing._run import no_waiting
 from ..capturing.constants import LEARNING_RUNS, Constants
-from ..capturing.state import Snapshot, buffers_stay, forget_streams
-from ..capturing.state import tensors_of as state_of
+from ..capturing.state import Snapshot, forget_streams
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
-from .arguments import PLAIN, Arguments, Made, assign
-from .sample import put_random_state, random_state, tensors_of
-
-
-class _Given(NamedTuple):
-    """A result that is an argument: which of the leaves, or which object."""
-
-    place: int
-    is_object: bool
+from .arguments import PLAIN
+from .sample import put_random_state, random_state
 
 
 def _tensors(out: list[Any]) -> list[Tensor]:
@@ -56,34 +49,26 @@ def _leaves(x: Tensor) -> set[int]:
 
 
 class CallGraphs:
-    """The CUDA graphs of one call: forward and backward."""
+    """The CUDA graphs of ``run(*inputs)``, a function of its inputs and of the random generators alone:
+    forward and backward. given: the places of inputs that differ between calls, whose numbers are copied;
+    the others are the same tensors in each call, parameters, buffers and integers. asked: the leaves of its
+    results that are to get gradients; if there is none, all."""
 
     def __init__(
-        self, call: Callable, module: nn.Module, arguments: Arguments, snapshot: Snapshot,
-        assigned: list[tuple[dict[str, Any], str]], held: list[Tensor], modified: dict[int, Any],
-        asked: frozenset[int] = frozenset(),
+        self, run: Callable[..., Any], inputs: Sequence[Tensor], given: list[int], snapshot: Snapshot,
+        asked: frozenset[int], modified: dict[int, Any],
     ):  # fmt: skip
-        """asked: the leaves of what the model returns that are to get gradients; if there is none, all."""
-        self._asked = asked
-        self._call, self._module, self._sample = call, weakref.ref(module), arguments
-        self._assigned, self._modified = list(assigned), modified
-        leaves = arguments.leaves
-        self._places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor) and x.is_floating_point()]
-        # Held, so that their ids, which tell calls apart, stay theirs, and so that what is cached for their
-        # edges stays alive.
-        self._held = [None if k in self._places else x for k, x in enumerate(leaves)] + held
-        self._static = list(leaves)
-        for k in self._places:
-            self._static[k] = leaves[k].detach().clone().requires_grad_(leaves[k].requires_grad)
-        made = arguments.made_of(self._static)
-        self._arguments = Arguments(made.args, made.kwargs)  # which hold no tensors of the script's
-        self._parameters = [x for x in module.parameters() if x.requires_grad]
-        if not self._parameters:
-            raise RuntimeError("it has no parameter that trains")
-        self._trained = [k for k in self._places if leaves[k].requires_grad]
+        self._run, self._given, self._asked, self._modified = run, given, asked, modified
+        self._inputs = list(inputs)
+        for k in given:
+            self._inputs[k] = inputs[k].detach().clone().requires_grad_(inputs[k].requires_grad)
+        self._trained = [k for k, x in enumerate(inputs) if x.requires_grad]
+        if not self._trained:
+            raise RuntimeError("it trains nothing")
+        self.device = inputs[self._trained[0]].device
         self.draws = True  # random numbers
-        self.reads_buffers = False  # which it writes, too
-        of = self._parameters[0].device.type
+        self.reads: list[int] = []  # inputs that are read before they are written
+        of = self.device.type
         self._autocast: dict[str, Any] = dict(
             device_type=of, enabled=torch.is_autocast_enabled(of), dtype=torch.get_autocast_dtype(of)
         )
@@ -92,50 +77,33 @@ class CallGraphs:
         self._record(snapshot)
 
     def _outputs(self) -> list[Any]:
-        """Forward: the leaves of what the model returns."""
-        module = self._module()
-        assert module is not None
-        made = self._arguments.made_of(self._static)
-        for own, name in self._assigned:
-            own[name] = None  # a call that read what the last one left would give other numbers
-        with buffers_stay(module):
-            out, self._out_tree = tree_flatten(self._call(module, *made.args, **made.kwargs))
-        self._returned, changed = len(out), made.assigned()
-        self._changed = [place for place, _ in changed]
-        out += [own[name] for own, name in self._assigned] + [x for _, x in changed]
-        # A result that is an argument is that of each call.
-        given = {id(x): _Given(k, False) for k, x in enumerate(self._static) if isinstance(x, Tensor)}
-        given |= {id(x): _Given(k, True) for k, x in enumerate(made.objects)}
-        out = [given.get(id(x), x) for x in out]
+        """Forward: the leaves of the results."""
+        out, self._out_tree = tree_flatten(self._run(*self._inputs))
         self._live = _trained(out)
         places = [{k for k, y in enumerate(out) if y is x} for x in self._live]
         self._is_asked = [any(map(self._asks, ks)) for ks in places]
         return out
 
     def _asks(self, k: int) -> bool:
-        """Whether a leaf of what the model returns, or behind them what it assigns, is to get a gradient."""
-        return not self._asked or k in self._asked or k >= self._returned
+        return not self._asked or k in self._asked
 
     def _live_asked(self) -> list[Tensor]:
         return [x for x, asked in zip(self._live, self._is_asked) if asked]
 
-    def _inputs(self) -> list[Tensor]:
-        return [*self._parameters, *(self._static[k] for k in self._trained)]
+    def _leaf_inputs(self) -> list[Tensor]:
+        return [self._inputs[k] for k in self._trained]
 
     def _gradients(self, outputs: list[Tensor], grads: list[Tensor]) -> list[Tensor | None]:
-        return list(torch.autograd.grad(outputs, self._inputs(), grads, allow_unused=True))
+        return list(torch.autograd.grad(outputs, self._leaf_inputs(), grads, allow_unused=True))
 
     def _variable(self) -> Iterator[Tensor]:
         """What differs between calls."""
-        module = self._module()
-        if module is not None:
-            yield from state_of(module, None)
-        yield from (self._static[k] for k in self._places)
+        yield from (x for x in self._inputs if x.is_floating_point())
 
     def _record(self, snapshot: Snapshot) -> None:
-        recorder = cuda_graphs.Recorder(device := self._parameters[0].device)
-        self._constants = constants = Constants(device, self._variable, self._modified)
-        forget_streams(self._parameters)
+        recorder = cuda_graphs.Recorder(self.device)
+        self._constants = constants = Constants(self.device, self._variable, self._modified)
+        forget_streams(self._leaf_inputs())
         with recorder.running(), cuda_graphs.captured_step():
             for k in range(LEARNING_RUNS + 1):
                 last = no_waiting(recorder, constants) if k == LEARNING_RUNS else nullcontext()
@@ -149,19 +117,16 @@ class CallGraphs:
             with constants.running():
                 out, self._forward = recorder.recorded(self._outputs)
                 self._grads = [torch.zeros_like(x) for x in self._live_asked()]
-                reached = [_leaves(x) for x in self._live]
                 behind = [_nodes(x) - {x.grad_fn} for x in self._live]
                 # Whether another result was computed from it. The replayed results do not show that, because
                 # all of them come from the same autograd node.
                 self._is_part = [any(x.grad_fn in nodes for nodes in behind) for x in self._live]
-                self._reached = [[id(x) in leaves for x in self._inputs()] for leaves in reached]
                 self._found, self._backward = recorder.recorded(
                     lambda: self._gradients(self._live_asked(), self._grads)
                 )
         tensors = _tensors(out)
         places = {id(x): k for k, x in enumerate(tensors)}
         self._out_leaves = [None if isinstance(x, Tensor) else x for x in out]
-        self._given = [(k, x) for k, x in enumerate(out) if isinstance(x, _Given)]
         self._places_of_tensors = [(k, places[id(x)]) for k, x in enumerate(out) if isinstance(x, Tensor)]
         self._is_trained = [x.requires_grad for x in tensors]
         self._results = [x.detach() for x in tensors]
@@ -170,30 +135,23 @@ class CallGraphs:
     def _check(self, out: list[Any]) -> None:
         """Raises RuntimeError for what two CUDA graphs cannot give back."""
         for x in out:
-            if not isinstance(x, (Tensor, _Given)) and type(x) not in PLAIN:
+            if not isinstance(x, Tensor) and type(x) not in PLAIN:
                 raise RuntimeError(f"it returns a {type(x).__name__}")
-        if any(self._static[k]._version for k in self._places):
+        if any(self._inputs[k]._version for k in self._given):
             raise RuntimeError("it modifies its arguments")
-        given = [x for x in (*self._static, *self._parameters, *self._held) if isinstance(x, Tensor)]
         memory = [x.untyped_storage().data_ptr() for x in _tensors(out) if x.numel()]
-        if len(set(memory)) < len(memory) or {x.untyped_storage().data_ptr() for x in given}.intersection(
-            memory
-        ):
+        of_inputs = {x.untyped_storage().data_ptr() for x in self._inputs}
+        if len(set(memory)) < len(memory) or of_inputs.intersection(memory):
             raise RuntimeError(
                 "what it returns shares memory with an argument, a parameter or another result"
             )
         if not _trained(out):
             raise RuntimeError("what it returns has no gradient")
-        known = set(map(id, self._inputs()))
+        known = set(map(id, self._leaf_inputs()))
         if not all(leaf in known for x in _trained(out) for leaf in _leaves(x)):
-            raise RuntimeError("it trains tensors that are neither its parameters nor its arguments")
+            raise RuntimeError("it trains tensors that it makes")
 
     # ---- calls
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether another result was computed from one of them."""
-        return any(self._is_part)
 
     def is_free(self) -> bool:
         """Whether a replay may overwrite what the last one left: its backward has run, or never will."""
@@ -204,135 +162,105 @@ class CallGraphs:
         """Whether nothing was modified of which the CUDA graphs hold results."""
         return self._constants.is_current()
 
-    def __call__(self, arguments: Arguments) -> Any:
-        leaves, objects = arguments.leaves, arguments.objects
-        tensors = _Replay.apply(self, leaves, *self._parameters, *(leaves[k] for k in self._trained))
+    @property
+    def has_parts(self) -> bool:
+        """Whether another result was computed from one of them."""
+        return any(self._is_part)
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        tensors = _Replay.apply(self, inputs, *(inputs[k] for k in self._trained))
         trained = [x for x, is_trained in zip(tensors, self._is_trained) if is_trained]
         parts = [(k, x) for k, (x, part) in enumerate(zip(trained, self._is_part)) if part]
         trained[0].grad_fn.parts = [(k, weakref.ref(x)) for k, x in parts]
         out = list(self._out_leaves)
-        for k, x in self._given:
-            out[k] = objects[x.place] if x.is_object else leaves[x.place]
         for k, place in self._places_of_tensors:
             out[k] = tensors[place]
-        results = iter(out)
-        returned = tree_unflatten([next(results) for _ in range(self._out_tree.num_leaves)], self._out_tree)
-        for own, name in self._assigned:
-            own[name] = next(results)
-        for where in self._changed:
-            assign(objects, where, next(results))
-        return returned
+        return tree_unflatten(out, self._out_tree)
 
     def settle(self) -> None:
         """Ends the sample: what was restored since the capture counts as what was there."""
         self._constants.settle()
-        self._sample = self._arguments
 
-    def replayed(self, made: Made) -> Any:
-        return self(Arguments(made.args, made.kwargs))
+    def results(self, call: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[list, list]:
+        """What a call returns, and its gradients. Inputs are taken from the graph that the script has
+        made."""
+        leaves = list(inputs)
+        for k in self._given:
+            leaves[k] = inputs[k].detach().requires_grad_(inputs[k].requires_grad)
+        out = tree_flatten(call(*leaves))[0]
+        asked = _trained([x for k, x in enumerate(out) if self._asks(k)])
+        grads = torch.autograd.grad(
+            asked, [leaves[k] for k in self._trained], [x.detach() for x in asked], allow_unused=True
+        )
+        return [x.detach() for x in _tensors(out)], [x for x in grads if x is not None]
 
-    def written(self, made: Made) -> Any:
-        module = self._module()
-        assert module is not None
-        return self._call(module, *made.args, **made.kwargs)
-
-    def results(self, call: Callable[[Made], Any]) -> tuple[list[Tensor], list[Tensor]]:
-        """What a call of the sample returns or assigns to its arguments, and its gradients."""
-        leaves = list(self._sample.leaves)
-        for k in self._trained:  # one may be made of another, by the script: its graph is not to be run
-            leaves[k] = leaves[k].detach().requires_grad_()
-        made = self._sample.made_of(leaves)
-        returned, changed = tree_flatten(call(made))[0], tensors_of([x for _, x in made.assigned()])
-        left = tensors_of([own[name] for own, name in self._assigned])
-        outputs = [*tensors_of(returned), *changed, *left]
-        asked = [*tensors_of([x for k, x in enumerate(returned) if self._asks(k)]), *changed]
-        trained = [x for x in asked if x.requires_grad and not any(x is y for y in leaves)]
-        inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
-        grads = torch.autograd.grad(trained, inputs, [x.detach() for x in trained], allow_unused=True)
-        return [x.detach() for x in outputs], [x for x in grads if x is not None]
-
-    def forward(self, leaves: list[Any]) -> list[Tensor]:
-        for k in self._places:  # always: x.data may be written to without a version that counts it
-            self._static[k].detach().copy_(leaves[k])
+    def forward(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        for k in self._given:  # always: x.data may be written to without a version that counts it
+            self._inputs[k].detach().copy_(inputs[k])
         self._forward()
         return [x.clone() for x in self._results]
+
+    def differ(self, grads: list[Tensor | None]) -> bool:
+        """Whether these gradients are of other results than those that are asked. Zeros in place of one that
+        is missing would become NaN where a derivative is infinite; but not in a result of which another one
+        was computed, and to which they are added."""
+        pairs = zip(grads, self._is_asked, self._is_part)
+        return any(
+            x is None if asked and not part else x is not None and not asked for x, asked, part in pairs
+        )
 
     def backward(self, grads: list[Tensor | None]) -> list[Tensor | None]:
         for mine, given in zip(self._grads, [x for x, asked in zip(grads, self._is_asked) if asked]):
             mine.zero_() if given is None else mine.copy_(given)
         self._backward()
-        # An input has no gradient, instead of zeros, if no result that was given a gradient depends on it.
-        asked = [reached for reached, given in zip(self._reached, grads) if given is not None]
-        has = [any(column) for column in zip(*asked)] or [False] * len(self._found)
-        found = [x for x, has_one in zip(self._found, has) if has_one and x is not None]
+        found = [x for x in self._found if x is not None]
         copies = iter(internals.foreach_mul(found, 1.0) if found else ())
-        pairs = zip(self._found, has)
-        return [next(copies) if has_one and x is not None else None for x, has_one in pairs]
+        return [None if x is None else next(copies) for x in self._found]
 
-    def before(self) -> tuple[list[Tensor], dict[tuple[int, str], Tensor]]:
+    def before(self) -> tuple[list[Tensor], dict[int, Tensor]]:
         """What a call reads that it changes: the states of PyTorch's generators if it draws random numbers,
-        and buffers."""
-        module = self._module()
-        parts = enumerate(module.modules()) if module is not None and self.reads_buffers else ()
-        buffers = {
-            (k, name): x.detach().clone()
-            for k, part in parts for name, x in part._buffers.items() if x is not None
-        }  # fmt: skip
-        return random_state(self._parameters[0].is_cuda) if self.draws else [], buffers
+        and inputs that it writes."""
+        drawn = random_state(self.device.type == "cuda") if self.draws else []
+        return drawn, {k: self._inputs[k].detach().clone() for k in self.reads}
 
     @contextmanager
     def _as_then(self, states: list[Tensor]) -> Iterator[None]:
         """A context in which the call is as it was when the generators had these states: it draws the same
         numbers, as results were compared."""
-        device = self._parameters[0].device
-        on_gpu = [device] if device.type == "cuda" else []
+        on_gpu = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(on_gpu, enabled=bool(states)), torch.autocast(**self._autocast):
             if states:
-                put_random_state(states, device)
+                put_random_state(states, self.device)
             yield
 
     def backward_as_written(
-        self, leaves: list[Any], grads: list[Tensor | None], before: tuple[list, dict], what: str,
-        retained: Sequence[tuple[int, Tensor]] = (),
+        self, inputs: Sequence[Tensor], grads: list[Tensor | None], before: tuple[list, dict], what: str,
+        retained: Sequence[tuple[int, Tensor]],
     ) -> list[Tensor | None]:  # fmt: skip
         """Gradients with a graph of their own, or of a call whose CUDA graph has gone on, by the call itself
-        once more; no call is replayed from then on. before: `before` of the call. retained:
-        results with their places, whose ``grad`` gets what other results add to it."""
-        module = self._module()
-        assert module is not None  # its parameters are inputs of what asks
+        once more; no call is replayed from then on. before: `before` of the call. retained: results with
+        their places, whose ``grad`` gets what other results add to it."""
         self.given_up, create_graph = what, torch.is_grad_enabled()
-        with torch.enable_grad():  # as in `results`; gradients of gradients go on to the script's own
-            leaves = [x.view_as(x) if k in self._trained else x for k, x in enumerate(leaves)]
-        made = self._arguments.made_of(leaves)
-        attributes = [(own, name, own[name]) for own, name in self._assigned]
-        # Running statistics have been updated; this call has its own.
-        buffers = [
-            (k, part._buffers, name, x)
-            for k, part in enumerate(module.modules()) for name, x in part._buffers.items()
-        ]  # fmt: skip
         states, were = before
-        for k, own, name, x in buffers:
-            own[name] = None if x is None else were.get((k, name), x).detach().clone()
         with torch.enable_grad():
+            # As in `results`; gradients of gradients go on to the script's own. Running statistics have been
+            # updated already, so what has no gradient is a copy.
+            leaves = [
+                x.view_as(x) if k in self._trained else were.get(k, x).clone() for k, x in enumerate(inputs)
+            ]
             with self._as_then(states):
-                out = tree_flatten(self._call(module, *made.args, **made.kwargs))[0]
-            out += [own[name] for own, name in self._assigned] + [x for _, x in made.assigned()]
-            out = _trained([x for x in out if not any(x is y for y in leaves)])
+                out = _trained(tree_flatten(self._run(*leaves))[0])
             asked = [(x, grad) for x, grad in zip(out, grads) if grad is not None]
-            inputs = [*self._parameters, *(leaves[k] for k in self._trained)]
+            trained = [leaves[k] for k in self._trained]
             found = torch.autograd.grad(
-                [x for x, _ in asked], [*inputs, *(out[k] for k, _ in retained)], [grad for _, grad in asked],
-                create_graph=create_graph, allow_unused=True,
+                [x for x, _ in asked], [*trained, *(out[k] for k, _ in retained)],
+                [grad for _, grad in asked], create_graph=create_graph, allow_unused=True,
             )  # fmt: skip
-        for (k, x), total in zip(retained, found[len(inputs) :]):
+        for (k, x), total in zip(retained, found[len(trained) :]):
             if total is not None:
                 known, direct = x.grad, grads[k]
                 x.grad = total if known is None else known + (total if direct is None else total - direct)
-        for _, own, name, x in buffers:
-            own[name] = x
-        for own, name, value in attributes:
-            own[name] = value
-        return list(found[: len(inputs)])
+        return list(found[: len(trained)])
 
 
 def no_gradient(asked: str) -> str:
@@ -347,12 +275,12 @@ class _Replay(torch.autograd.Function):
     """A call, replayed. Its inputs are the tensors that get gradients."""
 
     @staticmethod
-    def forward(ctx: Any, graphs: CallGraphs, leaves: list[Any], *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.graphs, ctx.done, ctx.parts, ctx.leaves = graphs, False, [], leaves
+    def forward(ctx: Any, graphs: CallGraphs, inputs: Sequence[Tensor], *trained: Tensor) -> Any:
+        ctx.graphs, ctx.done, ctx.parts, ctx.inputs = graphs, False, [], inputs
         ctx.before = graphs.before()
         graphs._pending = weakref.ref(ctx)
         ctx.set_materialize_grads(False)
-        results = graphs.forward(leaves)
+        results = graphs.forward(inputs)
         ctx.mark_non_differentiable(*[x for x, trained in zip(results, graphs._is_trained) if not trained])
         return tuple(results)
 
@@ -364,12 +292,12 @@ class _Replay(torch.autograd.Function):
         if any(x._backward_hooks for _, x in parts):
             raise RuntimeError(no_gradient("register_hook"))
         retained = [(k, x) for k, x in parts if x.retains_grad]
-        unasked = any(x is not None and not asked for x, asked in zip(given, graphs._is_asked))
-        if ctx.done or torch.is_grad_enabled() or retained or unasked:
-            what = "with create_graph=True" if torch.is_grad_enabled() else "for a second time"
-            if not (ctx.done or torch.is_grad_enabled()):
-                what = "that asks for the gradient of a result" if retained else "from a result unused before"
+        others = graphs.differ(given)
+        if ctx.done or torch.is_grad_enabled() or others or retained:
+            what = "from other results than before" if others else "for a second time"
+            what = "that asks for the gradient of a result" if retained else what
+            what = "with create_graph=True" if torch.is_grad_enabled() else what
             ctx.done = ctx.done or not torch.is_grad_enabled()
-            return None, None, *graphs.backward_as_written(ctx.leaves, given, ctx.before, what, retained)
+            return None, None, *graphs.backward_as_written(ctx.inputs, given, ctx.before, what, retained)
         ctx.done = True
         return None, None, *graphs.backward(given)

@@ -1,77 +1,70 @@
 """Calls of a script's models as CUDA graphs: ``dfgnn.run --capture``.
 
 A model is a module that passes messages and that no other one calls. When it has been called in training a
-few times with the same edges, its forward and its backward pass are captured as two CUDA graphs, which take
-the place of its Python from then on: losses, optimizers and all else of the script stay as they are. Results
-are copies of what the graphs hold, as are gradients, so that the script may keep and modify them.
+few times with the same edges, PyTorch's compiler (Dynamo) records its call: graphs of operations, functions
+of tensors alone, and guards, which know when a call would do something else. Nothing is compiled. The
+forward and the backward pass of each graph are captured as two CUDA graphs, which take its place from then
+on: what lies between graphs, and losses, optimizers and all else of the script stay as they are. Results are
+copies of what the CUDA graphs hold, as are gradients, so that the script may keep and modify them.
 
-A call is replayed while nothing has changed that Python would have seen: the tensors of integers and their
-versions, shapes and dtypes of the others (whose numbers are copied), plain arguments, which parameters train,
-attributes of the modules, hooks, and what else its code reads (:mod:`dfgnn.run.elsewhere`). Otherwise it runs
-as written.
+A graph is replayed while its tensors of integers are the same, in the same version, and parameters and
+buffers lie where they lay; other tensors' numbers are copied. Otherwise its operations run one by one. What
+Python code reads elsewhere is the compiler's to know; a graph that it records anew is captured anew.
 
-Calls are captured with care: of models whose forward calls nothing that a replay leaves out,
-whose results are not asked for gradients that a replay does not have, and whose CUDA graphs take little
-memory. With ``--capture-all`` those of others, too.
+Calls are captured with care: of graphs whose forward is short, and whose CUDA graphs take little memory and
+are much faster. With ``--capture-all`` those of others, too.
 """
 
 from __future__ import annotations
 
-import math
+import functools
+import operator
+import os
 import random
 import sys
+import sysconfig
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
+from types import CodeType, FunctionType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.fx import GraphModule
 
-from ..capturing.state import Snapshot
 from ..runtime import cuda_graphs
 from ..runtime import torch_internals as internals
-from .arguments import Arguments, Made, Numbers
-from .call_graphs import CallGraphs, no_gradient
-from .compiled import agree, draws_elsewhere, trains
-from .elsewhere import put_back
-from .model_state import KEY, ModelState, same_objects
+from . import recorded
+from .arguments import Arguments, Numbers
+from .call_graphs import no_gradient
+from .compiled import draws_elsewhere, is_generator, trains
 from .models import Models
-from .sample import milliseconds, put_random_state, random_state, said, tensors_of, unseen
+from .recorded import RECORDED, RecordedGraph, Replays, Row, memory_of
+from .sample import said, tensors_of
 
-#: Equal calls before one is captured; CUDA graphs of one model at most, each of which holds its own memory;
-#: how much faster is faster.
-_AFTER, _MOST, _FASTER = 3, 4, 1.07
+#: Equal calls before one is recorded; kinds of calls that are.
+_AFTER, _MOST = 2, 4
+#: Calls of a model in which graphs are recorded, and graphs of the same code, at most.
+_RECORDINGS, _GRAPHS = 8, 64
+#: Forwards that are timed, one as written, and replayed ones; and how much longer these may take, as backward
+#: is shorter.
+_TIMED, _SLOWER = 4, 1.05
+#: Where packages are installed, and Python's own modules.
+_INSTALLED = tuple(
+    os.path.join(path, "")
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
 #: Calls that could not be replayed, after which no further one is looked at, which takes time: where some
 #: calls were replayed, and where none was.
 _MOST_LEFT = 50, 12
-_CALLS = "dfgnn.run: calls"
-#: With care: the share of a GPU's memory that the CUDA graphs of a model may hold; that a script may have
-#: used before, because a sample takes memory for a second step; how much faster is faster; and the most
-#: seconds of a forward, as a sample takes about forty times as long.
-_MOST_HELD, _MOST_USED, _FASTER_WITH_CARE, _LONGEST = 0.1, 0.4, 1.15, 0.5
-
-
-@dataclass
-class Row:
-    """What the report says of a model: its calls, how many of them were replayed, milliseconds as written and
-    replayed, why calls were not, and what replays leave out."""
-
-    calls: int = 0
-    replayed: int = 0
-    milliseconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    reason: str = ""
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def told(self) -> dict[str, Any]:
-        reason = self.reason or ("" if self.replayed else "no call in training was equal to those before it")
-        return {**asdict(self), "reason": reason}
+#: With care: the share of a GPU's memory that a script may have used before, because a sample takes memory
+#: for a second step; and the most seconds of a forward, as a sample takes about forty times as long.
+_MOST_USED, _LONGEST = 0.4, 0.5
 
 
 class Captured:
@@ -81,34 +74,27 @@ class Captured:
         self.with_care = with_care
         self.models = Models(self._called)
         self.rows_of: dict[type, list[Row]] = {}
-        self._called_models: WeakSet[nn.Module] = WeakSet()
+        self._calls: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
 
     def install(self) -> None:
         self.models.install()
         self._grad = torch.autograd.grad
-        torch.autograd.grad = partial(_gradient, self._grad)
+        torch.autograd.grad = _seen(self._grad)
 
     def remove(self) -> None:
         torch.autograd.grad = self._grad
         self.models.remove()
-        for module in self._called_models:
-            module.__dict__.pop(KEY, None)
+        self._calls.clear()
 
     def _called(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        # An attribute of the model, with which it ends, also where what its calls read refers to it.
-        calls = module.__dict__.get(KEY)
+        calls = self._calls.get(module)
         if calls is None:
-            module.__dict__[KEY] = calls = Calls(module, self.with_care)
-            self._called_models.add(module)
+            self._calls[module] = calls = Calls(module, call, self.with_care)
             self.rows_of.setdefault(type(module), []).append(calls.row)
+        calls.row.calls += 1
         if calls.given_up:
-            calls.row.calls += 1
             return call(module, *args, **kwargs)
-        return calls(partial(self._as_written, call), module, args, kwargs)
-
-    def _as_written(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with self.models.inside():
-            return call(*args, **kwargs)
+        return calls(module, args, kwargs)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of the report, one for each model."""
@@ -119,329 +105,231 @@ class Captured:
         ]
 
 
-def _gradient(grad: Callable[..., Any], outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+def _seen(grad: Callable[..., Any]) -> Callable[..., Any]:
     """torch.autograd.grad, which sees whether gradients of models' results are asked for."""
-    if torch.compiler.is_compiling():
+
+    @functools.wraps(grad)
+    def gradient(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return grad(outputs, inputs, *args, **kwargs)
+        for x in [inputs] if isinstance(inputs, Tensor) else tensors_of(inputs):
+            if x.grad_fn is None:
+                continue
+            graph = x.grad_fn.metadata.get(RECORDED, lambda: None)()  # type: ignore[attr-defined]
+            if graph is not None:
+                graph.asks = "torch.autograd.grad"
+            if any(ref() is x for _, ref in getattr(x.grad_fn, "parts", ())):
+                raise RuntimeError(no_gradient("torch.autograd.grad: inputs"))
         return grad(outputs, inputs, *args, **kwargs)
-    for x in [inputs] if isinstance(inputs, Tensor) else tensors_of(inputs):
-        if x.grad_fn is None:
-            continue
-        calls = x.grad_fn.metadata.get(_CALLS, lambda: None)()  # type: ignore[attr-defined]
-        if calls is not None:
-            calls.asks = "torch.autograd.grad"
-        if any(ref() is x for _, ref in getattr(x.grad_fn, "parts", ())):
-            raise RuntimeError(no_gradient("torch.autograd.grad: inputs"))
-    return grad(outputs, inputs, *args, **kwargs)
+
+    return gradient
 
 
-def _noted(asked: set[int], k: int, place: int, grads: Sequence[Tensor | None]) -> None:
-    """Before the backward pass of a result: notes that it has a gradient."""
-    if grads[place] is not None:
-        asked.add(k)
-
-
-class Calls:
+class Calls(Replays):
     """The calls of one model."""
 
-    def __init__(self, module: nn.Module, with_care: bool = False):
-        self.with_care = with_care
-        self.state = ModelState(module)
-        self.last: tuple[Any, Numbers] | None = None
-        self.equal = 0  # calls in a row that were equal to the last one
-        self.graphs: dict[tuple[Any, ...], list[tuple[Numbers, CallGraphs | None]]] = {}
-        self.row = Row()
-        self.left = self.captures = 0
-        self.modified: dict[int, Any] = {}  # of `Constants`
-        self.asks = ""  # how the script asks for gradients of results, if it does
-        self.asked: set[int] = set()  # the leaves of what it returns that got gradients
-        self._results: list[weakref.ref[Tensor]] = []  # of the last call as written
-        self.given_up = False
-        self.recorded: Any = None  # the state in which a call was recorded last
-        self.to_record = False  # this call
+    def __init__(self, module: nn.Module, call: Callable[..., Any], with_care: bool):
+        super().__init__(with_care)
+        self._call, self._thread = call, threading.get_ident()
+        self._recordings = 0  # calls in which graphs were recorded
+        self._last: tuple[Any, Numbers] | None = None
+        self._equal = 0  # calls in a row that were equal to the last one
+        self._known: list[Any] = []  # calls of which one was recorded
+        self._left = 0
+        self._hooks = _hooks(module)
+        self._classes: list[tuple[type, list[Any]]] = []
+        self._seconds: list[float] = []  # of a forward as written, and of the first replayed ones
+        # Dynamo holds backends for ever.
+        self._recorded = torch.compile(
+            _own_code(_forward), backend=partial(_backend, weakref.ref(self)), dynamic=False
+        )
 
-    def __call__(self, call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        self.row.calls += 1
-        self._look_at_results()
-        arguments, graphs = self._graphs(call, module, args, kwargs)
-        if arguments is None or graphs is None or not graphs.is_free():
-            if self.given_up:
-                self.last = None
-                return call(module, *args, **kwargs)
-            records = self.last is not None and bool(self._unknown() or self.to_record)
-            self.to_record = False
-            times = self.with_care and self.equal == 1
-            with self.state.noting(), self.state.elsewhere.recording() if records else nullcontext():
-                out = (partial(self._timed, call) if times else call)(module, *args, **kwargs)
-            self._note_results(out)
-            if self.last is not None and records and (state := self.state.now()) is not None:
-                (*key, _), numbers = self.last
-                self.last, self.recorded = ((*key, state), numbers), state  # as more is seen now
-            return out
-        self.row.replayed += 1
-        return graphs(arguments)
-
-    def _graphs(
-        self, call: Callable, module: nn.Module, args: tuple, kwargs: dict
-    ) -> tuple[Arguments | None, CallGraphs | None]:
-        if self.given_up or not module.training or not trains() or _is_captured():
-            return None, None
-        if internals.parametrizations_are_cached():  # whose weights would stay those of the capture
-            return None, None
-        arguments = Arguments(args, kwargs)
-        self.state.elsewhere.classes.update(map(type, arguments.objects))
-        state = None if arguments.unfit else self.state.now()
-        if state is None:
-            self._left(arguments.unfit or "its modules have hooks")
-            return None, None
-        key, numbers = (arguments.key, *_settings(), state), Numbers(arguments.leaves)
-        captured = self.graphs.setdefault(key, [])
-        for k, (held, graphs) in enumerate(captured):
-            if not held.equal(numbers):
-                continue
-            if graphs is not None and graphs.given_up:
-                self.row.reason, self.given_up = f"backward ran through a call {graphs.given_up}", True
-                self.graphs.clear()
-                return None, None
-            if graphs is None or graphs.is_current():
-                return arguments, graphs
-            del captured[k]
-            break
-        last, self.last = self.last, (key, numbers)
-        self.equal = self.equal + 1 if last is not None and key == last[0] and last[1].equal(numbers) else 0
-        if self.equal < _AFTER:
-            self._left(self.row.reason or "no call is equal to those before it")
-            return None, None
-        if unknown := self._unknown():
-            self._left(unknown)
-            return None, None
-        if self.recorded != state:  # in another state it may do something else, which a sample would repeat
-            self.to_record = True
-            return None, None
-        self.row.reason = ""
-        if self.captures == _MOST:
-            self._left(f"more than {_MOST} different calls came repeatedly")
-            return None, None
-        self.captures += 1
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
+        if not self._may_replay(module):
+            return self._call(module, *args, **kwargs)
+        # Calls that Dynamo has not recorded yet are recorded only if they come again. Where the last one was
+        # replayed, its guards look at the arguments.
+        if not self.replayed:
+            arguments = Arguments(args, kwargs)
+            if arguments.key not in self._known and not self._is_known(module, arguments):
+                return self._as_written(module, args, kwargs)
+        times = self.replayed and len(self._seconds) < _TIMED
+        self.replayed, known, captured = False, self.row.recorded, self.row.captured
+        start = _now() if times else 0.0
         try:
-            graphs = self._captured(call, module, arguments)
-        except Exception as error:  # the call as written follows, which works, or raises the script's own
-            graphs, self.row.reason, self.given_up = None, said(error), True
-        captured.append((numbers, graphs))
-        return arguments, graphs
-
-    def _timed(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
-        """A call, after which the model is given up if it takes long."""
-        wait = torch.cuda.synchronize if cuda_graphs.Recorder.device_type == "cuda" else lambda: None
-        wait()
-        start = time.perf_counter()
-        out = call(*args, **kwargs)
-        wait()
-        if (took := time.perf_counter() - start) > _LONGEST:
-            self.row.reason = f"a forward takes {took:.1f} s; --capture-all replays it all the same"
-            self.given_up = True
+            with internals.Recording(_GRAPHS):
+                out = self._recorded(self._call, module, args, kwargs)
+        except Exception as error:
+            if not internals.is_of_compiler(error):
+                raise
+            self.give_up(said(error))
+            return self._call(module, *args, **kwargs)
+        if self.row.recorded > known:
+            self._recordings, self.replayed = self._recordings + 1, False
+            if self._recordings > _RECORDINGS:
+                self.give_up(f"its code was recorded {_RECORDINGS} times, as what it reads changes")
+        self.row.replayed += self.replayed
+        if self.replayed:
+            self._left = 0
+            if times and self.row.captured == captured:
+                self._compare(_now() - start)
+        elif not self.given_up:
+            self.leave(self.row.reason)
         return out
 
-    def _note_results(self, out: Any) -> None:
-        results = [(k, x) for k, x in enumerate(tree_flatten(out)[0]) if isinstance(x, Tensor)]
-        self._results = [weakref.ref(x) for _, x in results if x.grad_fn is not None]
-        for k, x in results:
-            if x.grad_fn is not None:
-                # Of `_gradient`. An attribute of x would be saved with it.
-                x.grad_fn.metadata[_CALLS] = weakref.ref(self)  # type: ignore[index]
-                x.grad_fn.register_prehook(partial(_noted, self.asked, k, x.output_nr))
+    def _compare(self, seconds: float) -> None:
+        """Gives up where a forward, with all that lies between graphs and what guards look at, is not shorter
+        than as written."""
+        written, *replayed = self._seconds = [*self._seconds, seconds]
+        if len(self._seconds) == _TIMED and min(replayed) * min(recorded.FASTER, 1.0) > _SLOWER * written:
+            self.give_up(
+                f"a forward takes {1e3 * written:.1f} ms as written, {1e3 * min(replayed):.1f} replayed"
+            )
 
-    def _look_at_results(self) -> None:
-        for x in [x for ref in self._results if (x := ref()) is not None]:
-            if x.retains_grad or x._backward_hooks:
-                self.asks = "retain_grad" if x.retains_grad else "register_hook"
-        self._results = []
+    def _may_replay(self, module: nn.Module) -> bool:
+        if not module.training or any(self._hooks) or not trains() or _is_captured():
+            return False
+        # A debugger or profiler is to see its code; what is replayed is the state of one thread.
+        if sys.gettrace() or sys.getprofile() or threading.get_ident() != self._thread:
+            return False
+        if internals.parametrizations_are_cached():  # whose weights would stay those of the capture
+            return False
+        if not all(_same(vars(cls).values(), before) for cls, before in self._classes):
+            self.give_up("attributes or methods of a class have changed")
+            return False
+        return True
 
-    def _unknown(self) -> str:
-        """Why it is not known that a replay does what a call does, which the record of another call may
-        answer."""
-        elsewhere = self.state.elsewhere
-        if elsewhere.unknown or not (self.with_care and elsewhere.others):
-            return elsewhere.unknown
-        calls = ", ".join(f"{name} ({where})" for name, where in elsewhere.others.items())
-        return f"it calls {calls}, which replays leave out; --capture-all replays it all the same"
+    def _is_known(self, module: nn.Module, arguments: Arguments) -> bool:
+        """Whether a call is equal to those before it."""
+        last, self._last = self._last, (arguments.key, Numbers(arguments.leaves))
+        same = last is not None and last[0] == arguments.key and last[1].equal(self._last[1])
+        self._equal = self._equal + 1 if same else 0
+        if self._equal < _AFTER:
+            self.leave(self.row.reason or "no call is equal to those before it")
+            return False
+        if len(self._known) == _MOST:
+            self.leave(f"more than {_MOST} different calls came repeatedly")
+            return False
+        if unfit := self._unfit(module, arguments):
+            self.give_up(unfit)
+            return False
+        self.row.reason = ""
+        self.static = {id(x) for x in (*module.parameters(), *module.buffers())}
+        self._hooks, self._classes = _hooks(module), _classes(module)
+        self._known.append(arguments.key)
+        return True
 
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
+    def record(self, graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.row.recorded += 1
+        if internals.has_higher_order_operators(graph):  # which PyTorch runs right within its compiler alone
+            self.leave("it has checkpoints, or other operators that call functions")
+            return internals.aot_eager(graph, inputs)
+        return RecordedGraph(self, graph)
 
-    def __reduce__(self) -> Any:
-        return type(None), ()  # a model that is saved has none
+    def _as_written(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A call that is not looked at. The one before the first that is recorded is a test: whether it is
+        short, and draws no random numbers on the host, of which Dynamo draws others."""
+        if self._equal != _AFTER - 1:
+            return self._call(module, *args, **kwargs)
+        before, start = _random_on_host(), _now()
+        out = self._call(module, *args, **kwargs)
+        self._seconds = [_now() - start]
+        if _random_on_host() != before:
+            self.give_up("it draws random numbers on the host")
+        elif self.with_care and self._seconds[0] > _LONGEST:
+            took = f"a forward takes {self._seconds[0]:.1f} s"
+            self.give_up(f"{took}; --capture-all replays it all the same")
+        return out
 
-    def _left(self, reason: str) -> None:
-        self.row.reason, self.left = reason, self.left + 1
-        self.given_up = self.left > _MOST_LEFT[not self.row.replayed]
-
-    def _unfit(self, module: nn.Module, devices: set[torch.device]) -> str:
+    def _unfit(self, module: nn.Module, arguments: Arguments) -> str:
         """Why calls of this model cannot be captured."""
+        tensors = [x for x in (*arguments.leaves, *module.parameters()) if isinstance(x, Tensor)]
+        devices = {x.device for x in tensors}
         if {x.type for x in devices} != {cuda_graphs.Recorder.device_type} or len(devices) != 1:
             return "its tensors are not on one GPU"
         if any(part._compiled_call_impl is not None for part in module.modules()):
             return "it is compiled"
-        if self.state.has_generator() or any(draws_elsewhere(type(part)) for part in module.modules()):
+        held = [x for part in module.modules() for x in vars(part).values()]
+        if any(draws_elsewhere(type(part)) for part in module.modules()) or any(
+            map(is_generator, (*held, *arguments.given))
+        ):
             return "it draws from a random generator of its own"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "several processes train together"
         (device,) = devices
         if self.with_care and device.type == "cuda":
             used = torch.cuda.max_memory_allocated(device)
-            if used > _MOST_USED * _memory(device):
+            if used > _MOST_USED * memory_of(device):
                 return f"the script uses {used / 2**20:,.0f} MiB; --capture-all replays it all the same"
         return ""
 
-    def _captured(self, call: Callable, module: nn.Module, arguments: Arguments) -> CallGraphs | None:
-        tensors = tensors_of(arguments.leaves, list(module.parameters()))
-        self.row.reason = self._unfit(module, {x.device for x in tensors})
-        if self.row.reason:
-            self.given_up = True
-            return None
-        device, elsewhere = tensors[0].device, self.state.elsewhere
-        before = _Before(module, self.state, arguments, device)
-
-        def looks(made: Made) -> Any:
-            """A replay, which begins with looking at the model."""
-            self.state.now()
-            return graphs.replayed(made)
-
-        with unseen(tensors), _without_autocast_cache():
-            try:
-                reserved = _reserved(device)
-                graphs = CallGraphs(
-                    call, module, arguments, before.snapshot, self.state.results, before.held, self.modified,
-                    frozenset(self.asked),
-                )  # fmt: skip
-                reserved = _reserved(device) - reserved
-                before.restore()
-                drawn, version = random_state(device.type == "cuda"), elsewhere.version
-                with elsewhere.recording():
-                    expected = graphs.results(graphs.written)
-                if elsewhere.version != version:  # it reads more than was known when the call was compared
-                    self.equal = 0
-                    return None
-                if elsewhere.unknown:
-                    raise RuntimeError(elsewhere.unknown)
-                self.row.left_out = dict(elsewhere.others)
-                if self.with_care:
-                    self._take_care(graphs, reserved, device)
-                graphs.draws = not all(map(torch.equal, drawn, random_state(device.type == "cuda")))
-                if changed := before.changed():
-                    raise RuntimeError(changed)
-                if before.snapshot.writes():
-                    put_random_state(drawn, device)
-                    graphs.reads_buffers = not agree(expected, graphs.results(graphs.written))
-                before.snapshot.restore()
-                if not agree(expected, graphs.results(graphs.written)):
-                    raise RuntimeError("it reads what its last call has left in attributes")
-                before.restore()
-                if not agree(expected, graphs.results(graphs.replayed)):
-                    raise RuntimeError("its CUDA graphs give other numbers")
-                del expected
-                ways = [partial(graphs.results, graphs.written), partial(graphs.results, looks)]
-                self.row.milliseconds = milliseconds(ways, device.type == "cuda")
-            finally:
-                before.restore()
-        faster = _FASTER_WITH_CARE if self.with_care else _FASTER
-        if self.row.milliseconds[1] * faster > self.row.milliseconds[0]:
-            self.row.reason, self.given_up = "its CUDA graphs are not faster", not self.row.replayed
-            return None
-        graphs.settle()
-        return graphs
-
-    def _take_care(self, graphs: CallGraphs, held: int, device: torch.device) -> None:
-        """Raises RuntimeError for CUDA graphs that ``--capture-all`` alone makes."""
-        if unknown := self._unknown():
-            raise RuntimeError(unknown)
-        if graphs.has_parts and self.asks:
-            raise RuntimeError(
-                f"{self.asks} asks for the gradient of a result, of which another one is computed"
-            )
-        if held > _MOST_HELD * _memory(device):
-            raise RuntimeError(
-                f"its CUDA graphs would hold {held / 2**20:,.0f} MiB; --capture-all replays it all the same"
-            )
+    def leave(self, reason: str) -> None:
+        self.row.reason, self._left = reason, self._left + 1
+        if self._left > _MOST_LEFT[not self.row.replayed]:
+            self.give_up(reason)
 
 
-class _Before:
-    """What a call finds, to be put back after each call of a sample."""
-
-    def __init__(self, module: nn.Module, state: ModelState, arguments: Arguments, device: torch.device):
-        # A forward may write to parameters, too.
-        self.snapshot = Snapshot(chain(module.buffers(), module.parameters()), device)
-        self.held = state.held()
-        self._attributes, self._containers = state.plain(), state.containers()
-        self._put_back = state.elsewhere.restoring()
-        self._state, self._leaves, self._device = state, arguments.leaves, device
-        self._numbers, self._seen = Numbers(arguments.leaves), (_random(device), state.now())
-
-    def restore(self) -> None:
-        self.snapshot.restore()
-        for own, name, value in self._attributes:
-            own[name] = value
-        for own, name, x, contents in self._containers:
-            own[name] = x
-            if not same_objects(x, contents):
-                put_back(x, contents)
-        self._put_back()
-
-    def changed(self) -> str:
-        """What calls have changed that may not differ between calls; "" if nothing."""
-        if (_random(self._device), self._state.now()) != self._seen:
-            return "it draws random numbers on the host, or changes attributes"
-        if not Numbers(self._leaves).are(self._numbers):
-            return "it modifies its arguments"
-        if any(own.get(name) is not x or not same_objects(x, y) for own, name, x, y in self._containers):
-            return "it changes lists or dicts in attributes"
-        return ""
+def _hooks(module: nn.Module) -> list[Any]:
+    """The hooks of a module's parts, which Dynamo does not look at in each of them: torch_geometric's of
+    messages."""
+    of_parts = [own for part in module.modules() for own in vars(part).items()]
+    return [
+        x
+        for name, x in of_parts
+        if name.endswith("hooks") and "state_dict" not in name and isinstance(x, dict)
+    ]
 
 
-def _settings() -> tuple[Any, ...]:
-    """Settings of PyTorch by which the same call computes something else."""
-    on = torch.is_autocast_enabled("cuda")
-    return (
-        on, torch.get_autocast_dtype("cuda") if on else None, torch.get_default_dtype(),
-        torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.fp32_precision,
-        torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
+def _classes(module: nn.Module) -> list[tuple[type, list[Any]]]:
+    """The classes of a module's parts, and of the script, with what they hold: Dynamo does not see each
+    change of it."""
+    found = {cls for part in module.modules() for cls in type(part).__mro__}
+    for x in list(sys.modules.values()):
+        file, name = getattr(x, "__file__", None) or "", getattr(x, "__name__", None) or ""
+        if file and not file.startswith(_INSTALLED) and name.partition(".")[0] != "dfgnn":
+            found.update(y for y in list(vars(x).values()) if isinstance(y, type))
+    classes = [cls for cls in found if cls not in (nn.Module, object) and cls.__module__ != "builtins"]
+    return [(cls, [*vars(cls).values()]) for cls in classes]
 
 
-def _reserved(device: torch.device) -> int:
-    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+def _same(now: Any, before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
-def _memory(device: torch.device) -> float:
-    """Bytes of a GPU's memory."""
-    on_gpu = device.type == "cuda"
-    return float(torch.cuda.get_device_properties(device).total_memory) if on_gpu else math.inf
+def _backend(calls: weakref.ref[Calls], graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Dynamo's backend."""
+    one = calls()
+    return graph.forward if one is None else one.record(graph, inputs)
 
 
-def _random(device: torch.device) -> Any:
-    """The states of the generators on the host; where there is a GPU, of PyTorch's only."""
+def _forward(call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return call(module, *args, **kwargs)
+
+
+def _own_code(function: FunctionType) -> FunctionType:
+    """The same function with code of its own: Dynamo keeps what it has recorded with the code."""
+    code: CodeType = function.__code__.replace()
+    return FunctionType(code, function.__globals__)
+
+
+def _now() -> float:
+    """Seconds, when all that was launched has run."""
+    if cuda_graphs.Recorder.device_type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _random_on_host() -> Any:
+    """The states of Python's and numpy's generators."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.get_state() if numpy else (None, b"", 0)
-    of_torch = b"" if device.type == "cpu" else bytes(torch.get_rng_state().numpy())
-    return random.getstate(), bytes(drawn[1]), drawn[2], of_torch
+    return random.getstate(), bytes(drawn[1]), drawn[2]
 
 
 def _is_captured() -> bool:
     """Whether the script captures the call itself."""
     on_gpu = torch.cuda.is_initialized()
     return cuda_graphs.in_captured_step() or (on_gpu and torch.cuda.is_current_stream_capturing())
-
-
-@contextmanager
-def _without_autocast_cache() -> Iterator[None]:
-    """Weights that autocast has cast before would stay those weights in a CUDA graph."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
-        torch.clear_autocast_cache()
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:
@@ -451,9 +339,6 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
         what = f"{row['replayed']} of {row['calls']} calls replayed as CUDA graphs"
         if row["reason"]:
             what += f", not all: {row['reason']}" if row["replayed"] else f": {row['reason']}"
-        took = "; a call, forward and backward: {} ms as written, {} ms replayed".format(*row["milliseconds"])
+        took = "; forward and backward: {} ms as written, {} ms replayed".format(*row["milliseconds"])
         said.append(f"  {row['class']}: {what}{took * any(row['milliseconds'])}")
-        if row["replayed"] and row["left_out"]:
-            calls = ", ".join(f"{name} ({where})" for name, where in row["left_out"].items())
-            said.append(f"    a replay leaves out calls of {calls}")
     return said or ["  --capture: no model with message passing was trained"]

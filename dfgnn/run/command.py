@@ -264,12 +264,12 @@ def _parser() -> argparse.ArgumentParser:
         "--compile", action="store_true", help="compile modules with message passing of their own"
     )
     parser.add_argument(
-        "--capture", action="store_true", help="replay calls of models that only compute as CUDA graphs"
+        "--capture", action="store_true", help="replay calls of models that stay the same as CUDA graphs"
     )
     parser.add_argument(
         "--capture-all",
         action="store_true",
-        help="also of models whose forward prints, writes or calls other packages, which replays leave out",
+        help="also of large models, and of those that gain 7 percent",
     )
     parser.add_argument(
         "--as-written", action="store_true", help="trace no module with message passing of its own"

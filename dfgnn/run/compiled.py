@@ -20,7 +20,9 @@ import functools
 import gc
 import inspect
 import math
+import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -39,7 +41,6 @@ from ..compiling.rewrite import rewritten
 from ..runtime import cuda_graphs, eager
 from ..runtime import torch_internals as internals
 from . import indexing
-from .elsewhere import is_generator, is_recording, paused
 from .layers import shown
 from .sample import Copy, milliseconds, milliseconds_of_gpu, random_state, said, tensors_of, unseen
 
@@ -161,12 +162,14 @@ class _Trial:
         cls._call_impl = _call_impl
 
     def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return _call(module, *args, **kwargs)
         # A replica of DataParallel has its own thread.
         if trains() and not getattr(module, "_is_replica", False):
             if self.kept is None:
                 self._ask(module, args, kwargs)
             kept = self.kept_in_graphs if cuda_graphs.in_captured_step() else self.kept
-            if kept and not is_recording():
+            if kept:
                 try:
                     return self._traced(module, args, kwargs)
                 except Exception as error:  # the script's own call works, or raises the script's own error
@@ -229,8 +232,7 @@ class _Trial:
             written, traced = (Copy(module, args, kwargs, call) for call in (_call, self.traced))
             before = random_state(on_gpu)
             expected = written.results()
-            with paused():
-                return self._measured(written, traced, expected, before, on_gpu)
+            return self._measured(written, traced, expected, before, on_gpu)
 
     def _measured(
         self, written: Copy, traced: Copy, expected: Any, before: list[Tensor], on_gpu: bool
@@ -332,6 +334,14 @@ def draws_elsewhere(cls: Any) -> bool:
     named = [f.__globals__.get(name) for f in _functions(cls) for name in f.__code__.co_names]
     held = [cell.cell_contents for f in _functions(cls) for cell in f.__closure__ or () if _filled(cell)]
     return any(map(is_generator, (*named, *held)))
+
+
+def is_generator(x: Any) -> bool:
+    """Whether it is a generator of random numbers."""
+    numpy = sys.modules.get("numpy")
+    names = ("Generator", "RandomState", "BitGenerator")
+    of_numpy = [getattr(numpy.random, name) for name in names] if numpy else []
+    return isinstance(x, (torch.Generator, random.Random, *of_numpy))
 
 
 def _filled(cell: Any) -> bool:

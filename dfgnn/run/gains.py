@@ -88,8 +88,8 @@ def _milliseconds(copied: Copy, line: str, on_gpu: bool) -> float:
         copied.module.compile(backend=backend)
     step = copied.step
     if line == FLAG:
-        calls, call = Calls(copied.module), copied.call
-        copied.call = lambda module, *args, **kwargs: calls(call, module, args, kwargs)
+        calls = Calls(copied.module, copied.call, False)
+        copied.call = lambda module, *args, **kwargs: calls(module, args, kwargs)
     if line == CAPTURE:
         step = capture(copied.loss, copied.module, torch.optim.SGD(copied.module.parameters(), lr=0.0))
     for _ in range(5 if line == FLAG else 3):

@@ -31,7 +31,7 @@ class Models:
         self._call = call = nn.Module.__call__
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or self._inside:
                 return call(module, *args, **kwargs)
             with self.inside():
                 if not torch.is_grad_enabled() or not self._passes_messages(module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -280,9 +281,9 @@ class NumbersRecorded:
 
 
 class Recording:
-    """A context within which Dynamo records ``int(tensor)`` as a symbol, records the same code up to
-    ``times`` times, records it anew when a submodule gets a hook, and calls numpy's functions as they are, so
-    that they draw numpy's random numbers."""
+    """A context within which Dynamo records ``int(tensor)`` and sizes that depend on values as symbols,
+    records the same code up to ``times`` times, records it anew when a submodule gets a hook, and calls
+    numpy's functions and assertions about values as they are."""
 
     __slots__ = ("before", "times")
 
@@ -291,15 +292,37 @@ class Recording:
 
     def __enter__(self) -> None:
         config = torch._dynamo.config
-        self.before = (config.capture_scalar_outputs, config.recompile_limit,
-                       config.skip_nnmodule_hook_guards, config.trace_numpy)  # fmt: skip
-        config.capture_scalar_outputs, config.recompile_limit = True, self.times
-        config.skip_nnmodule_hook_guards, config.trace_numpy = False, False
+        self.before = {name: getattr(config, name) for name in _RECORDING}
+        for name, value in _RECORDING.items():
+            setattr(config, name, value)
+        config.recompile_limit = self.times
 
     def __exit__(self, *error: Any) -> None:
-        config = torch._dynamo.config
-        config.capture_scalar_outputs, config.recompile_limit = self.before[:2]
-        config.skip_nnmodule_hook_guards, config.trace_numpy = self.before[2:]
+        for name, value in self.before.items():
+            setattr(torch._dynamo.config, name, value)
+
+
+_RECORDING = {
+    "capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "recompile_limit": 8,
+    "skip_nnmodule_hook_guards": False, "trace_numpy": False, "rewrite_assert_with_torch_assert": False,
+}  # fmt: skip
+
+
+def has_higher_order_operators(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph that Dynamo has recorded calls operators that take functions, such as checkpoints."""
+    return any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in graph.graph.nodes)
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Whether an error was raised while Dynamo recorded code: by an assertion of its own on what it does not
+    know, say."""
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(file == torch._dynamo.convert_frame.__file__ for file in files)
+
+
+def aot_eager(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    """What runs a graph's operations one by one, forward and backward recorded by PyTorch's compiler."""
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 def graph_break(reason: str) -> None:

@@ -1,4 +1,4 @@
-"""dfgnn.run --capture: replayed calls give what the script gives, and what changes runs as written."""
+"""dfgnn.run's CUDA graphs: replayed calls give what the script gives, and what changes runs as written."""
 
 import copy
 import gc
@@ -91,7 +91,7 @@ def test_objects_that_hold_tensors(device, how, make):
                 found.append([loss.detach(), hidden.detach(), weight.grad])
         found[-1] += [p.grad for p in one.parameters()]
     same(found[:9], found[9:])
-    assert replayed(how) == 5, str(how.rows())
+    assert replayed(how) >= 5, str(how.rows())
 
 
 def test_a_held_argument_that_is_modified(device, how):
@@ -110,7 +110,7 @@ def test_a_held_argument_that_is_modified(device, how):
         return trained(model, 7, calls, way)
 
     same(run(how), run())
-    assert replayed(how) == 2, str(how.rows())
+    assert replayed(how) == 3, str(how.rows())
 
 
 class Filling(Model):
@@ -129,7 +129,7 @@ def test_containers_that_a_call_changes(device, how):
             edges = {"edge_index": edge_index}
             model(x, edges)["out"].sum().backward()
             assert "hidden" in edges
-    assert "lists or dicts among its arguments" in how.rows()[0]["reason"]
+    assert replayed(how) == 3, str(how.rows())
 
 
 def doubled(module, args, out):
@@ -203,17 +203,18 @@ def of_another_tensor(module):
     return module.others[0]
 
 
-REFUSED = {
-    counting: "",  # each call differs
-    drawing: "random numbers on the host",
-    of_values: "the step waits",
-    of_another_tensor: "trains tensors",
+# How many of seven calls are replayed, and why not all.
+ODD = {
+    counting: (0, ""),  # each call differs
+    drawing: (0, "random numbers on the host"),
+    of_values: (4, ""),  # the graph behind them
+    of_another_tensor: (4, ""),
 }
 
 
-@pytest.mark.parametrize("change", REFUSED, ids=lambda f: f.__name__)
-def test_refused(device, how, change):
-    """Models of which a replay would not be the script's call; what the warm-up did is undone."""
+@pytest.mark.parametrize("change", ODD, ids=lambda f: f.__name__)
+def test_odd_forwards(device, how, change):
+    """What they do besides happens as often, and what a sample did is undone."""
 
     class Changing(Model):
         def forward(self, x, edge_index):
@@ -235,8 +236,9 @@ def test_refused(device, how, change):
     same(counts[0][0], counts[1][0])
     torch.testing.assert_close(counts[0][1], counts[1][1])  # sums of a GPU differ in the last bits
     assert counts[0][2] == counts[1][2]
-    assert not replayed(how), str(how.rows())
-    assert REFUSED[change] in how.rows()[0]["reason"]
+    times, reason = ODD[change]
+    assert replayed(how) == times, str(how.rows())
+    assert reason in how.rows()[0]["reason"]
 
 
 def test_calls_whose_gradients_wait(device, how):
@@ -290,7 +292,8 @@ def test_results_without_a_gradient(device, how):
             model(x, edge_index)[name].sum().backward()
             assert (model.own.lin.weight.grad is None) == (name == "hidden")
             assert model.conv.lin.weight.grad is not None
-    assert replayed(how) == 3, str(how.rows())
+    assert replayed(how) == 2, str(how.rows())
+    assert "from other results than before" in how.rows()[0]["reason"]
 
 
 def test_results_that_get_no_gradient_at_first(device, how):
@@ -308,7 +311,7 @@ def test_results_that_get_no_gradient_at_first(device, how):
                 found.append([p.grad for p in one.parameters()])
     same(found[:8], found[8:])
     assert replayed(how) == 4, str(how.rows())
-    assert "from a result unused before" in how.rows()[0]["reason"]
+    assert "from other results than before" in how.rows()[0]["reason"]
 
 
 def penalty(out, x):
@@ -397,20 +400,17 @@ def test_a_part_that_comes_later(device, how):
                 sum(y.square().sum() for y in one(x, edge_index).values()).backward()
         grads.append([p.grad for p in one.parameters()])
     same(*grads)
-    assert replayed(how) == 3, str(how.rows())
+    assert replayed(how) == 7, str(how.rows())
 
 
 def test_the_report():
-    row = {"class": "a.Model", "calls": 9, "replayed": 5, "milliseconds": [3.0, 1.0], "reason": "",
-           "left_out": {}}  # fmt: skip
+    row = {"class": "a.Model", "calls": 9, "replayed": 5, "milliseconds": [3.0, 1.0], "reason": ""}
     told = captured.lines([row, {**row, "replayed": 0, "reason": "it is compiled"}])
     assert told[0] == (
-        "  a.Model: 5 of 9 calls replayed as CUDA graphs; a call, forward and backward: 3.0 ms as written, "
+        "  a.Model: 5 of 9 calls replayed as CUDA graphs; forward and backward: 3.0 ms as written, "
         "1.0 ms replayed"
     )
     assert "0 of 9 calls replayed as CUDA graphs: it is compiled" in told[1]
-    told = captured.lines([{**row, "left_out": {"print": "train.py:7"}}])
-    assert told[1] == "    a replay leaves out calls of print (train.py:7)"
     assert captured.lines([]) == ["  --capture: no model with message passing was trained"]
 
 
@@ -437,5 +437,5 @@ def test_what_it_would_gain(device, how, monkeypatch):
 def test_the_report_of_waiting():
     told = gains.of_waits({"class": "a.Model", "host": 5.0, "more": 0.5})
     assert "a forward of a.Model took the host 5.00 ms, and the GPU 0.50 ms more" in told[0]
-    assert "python -m dfgnn.run --capture" in told[1]
+    assert gains.FLAG in told[1]
     assert gains.of_waits({"class": "a.Model", "host": 5.0, "more": 2.0}) == gains.of_waits({}) == []

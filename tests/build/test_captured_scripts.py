@@ -1,4 +1,4 @@
-"""dfgnn.run --capture: scripts that do more than compute end as they do alone, replayed or not."""
+"""dfgnn.run's CUDA graphs: scripts that do more than compute end as they do alone, replayed or not."""
 
 import collections
 import copy
