@@ -28,7 +28,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -141,7 +141,7 @@ class Calls(Replays):
         self._seconds: list[float] = []  # of a forward as written, and of the first replayed ones
         # Dynamo holds backends for ever.
         self._recorded = torch.compile(
-            _own_code(_forward), backend=partial(_backend, weakref.ref(self)), dynamic=False
+            _own_forward(), backend=partial(_backend, weakref.ref(self)), dynamic=False
         )
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
@@ -306,10 +306,9 @@ def _forward(call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: d
     return call(module, *args, **kwargs)
 
 
-def _own_code(function: FunctionType) -> FunctionType:
-    """The same function with code of its own: Dynamo keeps what it has recorded with the code."""
-    code: CodeType = function.__code__.replace()
-    return FunctionType(code, function.__globals__)
+def _own_forward() -> FunctionType:
+    """`_forward` with code of its own: Dynamo keeps what it has recorded with the code."""
+    return FunctionType(_forward.__code__.replace(), globals())
 
 
 def _now() -> float:

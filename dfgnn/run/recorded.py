@@ -138,7 +138,8 @@ class RecordedGraph:
 
     def _chosen(self, model: Replays, inputs: Sequence[Any]) -> CallGraphs | None:
         if not all(isinstance(x, Tensor) for x in inputs):
-            return self._leave(model, "its code computes with numbers that change")
+            self._leave(model, "its code computes with numbers that change")
+            return None
         mine = model.captures[self._number]
         static = [x for x in inputs if id(x) in model.static or not x.is_floating_point()]
         numbers = Numbers(static, model.static)
@@ -158,11 +159,13 @@ class RecordedGraph:
             model.row.reason = model.row.reason or "no call is equal to those before it"
             return None
         if len(mine.graphs) == MOST:
-            return self._leave(model, f"more than {MOST} different calls came repeatedly")
+            self._leave(model, f"more than {MOST} different calls came repeatedly")
+            return None
         try:
             graphs = self._captured(model, inputs)
         except Exception as error:  # its operations run one by one, or raise the script's own error
-            return self._leave(model, said(error))
+            self._leave(model, said(error))
+            return None
         mine.graphs.append((numbers, graphs))
         return graphs
 

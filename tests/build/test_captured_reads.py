@@ -177,6 +177,28 @@ def test_what_is_not_read_may_change(device, monkeypatch):
     assert replayed(how) == 9, str(how.rows())
 
 
+def test_a_method_that_is_replaced(device, monkeypatch):
+    """In its class, which PyTorch's compiler does not see: the model is left as written."""
+
+    class Doubling(Reading):
+        def factor(self):
+            return 1.0
+
+    how = capturing(device, monkeypatch)
+    model, x, edge_index = problem(device, model=Doubling(lambda model: model.factor()))
+    found = []
+    for way in (how, None):
+        Doubling.factor = lambda self: 1.0
+        with installed(way):
+            found.append(
+                losses(
+                    model, x, edge_index, lambda k: k == 6 and setattr(Doubling, "factor", lambda self: 2.0)
+                )
+            )
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
+    assert replayed(how) == 3, str(how.rows())
+
+
 class Meter:
     """Counts, as scripts' meters do."""
 
