@@ -139,10 +139,7 @@ class Calls(Replays):
         self._hooks = _hooks(module)
         self._classes: list[tuple[type, list[Any]]] = []
         self._seconds: list[float] = []  # of a forward as written, and of the first replayed ones
-        # Dynamo holds backends for ever.
-        self._recorded = torch.compile(
-            _own_forward(), backend=partial(_backend, weakref.ref(self)), dynamic=False
-        )
+        self._recorded: Callable[..., Any] | None = None  # `_forward`, by Dynamo
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         if not self._may_replay(module):
@@ -158,7 +155,7 @@ class Calls(Replays):
         start = _now() if times else 0.0
         try:
             with internals.Recording(_GRAPHS):
-                out = self._recorded(self._call, module, args, kwargs)
+                out = self._forward()(self._call, module, args, kwargs)
         except Exception as error:
             if not internals.is_of_compiler(error):
                 raise
@@ -186,6 +183,13 @@ class Calls(Replays):
                 f"a forward takes {1e3 * written:.1f} ms as written, {1e3 * min(replayed):.1f} replayed"
             )
 
+    def _forward(self) -> Callable[..., Any]:
+        if self._recorded is None:
+            # Dynamo keeps what it has recorded with the code, and backends for ever.
+            own = FunctionType(_forward.__code__.replace(), globals())
+            self._recorded = torch.compile(own, backend=partial(_backend, weakref.ref(self)), dynamic=False)
+        return self._recorded
+
     def _may_replay(self, module: nn.Module) -> bool:
         if not module.training or any(self._hooks) or not trains() or _is_captured():
             return False
@@ -210,7 +214,12 @@ class Calls(Replays):
         if len(self._known) == _MOST:
             self.leave(f"more than {_MOST} different calls came repeatedly")
             return False
-        if unfit := self._unfit(module, arguments):
+        try:
+            unfit = self._unfit(module, arguments)
+            self._forward()
+        except RuntimeError as error:  # of torch.compile, which not every Python has
+            unfit = said(error)
+        if unfit:
             self.give_up(unfit)
             return False
         self.row.reason = ""
@@ -263,6 +272,10 @@ class Calls(Replays):
                 return f"the script uses {used / 2**20:,.0f} MiB; --capture-all replays it all the same"
         return ""
 
+    def give_up(self, reason: str) -> None:
+        super().give_up(reason)
+        self._last = None
+
     def leave(self, reason: str) -> None:
         self.row.reason, self._left = reason, self._left + 1
         if self._left > _MOST_LEFT[not self.row.replayed]:
@@ -304,11 +317,6 @@ def _backend(calls: weakref.ref[Calls], graph: GraphModule, inputs: Sequence[Any
 
 def _forward(call: Callable[..., Any], module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> Any:
     return call(module, *args, **kwargs)
-
-
-def _own_forward() -> FunctionType:
-    """`_forward` with code of its own: Dynamo keeps what it has recorded with the code."""
-    return FunctionType(_forward.__code__.replace(), globals())
 
 
 def _now() -> float:

@@ -125,7 +125,7 @@ class RecordedGraph:
         for k, x in enumerate(tree_flatten(out)[0]):
             if isinstance(x, Tensor) and x.grad_fn is not None:
                 self._results.append(weakref.ref(x))
-                # Of `_gradient`. An attribute of x would be saved with it.
+                # For torch.autograd.grad. An attribute of x would be saved with it.
                 x.grad_fn.metadata[RECORDED] = weakref.ref(self)  # type: ignore[index]
                 x.grad_fn.register_prehook(partial(_noted, self._asked, k, x.output_nr))
         return out

@@ -280,6 +280,13 @@ class NumbersRecorded:
             raise torch._dynamo.exc.TensorifyScalarRestartAnalysis("dfgnn: numbers that nothing needs")
 
 
+#: Settings of Dynamo while `Recording`.
+_RECORDING = {
+    "capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "recompile_limit": 8,
+    "skip_nnmodule_hook_guards": False, "trace_numpy": False, "rewrite_assert_with_torch_assert": False,
+}  # fmt: skip
+
+
 class Recording:
     """A context within which Dynamo records ``int(tensor)`` and sizes that depend on values as symbols,
     records the same code up to ``times`` times, records it anew when a submodule gets a hook, and calls
@@ -300,12 +307,6 @@ class Recording:
     def __exit__(self, *error: Any) -> None:
         for name, value in self.before.items():
             setattr(torch._dynamo.config, name, value)
-
-
-_RECORDING = {
-    "capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True, "recompile_limit": 8,
-    "skip_nnmodule_hook_guards": False, "trace_numpy": False, "rewrite_assert_with_torch_assert": False,
-}  # fmt: skip
 
 
 def has_higher_order_operators(graph: torch.fx.GraphModule) -> bool:
