@@ -137,7 +137,7 @@ class Calls(Replays):
         self._known: list[Any] = []  # calls of which one was recorded
         self._left = 0
         self._hooks = _hooks(module)
-        self._classes: list[tuple[type, list[Any]]] = []
+        self._classes: list[tuple[type, dict[str, Any]]] = []
         self._seconds: list[float] = []  # of a forward as written, and of the first replayed ones
         self._recorded: Callable[..., Any] | None = None  # `_forward`, by Dynamo
 
@@ -198,9 +198,12 @@ class Calls(Replays):
             return False
         if internals.parametrizations_are_cached():  # whose weights would stay those of the capture
             return False
-        if not all(_same(vars(cls).values(), before) for cls, before in self._classes):
-            self.give_up("attributes or methods of a class have changed")
-            return False
+        for cls, before in self._classes:
+            if not _same(vars(cls).values(), before.values()):
+                now = vars(cls)
+                names = [name for name in {**now, **before} if now.get(name) is not before.get(name)]
+                self.give_up(f"{cls.__module__}.{cls.__qualname__}.{names[0]} has changed")
+                return False
         return True
 
     def _is_known(self, module: nn.Module, arguments: Arguments) -> bool:
@@ -293,19 +296,20 @@ def _hooks(module: nn.Module) -> list[Any]:
     ]
 
 
-def _classes(module: nn.Module) -> list[tuple[type, list[Any]]]:
+def _classes(module: nn.Module) -> list[tuple[type, dict[str, Any]]]:
     """The classes of a module's parts, and of the script, with what they hold: Dynamo does not see each
     change of it."""
     found = {cls for part in module.modules() for cls in type(part).__mro__}
     for x in list(sys.modules.values()):
         file, name = getattr(x, "__file__", None) or "", getattr(x, "__name__", None) or ""
         if file and not file.startswith(_INSTALLED) and name.partition(".")[0] != "dfgnn":
-            found.update(y for y in list(vars(x).values()) if isinstance(y, type))
+            own = [y for y in list(vars(x).values()) if isinstance(y, type) and y.__module__ == name]
+            found.update(own)  # not those that it imports, of which libraries may count something
     classes = [cls for cls in found if cls not in (nn.Module, object) and cls.__module__ != "builtins"]
-    return [(cls, [*vars(cls).values()]) for cls in classes]
+    return [(cls, dict(vars(cls))) for cls in classes]
 
 
-def _same(now: Any, before: list[Any]) -> bool:
+def _same(now: Any, before: Any) -> bool:
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
