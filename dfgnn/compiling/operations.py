@@ -302,7 +302,7 @@ def without_likeness(graph: Graph) -> None:
         node.kwargs = dict(dtype=tensor.dtype, device=tensor.device)
 
 
-def without_dropout(graph_module: GraphModule) -> GraphModule:
+def graph_without_dropout(graph_module: GraphModule) -> GraphModule:
     """A copy of a module whose dropout drops nothing."""
     graph = Graph()
     graph.output(graph.graph_copy(graph_module.graph, {}))

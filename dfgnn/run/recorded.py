@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_flatten
 
 from ..capturing.state import Snapshot
-from ..compiling.operations import without_dropout
+from ..compiling.operations import graph_without_dropout
 from ..compiling.rewrite import rewritten
 from ..runtime import cuda_graphs
 from .arguments import Numbers
@@ -90,7 +90,7 @@ def _ways(graph: GraphModule) -> list[_Way]:
     made = rewritten(graph, 0, True)[0]
     if made is graph:
         return [_Way(graph.forward)]
-    plain = without_dropout(graph)
+    plain = graph_without_dropout(graph)
     return [_Way(graph.forward), _Way(made.forward, (plain.forward, rewritten(plain, 0, True)[0].forward))]
 
 
@@ -202,7 +202,7 @@ class RecordedGraph:
     ) -> tuple[CallGraphs, list[float]]:  # fmt: skip
         """The CUDA graphs of one way, and milliseconds as written and replayed. Raises an error where they
         give other numbers."""
-        device = next(x.device for x in inputs if x.requires_grad)
+        device = next((x.device for x in inputs if x.requires_grad), inputs[0].device)
         on_gpu = device.type == "cuda"
         given = [k for k, x in enumerate(inputs) if x.is_floating_point() and id(x) not in model.static]
         snapshot = Snapshot([x for k, x in enumerate(inputs) if k not in given], device)
